@@ -15,7 +15,8 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Field, Schema, poison, schema_of
 from tidemill.testing.scripted import Scripted, ScriptedEnvironment, reward_of
-from tidemill.transports.local import LocalEndpoints, LocalLink, local_endpoints
+from tidemill.transports.local import LocalLink, local_endpoints
+from tidemill.transports.slots import SlotEndpoints
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.blocks import Columns
 from tidemill.workers.policy import PolicyWorkers
@@ -246,7 +247,7 @@ class World:
             workers=workers,
         )
         edges = self.experiment.edges()
-        self.ends: dict[str, tuple[LocalEndpoints, LocalLink]] = local_endpoints(
+        self.ends: dict[str, tuple[SlotEndpoints, LocalLink]] = local_endpoints(
             [name for name, _ in self.experiment.members()], edges
         )
         self.actor = self._build("actor-0")

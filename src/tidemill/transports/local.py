@@ -2,15 +2,15 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tidemill.api.edges import Edge
-from tidemill.api.transport import Bell, Endpoints, Link
+from tidemill.api.transport import Bell, Link
 from tidemill.core.memory import LocalSegment
 from tidemill.core.own_loop import own
-from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+from tidemill.transports.slots import SlotEndpoints
 
 if TYPE_CHECKING:
     from tidemill.core.loops import Loop
@@ -81,48 +81,24 @@ class LocalLink(Link):
         self.peer.bell.ring()
 
 
-class LocalEndpoints(Endpoints):
-    """Ends over this process's memory. All workers of a run share `segments` and
-    `bells`."""
-
-    def __init__(
-        self,
-        worker: str,
-        link: LocalLink,
-        bells: Mapping[str, Bell],
-        edges: Mapping[str, Edge],
-        segments: Mapping[str, LocalSegment],
-    ) -> None:
-        self.bell, self.link = bells[worker], link
-        self._bells, self._edges, self._segments = bells, edges, segments
-
-    def producer(self, edge: str) -> SlotProducer:
-        return SlotProducer(self._segments[edge], self._bells[self._edges[edge].targets[0]])
-
-    def consumer(self, edge: str) -> SlotConsumer:
-        return SlotConsumer(self._segments[edge], self._bells[self._edges[edge].source])
-
-    def writer(self, edge: str) -> SlotWriter:
-        return SlotWriter(self._segments[edge], [self._bells[target] for target in self._edges[edge].targets])
-
-    def reader(self, edge: str) -> SlotReader:
-        return SlotReader(self._segments[edge])
-
-
 def local_endpoints(
     workers: Sequence[str], edges: Sequence[Edge], together: Sequence[Sequence[str]] = ()
-) -> dict[str, tuple[LocalEndpoints, LocalLink]]:
+) -> dict[str, tuple[SlotEndpoints, LocalLink]]:
     """Return for each worker its ends, and the runner's end of its control link (all of
     these share the runner's bell). `together`: those of the workers that share a bell,
     since they take turns in one thread."""
     bells = {worker: LocalBell() for worker in workers}
     for names in together:
         bells |= dict.fromkeys(names, bells[names[0]])
-    segments = {edge.name: LocalSegment() for edge in edges}
-    by_name = {edge.name: edge for edge in edges}
+    ends_of: dict[str, dict[str, tuple[LocalSegment, list[Bell]]]] = {worker: {} for worker in workers}
+    for edge in edges:
+        segment = LocalSegment()
+        ends_of[edge.source][edge.name] = segment, [bells[target] for target in edge.targets]
+        for target in edge.targets:
+            ends_of[target][edge.name] = segment, [bells[edge.source]]
     runner = LocalBell()
     ends = {}
     for worker in workers:
         up, down = LocalLink.pair(bells[worker], runner)
-        ends[worker] = LocalEndpoints(worker, up, bells, by_name, segments), down
+        ends[worker] = SlotEndpoints(bells[worker], up, ends_of[worker]), down
     return ends

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tidemill.api.transport import Bell, Endpoints, Link
+from tidemill.api.transport import Bell, Link
 from tidemill.core.bell_batching import ring
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import MemfdSegment
 from tidemill.core.own_loop import own
-from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
+from tidemill.transports.slots import SlotEndpoints
 
 MESSAGE_LIMIT = 64 << 20  # bytes of one control message
 _PACKET = 1 << 15  # bytes of it that go into one packet: several fit a socket's buffer
@@ -142,25 +142,11 @@ class EdgeHandle(msgspec.Struct, frozen=True):
     wake: tuple[int, ...]
 
 
-class SharedEndpoints(Endpoints):
+class SharedEndpoints(SlotEndpoints):
     """Ends over inherited descriptors."""
 
     def __init__(self, bell: EventBell, link: SocketLink, edges: Mapping[str, EdgeHandle]) -> None:
-        self.bell, self.link = bell, link
-        self._edges = edges
+        segments = {name: MemfdSegment(handle.segment) for name, handle in edges.items()}
+        bells = {name: [EventBell(d) for d in handle.wake] for name, handle in edges.items()}
+        super().__init__(bell, link, {name: (segments[name], bells[name]) for name in edges})
         bell.also(link.connection.fileno())
-
-    def producer(self, edge: str) -> SlotProducer:
-        handle = self._edges[edge]
-        return SlotProducer(MemfdSegment(handle.segment), EventBell(handle.wake[0]))
-
-    def consumer(self, edge: str) -> SlotConsumer:
-        handle = self._edges[edge]
-        return SlotConsumer(MemfdSegment(handle.segment), EventBell(handle.wake[0]))
-
-    def writer(self, edge: str) -> SlotWriter:
-        handle = self._edges[edge]
-        return SlotWriter(MemfdSegment(handle.segment), [EventBell(d) for d in handle.wake])
-
-    def reader(self, edge: str) -> SlotReader:
-        return SlotReader(MemfdSegment(self._edges[edge].segment))

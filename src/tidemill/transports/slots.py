@@ -6,13 +6,13 @@ reads and writes whole and in order (total store order); data are written before
 that announces them. Nothing is copied, packed or allocated per message.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import msgspec
 import numpy as np
 
-from tidemill.api.transport import Bell, Consumer, Producer, Reader, Writer
+from tidemill.api.transport import Bell, Consumer, Endpoints, Link, Producer, Reader, Writer
 from tidemill.core.errors import DeadlineError, SchemaError
 from tidemill.core.memory import Segment
 from tidemill.core.schema import ALIGNMENT, Arrays, Field, Schema, layout, views
@@ -256,3 +256,25 @@ class SlotReader(Reader):
             f"a cell was rewritten {_READ_TRIES} times while it was read; its writer publishes faster than a "
             "copy takes"
         )
+
+
+class SlotEndpoints(Endpoints):
+    """The ends that one worker holds, over segments. `edges`: of each edge its segment,
+    and the bells of those at the other end."""
+
+    def __init__(self, bell: Bell, link: Link, edges: Mapping[str, tuple[Segment, Sequence[Bell]]]) -> None:
+        self.bell, self.link, self._edges = bell, link, edges
+
+    def producer(self, edge: str) -> SlotProducer:
+        segment, (wake,) = self._edges[edge]
+        return SlotProducer(segment, wake)
+
+    def consumer(self, edge: str) -> SlotConsumer:
+        segment, (wake,) = self._edges[edge]
+        return SlotConsumer(segment, wake)
+
+    def writer(self, edge: str) -> SlotWriter:
+        return SlotWriter(*self._edges[edge])
+
+    def reader(self, edge: str) -> SlotReader:
+        return SlotReader(self._edges[edge][0])
