@@ -17,8 +17,8 @@ from tidemill.core.schema import Field
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.testing.scripted import reward_of
 from tidemill.workers.actor_config import Actors, AgentSpec
-from tidemill.workers.blocks import Terms, sizes
-from tidemill.workers.lockstep import LockstepColumns, check_lockstep, lockstep_blocks
+from tidemill.workers.lockstep import LockstepColumns, check_lockstep, lockstep_writer
+from tidemill.workers.sample_writers.base import Terms
 from tidemill.workers.trainer_config import Trainer
 
 STEPS = 4
@@ -254,9 +254,10 @@ def test_two_policies_never_wait_for_each_other(environment: Marked) -> None:
 def test_a_seat_that_was_never_there_has_fillers_alone() -> None:
     schema = {**ROW_FIELDS, "obs": Field((), "float32")}
     spec, samples = AgentSpec(sample_steps=STEPS, burn_in=1), NullSampleProducer()
-    blocks = lockstep_blocks(
-        Terms(spec, schema, schema, 3, sizes(spec, 3, 0, True, 1), True, samples, lambda: None)
-    )
+    need = spec.writer().sizes(spec, 3, 0, True, 1)
+    terms = Terms(spec, schema, schema, 3, need, True, samples, lambda: None)
+    terms.offer(schema)
+    blocks = lockstep_writer(terms)
     assert isinstance(blocks, LockstepColumns)
     # the first has the filler of its burn-in and nothing else, the last one a whole
     # sample

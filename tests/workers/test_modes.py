@@ -210,7 +210,7 @@ def test_what_an_actor_says_of_its_slots_is_what_it_offers(mode: Any, same_step:
     offered = sum(a.nbytes for slot in slots for a in slot.values())
     assert offered <= told["samples"] < offered + 64 * len(slots) * len(slots[0])
     own = (
-        sum(a.nbytes for _, agent in world.actor.order.agents for a in agent.blocks.arrays.values())
+        sum(a.nbytes for _, agent in world.actor.order.agents for a in agent.writer.arrays.values())
         if mode != "fixed" or same_step
         else 0
     )

@@ -11,7 +11,7 @@ from tests.workers.world import Ahead, Known, Marked, World, check_samples
 
 from tidemill.api.control import Episodes
 from tidemill.workers.actor import Actors, AgentSpec
-from tidemill.workers.blocks import InStep
+from tidemill.workers.sample_writers.fixed import InStep
 
 
 def specs_of(
@@ -139,8 +139,8 @@ def play_and_check(world: World, plan: list[tuple[int, bool]], by_index: bool) -
 
 def force_index(world: World) -> None:
     for _, agent in world.actor.order.agents:
-        if isinstance(agent.blocks, InStep):
-            agent.blocks = agent.blocks.by_index()
+        if isinstance(agent.writer, InStep):
+            agent.writer = agent.writer.by_index()
 
 
 def streams_of(world: World) -> dict[tuple[int, int], list[dict[str, np.ndarray]]]:

@@ -18,8 +18,8 @@ from tidemill.testing.scripted import Scripted, ScriptedEnvironment, reward_of
 from tidemill.transports.local import LocalLink, local_endpoints
 from tidemill.transports.slots import SlotEndpoints
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
-from tidemill.workers.blocks import Columns
 from tidemill.workers.policy import PolicyWorkers
+from tidemill.workers.sample_writers.base import Columns
 
 OFFSET = 8  # lanes of the second target are numbered from here on
 LUMP = 4.0  # reward that an absent seat is given in every tick
@@ -273,11 +273,11 @@ class World:
         """Configure and start everything, with poisoned slots and rows."""
         facts: Facts = self.actor._configure(Facts())
         for number, agent in self.actor.order.agents:
-            if isinstance(agent.blocks, Columns):
+            if isinstance(agent.writer, Columns):
                 poison(
                     {
                         name: array[self.actors.agents[number].burn_in :]
-                        for name, array in agent.blocks.arrays.items()
+                        for name, array in agent.writer.arrays.items()
                     }
                 )
         for consumer in self.consumers.values():

@@ -8,7 +8,18 @@ from tidemill.core.errors import ConfigError
 from tidemill.workers.actor_config import INLINE, PLAYED, ActorConfig, PlayerSpec
 
 if TYPE_CHECKING:
+    from tidemill.workers.sample_writers.base import SampleWriter
     from tidemill.workers.service_order import ServiceOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionSpec(PlayerSpec):
+    """How actors of a replay memory play their one agent."""
+
+    def writer(self) -> "type[SampleWriter]":
+        from tidemill.replay_training.transitions import Transitions
+
+        return Transitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +48,9 @@ class ReplayActors(ActorConfig):
         super().__post_init__()
 
     @property
-    def agents(self) -> tuple[PlayerSpec]:
+    def agents(self) -> tuple[TransitionSpec]:
         return (
-            PlayerSpec(
+            TransitionSpec(
                 policy=self.policy,
                 inference=self.inference,
                 samples=self.samples,

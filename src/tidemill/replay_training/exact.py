@@ -35,9 +35,9 @@ from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.actor_config import INLINE, ActorConfig
 from tidemill.workers.actor_parts import ActorParts
-from tidemill.workers.blocks import Seats
 from tidemill.workers.episode_info import Listener
 from tidemill.workers.ring import EnvRing, EnvTarget
+from tidemill.workers.sample_writers.base import Seats
 
 
 def chosen_fields(row: Schema, sample: Schema) -> dict[str, Field]:
@@ -261,7 +261,7 @@ def _build_target(parts: ActorParts, number: int, credits: Credits) -> ExactTarg
     environment.on_ready(context.endpoints.bell.ring)
     terms, client = parts.terms(0, 1, number), parts.client(spec, number)
     fields = chosen_fields(terms.row, terms.schema)
-    terms.samples.offer(fields, terms.need.rows, terms.need.columns, terms.need.slots)
+    terms.offer(fields)
     client = cast("InlineInferenceClient", client)  # `check` has seen to that
     client.reseed(0)  # so that a policy which cannot be is refused now
     # the same after a resume

@@ -24,8 +24,8 @@ from tidemill.replay_training.slot_faults import SlotFaults
 from tidemill.replay_training.transitions import StepwiseAgent
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_parts import ActorParts
-from tidemill.workers.blocks import Seats
 from tidemill.workers.episode_info import Listener, Numbers
+from tidemill.workers.sample_writers.base import Seats
 
 LOOK_AGAIN = 0.1
 """Seconds between looks at all environments, whatever happens."""
@@ -95,7 +95,7 @@ class ReadyBatch(GrantedOrder):
         for environment in environments:
             environment.bind(parts.groups)
         terms = parts.terms(0, config.ring * config.lanes, 0)
-        terms.samples.offer(terms.schema, terms.need.rows, terms.need.columns, terms.need.slots)
+        terms.offer(terms.schema)
         client = parts.client(spec, 0)
         agent = StepwiseAgent(terms.row, terms.seats, spec.deterministic, client, terms.samples, first.voids)
         made = cls(

@@ -13,16 +13,23 @@ import numpy as np
 from numpy import count_nonzero
 from numpy.typing import NDArray
 
-from tidemill.api.algorithm import FILLER
+from tidemill.api.algorithm import ARRIVAL_FIELDS, FILLER
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient, SampleProducer
 from tidemill.core.schema import Arrays, Schema, allocate
+from tidemill.workers.actor_config import PlayerSpec
 from tidemill.workers.agent import Agent
-from tidemill.workers.blocks import Blocks, Seats
+from tidemill.workers.sample_writers.base import SampleWriter, Seats, Sizes
 
 
-class Arrivals(Blocks):
+class Transitions(SampleWriter):
     """A row of all seats, which is a slot of its own."""
+
+    row_fields = ARRIVAL_FIELDS
+
+    @classmethod
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+        return Sizes(0, 1, seats, slots)
 
     def __init__(self, samples: SampleProducer) -> None:
         self._samples = samples
@@ -52,8 +59,8 @@ class StepwiseAgent(Agent):
         samples: SampleProducer,
         voids: bool,
     ) -> None:
-        self._arrivals = Arrivals(samples)
-        super().__init__(schema, seats, deterministic, client, self._arrivals)  # type: ignore[arg-type]  # all that touches blocks is below
+        self._transitions = Transitions(samples)
+        super().__init__(schema, seats, deterministic, client, self._transitions)  # type: ignore[arg-type]  # all that touches rows is below
         self._answer_names = [name for name in self._answer_names if name != "voided"]
         answers: Arrays = allocate(
             {n: schema[n] for n in (*self._answer_names, "version", "policy")}, (seats,)
@@ -82,7 +89,7 @@ class StepwiseAgent(Agent):
         """Samples so far."""
 
     def next_observation(self, tick: Tick) -> None:
-        arrays = self._arrivals.arrays
+        arrays = self._transitions.arrays
         row = self._rows.get(id(arrays))
         if row is None:
             row = self._rows[id(arrays)] = {name: array[0] for name, array in arrays.items()}
@@ -115,7 +122,7 @@ class StepwiseAgent(Agent):
             self._return[at] += rewards
             self._length[at] += 1
         self.asked = False
-        self._arrivals.send()
+        self._transitions.send()
         self.sent += 1
 
     def _observe_rare(self, tick: Tick, row: Arrays, at: Any) -> None:

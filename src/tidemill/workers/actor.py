@@ -4,8 +4,8 @@ One poll serves its environments up to 16 times, in the order (`ServiceOrder`) t
 configuration asks for: round robin (`EnvRing`); of a replay memory, all that have
 answered by now, or strictly in turn (`replay_training`). A target whose agents have their
 answers begins a tick, unless its `gate` is closed; a tick whose environment has answered
-is stored as rows, by a writer for each mode of samples (`blocks`). Requests are flushed
-when enough are buffered, or when nothing can proceed.
+is stored as rows, by the writer of its mode of samples (`sample_writers`). Requests are
+flushed when enough are buffered, or when nothing can proceed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,7 +105,7 @@ class ActorWorker(Worker):
                     spec.bootstrap,
                     spec.mode,
                     spec.padded,
-                    config.lanes * len(group) if spec.mode == "full" else 1,
+                    config.lanes * len(group) if spec.writer().by_seat else 1,
                 )
                 for spec, group in zip(config.agents, groups, strict=True)
                 for stream in spec.streams

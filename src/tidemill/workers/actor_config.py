@@ -17,6 +17,7 @@ from tidemill.store.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
 
 if TYPE_CHECKING:
+    from tidemill.workers.sample_writers.base import SampleWriter
     from tidemill.workers.service_order import ServiceOrder
 
 INLINE = "inline"
@@ -86,6 +87,10 @@ class PlayerSpec(Config):
     def streams(self) -> tuple[str, ...]:
         """The names of the sample streams."""
         return (self.samples,) if isinstance(self.samples, str) else self.samples or ()
+
+    def writer(self) -> "type[SampleWriter]":
+        """Return what writes its rows into samples."""
+        raise TypeError(f"{type(self).__name__} has no writer()")
 
     @property
     def mode(self) -> Mode | Literal["transitions"]:
@@ -195,6 +200,11 @@ class AgentSpec(PlayerSpec):
                 f"post: two post-processors make one field (they make {', '.join(names)}); leave one out"
             )
         super().__post_init__()
+
+    def writer(self) -> "type[SampleWriter]":
+        from tidemill.workers.sample_writers import WRITERS
+
+        return WRITERS[self.mode]
 
     @property
     def rows(self) -> int:

@@ -8,7 +8,6 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need, available, check_memory, give_back, held
 from tidemill.core.schema import layout
 from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
-from tidemill.workers.blocks import sizes
 from tidemill.workers.environments import build_environment
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.trainer_config import Trainer
@@ -31,14 +30,12 @@ def memory_needs(context: Context, config: ActorConfig, environment: Environment
         schema = sample_schema(
             spec, row_schema(context, spec, spaces, environment.info), len(environment.agents) - len(group)
         )
-        need = sizes(spec, seats, limit_of_steps(spec, environment), environment.same_step, config.slots)
+        writer, same_step = spec.writer(), environment.same_step
+        need = writer.sizes(spec, seats, limit_of_steps(spec, environment), same_step, config.slots)
         row = sum(field.nbytes for field in schema.values())
         per_row = f"{seats:,} seats x {row:,} bytes" + f" x ring {ring}" * (ring > 1)
         kept = 2 + (spec.frame_stack > 1)  # rows in a request, and the newest frames
-        if spec.mode == "fixed":
-            kept += spec.burn_in + spec.bootstrap + 1  # carried over from sample to sample, and in a tick
-        if spec.mode != "fixed" or environment.same_step:
-            kept += need.kept  # memory of its own, since seats get out of step
+        kept += writer.own_rows(spec, need, same_step)
         if not spec.streams:
             kept += -(-need.rows * need.columns // seats)  # a slot that goes nowhere
         needs.append(
@@ -57,7 +54,7 @@ def memory_needs(context: Context, config: ActorConfig, environment: Environment
                     f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}",
                 )
             )
-            if spec.mode != "concise":
+            if writer.trained:
                 needs.append(
                     Need(
                         "batches",

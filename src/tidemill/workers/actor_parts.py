@@ -10,11 +10,11 @@ from tidemill.api.stream import InferenceClient
 from tidemill.core.clock import Clock
 from tidemill.streams.samples import sample_producer
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec
-from tidemill.workers.blocks import Terms, sizes
 from tidemill.workers.episode_info import Listener
 from tidemill.workers.inference_clients import ClientKey
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
+from tidemill.workers.sample_writers.base import Terms
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ActorParts:
             row,
             sample_schema(spec, row, len(environment.agents) - len(self.groups[number])),
             seats,
-            sizes(spec, seats, limit, same_step, config.slots),
+            spec.writer().sizes(spec, seats, limit, same_step, config.slots),
             same_step,
             sample_producer(context, spec.streams, target),
             self.refresh.sample_sent,

@@ -10,10 +10,10 @@ A seat's life in rows (T actions give T + 1 rows)::
     info_mask        0      0          1      0           0
 
 A tick brings the observation of row t and the reward of row t-1; the answer completes row
-t. Where rows lie, and how they become samples, is the matter of `blocks`. While all seats
-are at the same row, a tick's rows are written as one slice of a sample's slot. From the
-first tick in which they differ on (an absent seat, one that ended and restarted), they
-are written by index.
+t. Where rows lie, and how they become samples, is the matter of `writer` (see
+`sample_writers`). While all seats are at the same row, a tick's rows are written as one
+slice of a sample's slot. From the first tick in which they differ on (an absent seat, one
+that ended and restarted), they are written by index.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,9 @@ from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
 from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.workers import episode_info
-from tidemill.workers.blocks import Columns, InStep, Seats
 from tidemill.workers.episode_info import NONE, Numbers
+from tidemill.workers.sample_writers.base import Columns, Seats
+from tidemill.workers.sample_writers.fixed import InStep
 
 _NOBODY = np.empty(0, np.intp)
 
@@ -44,7 +45,7 @@ class Agent:
     seats: N, in lane-major order
     deterministic: ask for the mode of the policy's distribution
     client: where requests go
-    blocks: where rows go
+    writer: where rows go
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class Agent:
         seats: int,
         deterministic: bool,
         client: InferenceClient,
-        blocks: InStep | Columns,
+        writer: InStep | Columns,
     ) -> None:
-        self._seats, self._deterministic, self.client, self.blocks = seats, deterministic, client, blocks
+        self._seats, self._deterministic, self.client, self.writer = seats, deterministic, client, writer
         self._observation_names = [n for n in schema if n == "obs" or n.startswith("obs.")]
         self._state_names = [n for n in schema if n.startswith("state.")]
         self._action_names = [n for n in schema if n == "action" or n.startswith("action.")]
@@ -132,7 +133,7 @@ class Agent:
         """Complete the rows that were asked for and return the actions: name → [N, ...],
         meaningless for seats that asked for none."""
         self.complete()
-        self.blocks.send()
+        self.writer.send()
         return self._actions
 
     def complete(self) -> None:
@@ -140,7 +141,7 @@ class Agent:
         if self._request is not None:
             answer = self.client.consume_result(self._request)
             self._request = None
-            block, asked, fields = self.blocks.arrays, self._asked, answer.fields
+            block, asked, fields = self.writer.arrays, self._asked, answer.fields
             if self._asking is None:
                 count, seats, extra = self._seats, slice(None), 0
             else:
@@ -161,29 +162,29 @@ class Agent:
     def has_room(self) -> bool:
         """True when the next rows have a place to go (False while the consumer holds all
         slots)."""
-        return self.blocks.has_room()
+        return self.writer.has_room()
 
     def next_observation(self, tick: Tick) -> None:
         """Point `tick.observation` at the row that comes next, so that the environment
         writes it in place. Needs `has_room`."""
-        if isinstance(self.blocks, InStep):
-            block, position = self.blocks.arrays, self.blocks.position
+        if isinstance(self.writer, InStep):
+            block, position = self.writer.arrays, self.writer.position
             tick.observation = {name: block[name][position] for name in self._observation_names}
 
     def observe(self, tick: Tick) -> None:
         """Store the rows of a tick and post the request for their answers."""
-        blocks = self.blocks
-        if isinstance(blocks, InStep):
+        writer = self.writer
+        if isinstance(writer, InStep):
             if count_nonzero(tick.present) == self._seats and not count_nonzero(tick.restarted):
-                self._observe_in_step(blocks, tick)
+                self._observe_in_step(writer, tick)
                 return
             tick.observation = {name: array.copy() for name, array in tick.observation.items()}
-            self.blocks = blocks = blocks.by_index()
-        self._observe_by_index(blocks, tick)
+            self.writer = writer = writer.by_index()
+        self._observe_by_index(writer, tick)
 
-    def _observe_in_step(self, blocks: InStep, tick: Tick) -> None:
+    def _observe_in_step(self, writer: InStep, tick: Tick) -> None:
         """All seats write row `position`."""
-        block, position = blocks.arrays, blocks.position
+        block, position = writer.arrays, writer.position
         begins, final = self.finished, tick.done | tick.truncated
         self._return += tick.reward
         if position:
@@ -201,7 +202,7 @@ class Agent:
         for name in self._state_names:
             block[name][position] = self._state[name]
         self.finished = final
-        blocks.position = position + 1
+        writer.position = position + 1
         observation = {name: block[name][position] for name in self._observation_names}
         state = {name: block[name][position] for name in self._state_names}
         if not any_final:
@@ -216,10 +217,10 @@ class Agent:
             state = {name: self._gather(name, array, asking, 0) for name, array in state.items()}
         self._request = self.client.post_request(observation, state, self._deterministic)
 
-    def _observe_by_index(self, blocks: Columns, tick: Tick) -> None:
+    def _observe_by_index(self, writer: Columns, tick: Tick) -> None:
         """The general case: in this tick a seat writes one row, none, or (ended and
         restarted) two."""
-        block, position = blocks.arrays, blocks.position
+        block, position = writer.arrays, writer.position
         final = (tick.done | tick.truncated) & ~self.finished
         open_seats = (~self.finished).nonzero()[0]
         block["reward"][position[open_seats] - 1, open_seats] += tick.reward[open_seats]
@@ -236,13 +237,13 @@ class Agent:
         asked_first = asked_second = (_NOBODY, _NOBODY)
         if len(first):
             asked_first = self._write_rows(
-                blocks, first, tick.final, tick.done[first], tick.truncated[first], 0
+                writer, first, tick.final, tick.done[first], tick.truncated[first], 0
             )
         if len(second):
             still = final[second] & ~tick.restarted[second]
             done, truncated = tick.done[second] & still, tick.truncated[second] & still
             asked_second = self._write_rows(
-                blocks, second, tick.observation, done, truncated, len(asked_first[1])
+                writer, second, tick.observation, done, truncated, len(asked_first[1])
             )
         count = len(asked_first[1]) + len(asked_second[1])
         self._asking, self._extra = asked_second[1], len(asked_first[1])
@@ -254,7 +255,7 @@ class Agent:
 
     def _write_rows(
         self,
-        blocks: Columns,
+        writer: Columns,
         seats: Seats,
         observation: Arrays,
         done: NDArray[np.bool_],
@@ -263,7 +264,7 @@ class Agent:
     ) -> tuple[Seats, Seats]:
         """Write each seat's next row; gather those to be asked for from `start` on.
         Return the index (rows, seats) of the latter."""
-        block, rows = blocks.arrays, blocks.position[seats]
+        block, rows = writer.arrays, writer.position[seats]
         begins, final = self.finished[seats], done | truncated
         self._length[seats] += 1
         if begins.any():
@@ -279,9 +280,9 @@ class Agent:
             block[name][rows, seats] = self._state[name][seats]
         self._erase(block, (rows[done], seats[done]))
         self.finished[seats] = final
-        blocks.position[seats] = rows + 1
+        writer.position[seats] = rows + 1
         if final.any():
-            blocks.close(seats[final])
+            writer.close(seats[final])
         rows, asking = rows[~done], seats[~done]
         for name in self._observation_names:
             self._gather(name, observation[name], asking, start)
@@ -292,20 +293,20 @@ class Agent:
     def ask_again(self) -> None:
         """Ask anew for the answers of the newest rows, after these were `complete`: their
         actions, and what is remembered after them, are those of the second answer."""
-        blocks, open_seats = self.blocks, (~self.finished).nonzero()[0]
-        if isinstance(blocks, Columns):
+        writer, open_seats = self.writer, (~self.finished).nonzero()[0]
+        if isinstance(writer, Columns):
             # who was absent has acted on its newest row already
             absent = np.setdiff1d(open_seats, self._asking)  # type: ignore[arg-type]
-            blocks.arrays["truncated"][blocks.position[absent] - 1, absent] = True
-            self._asked, self._asking = (blocks.position[open_seats] - 1, open_seats), open_seats
+            writer.arrays["truncated"][writer.position[absent] - 1, absent] = True
+            self._asked, self._asking = (writer.position[open_seats] - 1, open_seats), open_seats
         elif len(open_seats) == self._seats:
-            self._asked, self._asking = blocks.position - 1, None
+            self._asked, self._asking = writer.position - 1, None
         else:
-            self._asked, self._asking = (blocks.position - 1, open_seats), open_seats
+            self._asked, self._asking = (writer.position - 1, open_seats), open_seats
         self._extra = 0
         if len(open_seats):
             observation, state = (
-                {n: blocks.arrays[n][self._asked] for n in names}
+                {n: writer.arrays[n][self._asked] for n in names}
                 for names in (self._observation_names, self._state_names)
             )
             self._request = self.client.post_request(observation, state, self._deterministic)
@@ -338,7 +339,7 @@ class Agent:
     def _unmask(self, tick: Tick, seats: Seats, at: Any) -> None:
         """These seats' episodes are over: show the info on the rows whose actions
         finished them."""
-        block = self.blocks.arrays
+        block = self.writer.arrays
         returns, lengths = self._return[seats], self._length[seats] + 1
         block["info_mask"][at] = True
         block["info.return"][at] = returns

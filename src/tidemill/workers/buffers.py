@@ -25,8 +25,8 @@ from tidemill.core.seeding import derive_seed
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.blocks import MOST_SLOTS
 from tidemill.workers.row_schema import misfit_of_rows
+from tidemill.workers.sample_writers.base import MOST_SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)

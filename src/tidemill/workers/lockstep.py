@@ -26,8 +26,9 @@ from tidemill.core.errors import ConfigError
 from tidemill.streams.sources import Newest
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec
 from tidemill.workers.agent import Agent
-from tidemill.workers.blocks import Columns, InStep, Terms, fill
 from tidemill.workers.parameter_refresh import ParameterRefresh
+from tidemill.workers.sample_writers.base import Columns, Terms, fill
+from tidemill.workers.sample_writers.fixed import InStep
 
 
 def in_lockstep(experiment: Experiment, spec: PlayerSpec) -> bool:
@@ -101,7 +102,7 @@ class LockstepColumns(Columns):
         self._everyone = np.arange(terms.seats)
 
     def has_room(self) -> bool:
-        """See `Blocks.has_room`: a sample has its slot from its first row on."""
+        """See `SampleWriter.has_room`: a sample has its slot from its first row on."""
         return self._terms.samples.reserve() is not None
 
     def send(self) -> bool:
@@ -138,9 +139,8 @@ class LockstepColumns(Columns):
         self._terms.on_sent()
 
 
-def lockstep_blocks(terms: Terms) -> LockstepRows | LockstepColumns:
-    """Return the blocks of an agent spec in lockstep, and offer their slots."""
-    terms.samples.offer(terms.schema, terms.need.rows, terms.need.columns, terms.need.slots)
+def lockstep_writer(terms: Terms) -> LockstepRows | LockstepColumns:
+    """Return the writer of an agent spec in lockstep."""
     return LockstepColumns(terms) if terms.same_step else LockstepRows(terms)
 
 
@@ -153,21 +153,21 @@ class LockstepGate:
         self._agents, self._refresh = agents, refresh
         self._waits = False  # samples were sent, and not yet all given back
 
-    def _blocks(self) -> list[LockstepRows | LockstepColumns]:
-        return [cast("LockstepRows | LockstepColumns", agent.blocks) for agent in self._agents]
+    def _writers(self) -> list[LockstepRows | LockstepColumns]:
+        return [cast("LockstepRows | LockstepColumns", agent.writer) for agent in self._agents]
 
     def opens(self) -> bool:
         """True when the target may step. Asked when no agent waits for an answer."""
         if not self._waits:
             for agent in self._agents:
                 agent.complete()
-            blocks = self._blocks()
-            if not any(each.full() for each in blocks):
+            writers = self._writers()
+            if not any(each.full() for each in writers):
                 return True
-            for each in blocks:
+            for each in writers:
                 each.cut()
             self._waits = True
-        if not all(each.settled() for each in self._blocks()):
+        if not all(each.settled() for each in self._writers()):
             return False
         self._waits = False
         for agent in self._agents:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,10 @@ from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
-from tidemill.workers.blocks import make_blocks
 from tidemill.workers.episode_info import Listener, Numbers
-from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_blocks
+from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
+from tidemill.workers.sample_writers.base import Columns
+from tidemill.workers.sample_writers.fixed import InStep
 from tidemill.workers.service_order import ServiceOrder
 
 
@@ -148,8 +149,10 @@ def build_target(parts: ActorParts, number: int) -> EnvTarget:
     for index, (spec, group) in enumerate(zip(config.agents, parts.groups, strict=True)):
         terms = parts.terms(index, config.lanes * len(group), number)
         waits = in_lockstep(parts.context.experiment, spec)
-        blocks = lockstep_blocks(terms) if waits else make_blocks(terms)
-        agent = Agent(terms.row, terms.seats, spec.deterministic, parts.client(spec, number), blocks)
+        terms.offer(terms.schema)
+        own = cast("type[InStep | Columns]", spec.writer())  # other writers go with other orders
+        writer = lockstep_writer(terms) if waits else own(terms)
+        agent = Agent(terms.row, terms.seats, spec.deterministic, parts.client(spec, number), writer)
         agents.append(agent)
         lockstep += [agent] if waits else []
         space = parts.spaces[index].observation

@@ -1,6 +1,5 @@
 """The fields of an agent spec's rows."""
 
-from tidemill.api.algorithm import ARRIVAL_FIELDS, ROW_FIELDS
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.policy import PolicyConfig
@@ -8,7 +7,6 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Field, Schema
 from tidemill.workers.actor_config import PlayerSpec
-from tidemill.workers.episode_info import FIELD, SAID
 
 
 def row_schema(context: Context, spec: PlayerSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
@@ -17,7 +15,7 @@ def row_schema(context: Context, spec: PlayerSpec, spaces: Spaces, info: Schema)
     answer, state = policy.answer(spaces), policy.state(spaces)
     own = {
         **schema_of_space(spaces.observation, "obs"),
-        **(ARRIVAL_FIELDS if spec.mode == "transitions" else ROW_FIELDS),
+        **spec.writer().row_fields,
     }
     for name in (*answer, *state):
         if name in own or name.startswith("state.") != (name in state):
@@ -26,8 +24,7 @@ def row_schema(context: Context, spec: PlayerSpec, spaces: Spaces, info: Schema)
                 f'{"state" if name in state else "answer"}() has a field "{name}"; names of a '
                 f'state, and no others, begin with "state.", and rows have {", ".join(own)} besides'
             )
-    heard = {FIELD: SAID} if spec.mode == "concise" else {}
-    return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}, **heard}
+    return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}}
 
 
 def sample_schema(spec: PlayerSpec, row: Schema, others: int) -> dict[str, Field]:
@@ -42,14 +39,7 @@ def sample_schema(spec: PlayerSpec, row: Schema, others: int) -> dict[str, Field
                     f"{did_you_mean(name, row)}"
                 )
         schema |= {f"post.{name}": field for name, field in post.fields().items()}
-    if spec.mode == "concise":
-        schema |= {"last_version": Field((), "int64"), "seat": Field((), "int32")}
-        schema |= (
-            {"others.version": Field((others,), "int64"), "others.policy": Field((others,), "int16")}
-            if others
-            else {}
-        )
-    return schema
+    return {**schema, **spec.writer().sample_fields(others)}
 
 
 def misfit_of_rows(schema: Schema, policy: PolicyConfig, spaces: Spaces) -> str:
@@ -73,7 +63,7 @@ def limit_of_steps(spec: PlayerSpec, environment: Environment) -> int:
     Raises `ConfigError` when it does: rows are kept until an episode is over, in memory
     that is sized at the start.
     """
-    if not environment.max_episode_steps and spec.mode in ("after_done", "full"):
+    if not environment.max_episode_steps and spec.writer().needs_limit:
         raise ConfigError(
             f'agent spec "{spec.match}": mode = "{spec.mode}" keeps the rows of an episode until it is over, '
             "and no limit of its steps is known, so "

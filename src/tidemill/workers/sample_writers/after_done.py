@@ -1,0 +1,47 @@
+"""Samples of a fixed number of rows, sent when the episode of the last one is over."""
+
+import numpy as np
+
+from tidemill.workers.actor_config import PlayerSpec
+from tidemill.workers.sample_writers.base import Seats, Sizes, Slot, Terms
+from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
+
+
+class AfterDone(ClosedEpisodes):
+    """Samples of so many rows, held back until the episode of the last one is done."""
+
+    needs_limit = True
+
+    @classmethod
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+        # what the episode before left over, and a whole one
+        return Sizes(spec.rows + limit + same_step, spec.rows, seats, slots)
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self._slot = Slot(terms, {})
+
+    def send(self) -> bool:
+        self._post_process()
+        rows, start = self._terms.spec.rows, np.zeros(self._terms.seats, np.intp)
+        time, complete = np.arange(rows)[:, None], True
+        while complete and len(ready := (self._closed - start >= rows).nonzero()[0]):
+            seats, columns = self._slot.place(ready)
+            if complete := len(seats) > 0:
+                for name, array in self.arrays.items():
+                    self._slot.arrays[name][:, columns] = array[start[seats] + time, seats]
+                start[seats] += self._terms.spec.sample_steps
+                self._slot.written(columns)
+        if start.any():
+            self._drop(start)
+        return complete
+
+    def _drop(self, start: Seats) -> None:
+        """Forget the first `start[seat]` rows of each seat."""
+        for counter in (self.position, self._begin, self._closed):
+            counter -= start
+        seats = start.nonzero()[0]
+        time = np.arange(self.position[seats].max())[:, None]
+        index = np.minimum(start[seats] + time, self._kept - 1)
+        for array in self.arrays.values():
+            array[: len(time), seats] = array[index, seats]

@@ -1,0 +1,166 @@
+"""The contract for sample writers: where an agent's rows are written, and how they become
+samples. A mode of samples is a writer; `sample_writers.WRITERS` lists them.
+
+While all seats of a fixed-length spec are at the same row, rows are written into the
+sample's slot itself, as one slice per tick (`fixed.InStep`). All else (`Columns`) is
+written by index into memory of the agent's own, where each seat is at a row of its own;
+what is finished is copied into slots.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.algorithm import FILLER, ROW_FIELDS
+from tidemill.api.stream import SampleProducer
+from tidemill.core.errors import EnvironmentFault
+from tidemill.core.schema import Arrays, Field, Schema, allocate
+from tidemill.workers.actor_config import PlayerSpec
+
+Seats = NDArray[np.intp]
+
+MOST_SLOTS = 4096  # of one channel, since both ends make arrays of each at the start
+
+
+class Sizes(NamedTuple):
+    """What an agent's rows take: `kept` rows of each seat in its own memory, and in each
+    stream `slots` slots of [rows, columns]."""
+
+    kept: int
+    rows: int
+    columns: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a writer is made from.
+
+    row: fields of a row as an agent writes it (`row_schema`)
+    schema: fields of a sample's row (`sample_schema`)
+    same_step: a seat may end one episode and begin the next within a tick
+    samples: where samples go
+    on_sent: called after each sample
+    """
+
+    spec: PlayerSpec
+    row: Schema
+    schema: Schema
+    seats: int
+    need: Sizes
+    same_step: bool
+    samples: SampleProducer
+    on_sent: Callable[[], None]
+
+    def offer(self, schema: Schema) -> None:
+        """Make the slots of the samples, whose rows have the fields of `schema`."""
+        self.samples.offer(schema, self.need.rows, self.need.columns, self.need.slots)
+
+
+class SampleWriter(ABC):
+    """Rows being written. `arrays` has field name → [rows, N, ...].
+
+    row_fields: the fields of a row that do not come from spaces
+    needs_limit: episodes are kept whole, so that their most steps must be known
+    by_seat: a sample is of one seat
+    trained: samples may be trained on
+    """
+
+    row_fields: ClassVar[Mapping[str, Field]] = ROW_FIELDS
+    needs_limit: ClassVar[bool] = False
+    by_seat: ClassVar[bool] = False
+    trained: ClassVar[bool] = True
+
+    arrays: Arrays
+
+    @classmethod
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+        """Return what `spec` takes, when an episode has at most `limit` steps and a
+        stream is to hold `slots` samples of each seat. By itself: of all seats so many
+        rows."""
+        return Sizes(spec.rows + same_step, spec.rows, seats, slots)
+
+    @classmethod
+    def own_rows(cls, spec: PlayerSpec, need: Sizes, same_step: bool) -> int:
+        """Return the rows of each seat that take memory of the agent's own."""
+        return need.kept
+
+    @classmethod
+    def sample_fields(cls, others: int) -> Mapping[str, Field]:
+        """Return the fields that a sample's row has besides. `others`: agents of other
+        specs in a lane."""
+        return {}
+
+    @abstractmethod
+    def has_room(self) -> bool:
+        """True when the rows of a tick have a place to go (False while the consumer holds
+        all slots). Needs that all rows have their answers."""
+
+    @abstractmethod
+    def send(self) -> bool:
+        """All rows written so far have their answers: send what is finished. False when
+        some of it found no slot."""
+
+
+class Columns(SampleWriter):
+    """Each seat at a row of its own, in memory of so many rows per seat."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms, self._kept = terms, terms.need.kept
+        # since whole columns are read, of few seats at a time
+        by_seat = allocate(terms.schema, (terms.seats, self._kept))
+        self.arrays = {name: array.swapaxes(0, 1) for name, array in by_seat.items()}
+        fill({name: array[: terms.spec.burn_in] for name, array in self.arrays.items()})
+        self.position = np.full(terms.seats, terms.spec.burn_in, np.intp)
+        """[N], the next row of each seat."""
+
+    def close(self, seats: Seats) -> None:
+        """The newest rows of `seats` are the last of their episodes."""
+
+    def has_room(self) -> bool:
+        if not self.send():
+            return False
+        if self.position.max() + 1 + self._terms.same_step > self._kept:
+            raise EnvironmentFault(
+                f'an episode of the agents "{self._terms.spec.match}" goes on beyond the limit of its steps '
+                "that the environment promised; "
+                "give it the limit that holds, or one that we keep (Actors.max_episode_steps)"
+            )
+        return True
+
+
+class Slot:
+    """A slot that is filled column by column, in the order in which seats finish."""
+
+    def __init__(self, terms: Terms, arrays: Arrays) -> None:
+        """Begin with a slot that was reserved before, {} for none."""
+        self._terms, self.arrays = terms, arrays
+        self._filled = 0
+
+    def place(self, ready: Seats) -> tuple[Seats, slice]:
+        """Return those of the `ready` seats for which there are columns, and these. No
+        seats while the consumer holds all slots."""
+        if not self.arrays:
+            self.arrays = self._terms.samples.reserve() or {}
+            if not self.arrays:
+                return ready[:0], slice(0, 0)
+        seats = ready[: self._terms.seats - self._filled]
+        return seats, slice(self._filled, self._filled + len(seats))
+
+    def written(self, columns: slice) -> None:
+        """Send the slot when these were its last columns."""
+        self._filled = columns.stop
+        if self._filled == self._terms.seats:
+            self._terms.samples.commit()
+            self.arrays, self._filled = {}, 0
+            self._terms.on_sent()
+
+
+def fill(arrays: Arrays, where: NDArray[np.bool_] | slice = slice(None)) -> None:
+    """Make rows fillers."""
+    for name, array in arrays.items():
+        array[where] = FILLER.get(name, 0)

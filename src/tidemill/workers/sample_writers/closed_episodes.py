@@ -1,0 +1,36 @@
+"""What writers have in common whose samples are sent by finished episodes."""
+
+import numpy as np
+
+from tidemill.workers.sample_writers.base import Columns, Seats, Terms, fill
+
+
+class ClosedEpisodes(Columns):
+    """What is sent by finished episodes. `_begin` is the row at which a seat's newest
+    episode begins that was not looked at yet, `_closed` the one after its newest final
+    row."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
+        self._begin, self._closed = self.position.copy(), self.position.copy()
+
+    def close(self, seats: Seats) -> None:
+        self._closed[seats] = self.position[seats]
+
+    def _post_process(self) -> None:
+        """Add to the rows of newly finished episodes what is computed of them."""
+        seats = (self._closed > self._begin).nonzero()[0]
+        if not len(seats) or not self._terms.spec.post:
+            return
+        begin, length = self._begin[seats], self._closed[seats] - self._begin[seats]
+        time = np.arange(length.max())[:, None]
+        steps, columns = (time < length).nonzero()
+        for post in self._terms.spec.post:
+            episodes = {
+                name: self.arrays[name][np.minimum(begin + time, self._kept - 1), seats]
+                for name in post.reads
+            }
+            fill(episodes, time >= length)
+            for name, found in post.process(episodes).items():
+                self.arrays[f"post.{name}"][begin[columns] + steps, seats[columns]] = found[steps, columns]
+        self._begin[seats] = self._closed[seats]

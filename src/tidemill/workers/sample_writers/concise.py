@@ -1,0 +1,60 @@
+"""Samples of one row for each episode of a seat, for evaluations."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from tidemill.api.algorithm import ROW_FIELDS
+from tidemill.core.schema import Arrays, Field
+from tidemill.workers.actor_config import PlayerSpec
+from tidemill.workers.episode_info import FIELD, SAID
+from tidemill.workers.sample_writers.base import MOST_SLOTS, Sizes
+from tidemill.workers.sample_writers.full import Full
+
+
+class Concise(Full):
+    """One sample of one row per episode. Of each seat three rows are kept: the episode's
+    first, and its newest two.
+
+    The fields are those of the first row, but for `done` and `truncated` (of the last
+    one), the info, and some more: `last_version`, which did the episode's last action,
+    `seat`, the seat's number in its target, and `others.version` and `others.policy` (see
+    `Agent.meet`).
+    """
+
+    row_fields: ClassVar[Mapping[str, Field]] = {**ROW_FIELDS, FIELD: SAID}
+    needs_limit = False
+    by_seat = False
+    trained = False
+
+    @classmethod
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+        return Sizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
+
+    @classmethod
+    def sample_fields(cls, others: int) -> Mapping[str, Field]:
+        own = {"last_version": Field((), "int64"), "seat": Field((), "int32")}
+        theirs = {"others.version": Field((others,), "int64"), "others.policy": Field((others,), "int16")}
+        return {**own, **theirs} if others else own
+
+    def send(self) -> bool:
+        complete = super().send()
+        # of open episodes: make room for a new last row
+        seats = (self.position - self._closed >= 3).nonzero()[0]
+        for array in self.arrays.values() if len(seats) else ():
+            array[1, seats] = array[2, seats]
+        self.position[seats] = 2
+        return complete
+
+    def _write(self, slot: Arrays, seat: int, rows: int) -> None:
+        last, acted = rows - 1, rows - 2
+        for name, array in self.arrays.items():
+            shown = (
+                last
+                if name in ("done", "truncated")
+                else acted
+                if name.startswith(("info", "others."))
+                else 0
+            )
+            slot[name][0, 0] = array[shown, seat]
+        slot["last_version"][0, 0] = self.arrays["version"][acted, seat]
+        slot["seat"][0, 0] = seat

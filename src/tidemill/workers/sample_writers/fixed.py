@@ -1,0 +1,82 @@
+"""Samples of a fixed number of rows of all seats, sent as soon as the last one is
+answered."""
+
+from tidemill.core.schema import Arrays, allocate
+from tidemill.workers.actor_config import PlayerSpec
+from tidemill.workers.sample_writers.base import Columns, SampleWriter, Sizes, Slot, Terms, fill
+
+
+class InStep(SampleWriter):
+    """Fixed length, all seats at the same row: `arrays` is a slot ({} between two)."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._rows, self._overlap = terms.spec.rows, terms.spec.burn_in + terms.spec.bootstrap
+        self.arrays = {}
+        self.position = terms.spec.burn_in
+        """The next row."""
+        # the slot's first rows, kept from the one before
+        self._carry = allocate(terms.schema, (self._overlap, terms.seats))
+        fill(self._carry)
+        # what a row has only once it was acted on
+        self._cleared = [name for name in terms.schema if name == "reward" or name.startswith("info")]
+
+    @classmethod
+    def own_rows(cls, spec: PlayerSpec, need: Sizes, same_step: bool) -> int:
+        # what is carried over from sample to sample, and in a tick; all of it where seats
+        # get out of step
+        return spec.burn_in + spec.bootstrap + 1 + need.kept * same_step
+
+    def has_room(self) -> bool:
+        if not self.arrays:
+            slot, position = self._terms.samples.reserve(), self.position
+            if slot is None:
+                return False
+            self.arrays = slot
+            for name, array in slot.items():
+                array[:position] = self._carry[name][:position]
+            for name in self._cleared:
+                slot[name][position:] = 0
+        return True
+
+    def send(self) -> bool:
+        if self.position == self._rows:
+            for name, array in self.arrays.items():
+                self._carry[name][:] = array[self._rows - self._overlap :]
+            self._terms.samples.commit()
+            self.arrays, self.position = {}, self._overlap
+            self._terms.on_sent()
+        return True
+
+    def by_index(self) -> "Columns":
+        """Return the same rows as columns, because seats are at different rows from now
+        on."""
+        columns = self._columns()
+        for name, array in (self.arrays or self._carry).items():
+            columns.arrays[name][: self.position] = array[: self.position]
+        columns.position.fill(self.position)
+        return columns
+
+    def _columns(self) -> "Columns":
+        return FixedColumns(self._terms, self.arrays)
+
+
+class FixedColumns(Columns):
+    """Samples of so many rows, sent when a seat's last one is answered."""
+
+    def __init__(self, terms: Terms, slot: Arrays) -> None:
+        super().__init__(terms)
+        self._slot = Slot(terms, slot)
+
+    def send(self) -> bool:
+        position, rows, step = self.position, self._terms.spec.rows, self._terms.spec.sample_steps
+        while (position >= rows).any():
+            seats, columns = self._slot.place((position >= rows).nonzero()[0])
+            if not len(seats):
+                return False
+            for name, array in self.arrays.items():
+                self._slot.arrays[name][:, columns] = array[:rows, seats]
+                array[: self._kept - step, seats] = array[step:, seats]
+            position[seats] -= step
+            self._slot.written(columns)
+        return True
