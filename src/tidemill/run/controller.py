@@ -347,44 +347,11 @@ class Controller:
                 # the others
                 self._record_rest()
             case Status():
-                member.state = message.state
-                if message.state is State.FAILED:
-                    if message.details:
-                        self.tracebacks.append(f"{name}: {mask(message.details, self._secrets)}")
-                    still = self._still(self.members) if message.waited else ""
-                    raise RunError(
-                        f"{name}: "
-                        f"{mask(message.error, self._secrets)}{self._causes(name, message.waited)}{still}"
-                    )
-                if message.state is State.READY:
-                    member.needs = message.facts.memory
-                    self._merge(name, message.facts)
-                if message.state is State.COMPLETED and not self.reason and not self._finishing:
-                    if not member.config.limited:
-                        raise RunError(f"{name} ended before it was told to")
-                    self.reason = message.reason
+                self._take_status(name, member, message)
             case Statistics():
-                if message.update:
-                    self._stalled = False
-                    first = not self.members[name].update.update
-                    self.progress.count_update(name, message, self.members)
-                    self._record_when_due()
-                    if first:
-                        self._look_at_conditions()
-                    self._advance()
-                else:
-                    member.told_regularly(message)
+                self._take_statistics(name, member, message)
             case Measured():
-                group = name.rpartition("-")[0]
-                values = {
-                    f"{group}/{metric}" if among(metric, self._several) else metric: value
-                    for metric, value in message.values.items()
-                }
-                self._record({"step": float(message.step), **values})
-                self.progress.note_iteration(message.step, message.values)
-                if message.stage == self.progress.stage:  # else it was on its way when the stage changed
-                    self.progress.measured |= values
-                    self._advance()
+                self._take_measured(name, message)
             case Episodes():
                 self.progress.count_episodes(name.rpartition("-")[0], message)
                 self._look_at_infos()
@@ -397,6 +364,51 @@ class Controller:
             case Notice():
                 self.notices.append(f"{name}: {mask(message.text, self._secrets)}")
                 self._told.append((member.heard, name, self.notices[-1]))
+
+    def _take_status(self, name: str, member: Member, message: Status) -> None:
+        """Note what a worker has become. Raises `RunError` where it failed."""
+        member.state = message.state
+        if message.state is State.FAILED:
+            if message.details:
+                self.tracebacks.append(f"{name}: {mask(message.details, self._secrets)}")
+            still = self._still(self.members) if message.waited else ""
+            raise RunError(
+                f"{name}: {mask(message.error, self._secrets)}{self._causes(name, message.waited)}{still}"
+            )
+        if message.state is State.READY:
+            member.needs = message.facts.memory
+            self._merge(name, message.facts)
+        if message.state is State.COMPLETED and not self.reason and not self._finishing:
+            if not member.config.limited:
+                raise RunError(f"{name} ended before it was told to")
+            self.reason = message.reason
+
+    def _take_statistics(self, name: str, member: Member, message: Statistics) -> None:
+        """Count an update that a trainer has finished, or note what any worker tells of
+        its time."""
+        if message.update:
+            self._stalled = False
+            first = not self.members[name].update.update
+            self.progress.count_update(name, message, self.members)
+            self._record_when_due()
+            if first:
+                self._look_at_conditions()
+            self._advance()
+        else:
+            member.told_regularly(message)
+
+    def _take_measured(self, name: str, message: Measured) -> None:
+        """Record what an evaluation, or another worker, has measured."""
+        group = name.rpartition("-")[0]
+        values = {
+            f"{group}/{metric}" if among(metric, self._several) else metric: value
+            for metric, value in message.values.items()
+        }
+        self._record({"step": float(message.step), **values})
+        self.progress.note_iteration(message.step, message.values)
+        if message.stage == self.progress.stage:  # else it was on its way when the stage changed
+            self.progress.measured |= values
+            self._advance()
 
     def _causes(self, failed: str, waited: float) -> str:
         """Return the first and the last of what others told while a worker waited until
