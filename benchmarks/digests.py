@@ -57,6 +57,7 @@ from tidemill import (
     RecurrentActorCritic,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Returns,
     Scripted,
     Slots,
@@ -151,7 +152,7 @@ def from_memory(
         policies={"policy": policy},
         workers={
             "actor": ReplayActors(environment=environment, **{"lanes": 4, **(actors or {})}),
-            "trainer": Trainer(
+            "trainer": ReplayTrainer(
                 algorithm=algorithm, database_seconds=None, checkpoint_seconds=1e6, **settings
             ),
         },

@@ -47,6 +47,7 @@ from tidemill import (
     QNetwork,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Rest,
     Slots,
     Trainer,
@@ -226,7 +227,7 @@ def slots_of(url, form, slots, seconds):
                 ring=slots,
                 one_core=True,
             ),
-            "trainer": Trainer(
+            "trainer": ReplayTrainer(
                 algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=1000), batch_size=64, ratio="1/16"
             ),
         },

@@ -41,8 +41,8 @@ from tidemill import (
     QNetwork,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Slots,
-    Trainer,
 )
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig
 from tidemill.api.policy import Policy, PolicyConfig
@@ -173,7 +173,7 @@ def ours(
                 one_core=one_core,
                 flush_requests=flush,
             ),
-            "trainer": Trainer(
+            "trainer": ReplayTrainer(
                 algorithm=algorithm,
                 buffer=Replay(capacity=100_000, warm_up=64),
                 batch_size=64,

@@ -25,6 +25,7 @@ from tidemill import (
     QNetwork,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Slots,
     SquashedGaussian,
     Trainer,
@@ -100,21 +101,21 @@ def dqn() -> Experiment:
         "dqn",
         Gymnasium(id="CartPole-v1"),
         policy,
-        Trainer(algorithm=algorithm, buffer=_replay(), batch_size=64, ratio="1/2"),
+        ReplayTrainer(algorithm=algorithm, buffer=_replay(), batch_size=64, ratio="1/2"),
     )
 
 
 def sac() -> Experiment:
     """HalfCheetah-v5: SAC, an update for every step, products on two threads as the other
     system has them."""
-    trainer = Trainer(algorithm=SAC(), buffer=_replay(), batch_size=256, ratio=1, math_threads=2)
+    trainer = ReplayTrainer(algorithm=SAC(), buffer=_replay(), batch_size=256, ratio=1, math_threads=2)
     return _off_policy("sac", Gymnasium(id="HalfCheetah-v5"), SquashedGaussian(), trainer)
 
 
 def slots() -> Experiment:
     """CartPole-v1 in 32 slots, each in a thread of its own, DQN with an update for every
     fourth step."""
-    trainer = Trainer(algorithm=DQN(double=False), buffer=_replay(), batch_size=64, ratio="1/4")
+    trainer = ReplayTrainer(algorithm=DQN(double=False), buffer=_replay(), batch_size=64, ratio="1/4")
     environment = Slots(environment=Gymnasium(id="CartPole-v1", threads=1))
     made = _off_policy(
         "slots", Gymnasium(id="CartPole-v1"), QNetwork(hidden=(64, 64), duelling=False), trainer
@@ -129,7 +130,9 @@ def _replay() -> Replay:
     return Replay(capacity=100_000, warm_up=1_000)
 
 
-def _off_policy(name: str, environment: Gymnasium, policy: PolicyConfig, trainer: Trainer) -> Experiment:
+def _off_policy(
+    name: str, environment: Gymnasium, policy: PolicyConfig, trainer: ReplayTrainer
+) -> Experiment:
     actors = ReplayActors(environment=environment, lanes=8)
     return Experiment(name=name, policies={"policy": policy}, workers={"actor": actors, "trainer": trainer})
 

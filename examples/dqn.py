@@ -18,11 +18,11 @@ from tidemill import (
     PrioritisedReplay,
     QNetwork,
     ReplayActors,
-    Trainer,
+    ReplayTrainer,
 )
 
 
-def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: Trainer, steps: int) -> Experiment:
+def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: ReplayTrainer, steps: int) -> Experiment:
     return Experiment(
         name=name,
         policies={"policy": policy},
@@ -47,7 +47,7 @@ def experiment() -> Experiment:
         "dqn",
         CARTPOLE,
         network,
-        Trainer(algorithm=EXPLORING, buffer=REPLAY, batch_size=64, ratio="1/2"),
+        ReplayTrainer(algorithm=EXPLORING, buffer=REPLAY, batch_size=64, ratio="1/2"),
         100_000,
     )
 
@@ -59,6 +59,6 @@ def rainbow() -> Experiment:
         "rainbow",
         CARTPOLE,
         network,
-        Trainer(algorithm=algorithm, buffer=replay, batch_size=64, ratio="1/2"),
+        ReplayTrainer(algorithm=algorithm, buffer=replay, batch_size=64, ratio="1/2"),
         100_000,
     )

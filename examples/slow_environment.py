@@ -21,7 +21,7 @@ from tidemill import (
     QNetwork,
     Replay,
     ReplayActors,
-    Trainer,
+    ReplayTrainer,
 )
 
 
@@ -61,7 +61,7 @@ def experiment() -> Experiment:
             "actor": ReplayActors(
                 environment=Asynchronous(make=f"{__file__}:Seek", max_episode_steps=20),
             ),
-            "trainer": Trainer(
+            "trainer": ReplayTrainer(
                 algorithm=DQN(learning_rate=2e-3, target_every=100, epsilon_end=0.05, epsilon_updates=300),
                 buffer=Replay(capacity=20_000, warm_up=300),
                 batch_size=64,

@@ -30,6 +30,7 @@ from tidemill.nets.torch_network import TorchNetwork
 from tidemill.remote.faults import Faults
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.streams.sources import Drawn
 from tidemill.testing.scripted import Scripted, ScriptedEnvironment
 from tidemill.workers.actor_config import Actors, AgentSpec
@@ -90,8 +91,10 @@ ALWAYS = {
     "Actors": "agents",
     "ReplayActors": "policy inference samples frame_stack",
     "PlayerSpec": "match policy inference samples deterministic",
-    "Trainer": "algorithm policy samples buffer max_policy_lag checkpoint_seconds checkpoints "
-    "database_seconds ratio device",
+    "TrainerConfig": "algorithm policy samples checkpoint_seconds checkpoints database_seconds device",
+    "Trainer": "buffer max_policy_lag",
+    "ReplayTrainer": "buffer batch_size ratio slack exact journal keep_buffer iteration_steps "
+    "finish_episodes max_no_progress_s",
     "PolicyWorkers": "stream policies most_rows threaded device",
     "Buffers": "samples into process",
     "Evaluation": "policy samples games tag best drawn name",
@@ -136,7 +139,6 @@ ALWAYS = {
     "Faults": "latency too_many unavailable request_lost reply_lost reply_torn reply_repeated stall "
     "session_lost restart_every seed",
 }
-REPLAYED = {"ratio": 1, "buffer": Replay(capacity=10_000), "batch_size": 32}
 IDLE = {
     "Limits.return_of": lambda: Limits(return_of="policy"),
     "ActorConfig.flush_requests": lambda: Actors(environment=Scripted(), flush_requests=2),
@@ -150,15 +152,10 @@ IDLE = {
     "AgentSpec.post": lambda: AgentSpec(post=(tidemill.GAE(),)),
     "PlayerSpec.frame_stack": lambda: stack_frames(Seeing(CHOICES), (AgentSpec(frame_stack=4),)),
     "Trainer.batch_size": lambda: trainer(batch_size=64, max_policy_lag=0),
-    "Trainer.database_versions": lambda: trainer(database_seconds=None, database_versions=3),
-    "Trainer.slack": lambda: trainer(slack=3),
-    "Trainer.exact": lambda: trainer(exact=True),
-    "Trainer.journal": lambda: trainer(journal=True),
-    "Trainer.keep_buffer": lambda: trainer(keep_buffer=False),
-    "Trainer.iteration_steps": lambda: trainer(iteration_steps=100),
-    "Trainer.finish_episodes": lambda: trainer(finish_episodes=True),
-    "Trainer.evaluation_steps": lambda: trainer(**REPLAYED, evaluation_steps=10),
-    "Trainer.max_no_progress_s": lambda: trainer(max_no_progress_s=3),
+    "TrainerConfig.database_versions": lambda: trainer(database_seconds=None, database_versions=3),
+    "ReplayTrainer.evaluation_steps": lambda: ReplayTrainer(
+        algorithm=DQN(), buffer=Replay(capacity=10_000), batch_size=32, ratio=1, evaluation_steps=10
+    ),
     "Buffers.policy": lambda: Buffers(process=(), policy="policy"),
     "Population.factors": lambda: Population(members=("a", "b"), explore={}, factors=(0.5,)),
     "Population.resample": lambda: Population(members=("a", "b"), explore={}, resample=0.5),

@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from tidemill.replay.priority_queue import PriorityQueue as PriorityQueue
     from tidemill.replay.queue import Queue as Queue
     from tidemill.replay.replay import Replay as Replay
-    from tidemill.replay_training.actors import ReplayActors as ReplayActors
+    from tidemill.replay_training.actor_config import ReplayActors as ReplayActors
+    from tidemill.replay_training.trainer_config import ReplayTrainer as ReplayTrainer
     from tidemill.store.query import Query as Query
     from tidemill.streams.sources import Drawn as Drawn
     from tidemill.streams.sources import Fixed as Fixed
@@ -136,7 +137,8 @@ _NAMES = {
     "tidemill.replay.priority_queue": "PriorityQueue",
     "tidemill.replay.queue": "Queue",
     "tidemill.replay.replay": "Replay",
-    "tidemill.replay_training.actors": "ReplayActors",
+    "tidemill.replay_training.actor_config": "ReplayActors",
+    "tidemill.replay_training.trainer_config": "ReplayTrainer",
     "tidemill.training.runners": "AsyncTrainRunner TrainRunner read_iterations",
     "tidemill.training.train": "resume train",
     "tidemill.store.query": "Query",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidemill import DQN, PPO, Actors, Experiment, QNetwork, Replay, Trainer
+from tidemill import DQN, PPO, Actors, Experiment, QNetwork, Replay, ReplayActors, ReplayTrainer, Trainer
 from tidemill.core.user_code import load_attribute, load_file
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -58,7 +58,11 @@ def test_the_works_of_replay_memories_have_the_peers_hyperparameters(name: str) 
     experiment: Experiment = load_attribute(f"{BENCHMARKS / 'works.py'}:{name}", "experiment")()
     experiment.check()
     actor, trainer, work = experiment.workers["actor"], experiment.workers["trainer"], common.OFF_POLICY[name]
-    assert isinstance(actor, Actors) and isinstance(trainer, Trainer) and type(trainer.buffer) is Replay
+    assert (
+        isinstance(actor, ReplayActors)
+        and isinstance(trainer, ReplayTrainer)
+        and type(trainer.buffer) is Replay
+    )
     learner, policy = trainer.algorithm, experiment.policies["policy"]
     assert type(learner).__name__ == work.algorithm
     same = ("learning_rate", "gamma", "target_rate", "max_gradient_norm")

@@ -12,7 +12,8 @@ import tidemill
 from tidemill.api.curriculum import Stage
 from tidemill.api.experiment import Limits
 from tidemill.core.config import Config
-from tidemill.workers.trainer_config import COUNTED, ITERATION, LIMITED
+from tidemill.replay_training.trainer_config import ITERATION, LIMITER
+from tidemill.workers.trainer_config import COUNTED
 
 DOCS = Path(__file__).parents[2] / "docs"
 ELSEWHERE = {
@@ -90,4 +91,4 @@ def test_what_an_algorithm_measures_is_on_the_page(name: str) -> None:
 
 def test_what_a_ratio_measures_is_on_its_page() -> None:
     told = re.findall(r"`(?:limiter|iteration|…)/(\w+)`", (DOCS / "async.md").read_text())
-    assert {name.partition("/")[2] for name in (*LIMITED, *ITERATION)} <= {*told}
+    assert {name.partition("/")[2] for name in (*LIMITER, *ITERATION)} <= {*told}

@@ -23,7 +23,7 @@ from tidemill.envs.frame_stack import stacked
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.parallel_build import close_all
 from tidemill.envs.slots import Slots
-from tidemill.replay_training.actors import ReplayActors
+from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.environments import build_environment
 

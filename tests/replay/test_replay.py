@@ -511,14 +511,9 @@ REFUSED = {
     "warm_up = 50 transitions are more than capacity = 10": lambda: Replay(capacity=10, warm_up=50),
     "steps = 0 must be at least 1": lambda: Replay(capacity=10, warm_up=1, steps=0),
     "alpha = 2 must be between 0 and 1": lambda: PrioritisedReplay(capacity=10, warm_up=1, alpha=2),
-    "max_policy_lag = 3": lambda: Replay(capacity=10, warm_up=1).check(3),
-    "set Trainer.batch_size": lambda: Play(Replay(capacity=100, warm_up=1), batch=None),
     "is less than a batch of 64": lambda: Play(Replay(capacity=63, warm_up=1), batch=64),
     "make it at least 16": lambda: Play(Replay(capacity=15, warm_up=1, steps=2), (1, 1)),
     "might never be reached": lambda: Play(Replay(capacity=64, warm_up=60)),
-    "capacity = 100 rows (50 for each of 2 trainers)": lambda: Play(
-        Replay(capacity=100, warm_up=1), batch=64, trainers=2
-    ),
     "capacity = 1,000 rows takes": lambda: Play(Replay(capacity=1000, warm_up=1, max_bytes=10_000)),
     "this run has none": lambda: Play(Replay(capacity=1000, warm_up=1, mapped=True)),
     "which is no stack of 2 frames": lambda: Play(Replay(capacity=1000, warm_up=1, frame_stack=2)),

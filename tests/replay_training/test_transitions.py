@@ -8,7 +8,7 @@ import pytest
 from tests.workers.world import Known, Marked, Seat, World
 
 from tidemill.core import clock
-from tidemill.replay_training.actors import ReplayActors
+from tidemill.replay_training.actor_config import ReplayActors
 
 
 def expected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from tidemill import (
     PolicyWorkers,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Scripted,
     Slots,
     Trainer,
@@ -215,16 +216,17 @@ def slots_hang() -> Experiment:
 
 
 def limited(environment: str) -> Experiment:
-    walk = Gymnasium(make=f"{__file__}:{environment}", threads=1)
-    made = experiment(
-        Slots(environment=walk), lanes=1, buffer=Replay(capacity=1000, warm_up=10), batch_size=8, ratio="1/2"
-    )
-    return made.replace(
-        workers={
-            **made.workers,
-            "actor": ReplayActors(environment=Slots(environment=walk), lanes=1, ring=3),
-        }
-    )
+    return from_memory(Slots(environment=Gymnasium(make=f"{__file__}:{environment}", threads=1)))
+
+
+def from_memory(environment: EnvironmentConfig) -> Experiment:
+    """Three targets of one lane, and a replay memory with a ratio."""
+    trainer = ReplayTrainer(
+        algorithm=Recorder(), buffer=Replay(capacity=1000, warm_up=10), batch_size=8, ratio="1/2",
+        checkpoint_seconds=0.1, database_seconds=0.05,
+    )  # fmt: skip
+    actors = ReplayActors(environment=environment, lanes=1, ring=3)
+    return experiment(environment).replace(workers={"actor": actors, "trainer": trainer})
 
 
 class Talker(gymnasium.Env[Any, Any]):

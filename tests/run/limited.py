@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from tidemill import Experiment, Gymnasium, Limits, ReplayActors, Trainer
+from tidemill import Experiment, Gymnasium, Limits, ReplayActors, ReplayTrainer
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.environment import EnvironmentConfig
@@ -273,7 +273,7 @@ def experiment(
             "actor": ReplayActors(
                 environment=env, lanes=lanes, ring=slots, count=actors
             ),
-            "trainer": Trainer(
+            "trainer": ReplayTrainer(
                 algorithm=algorithm or Mixing(), buffer=buffer or Replay(capacity=4000, warm_up=10),
                 batch_size=8, database_seconds=None, **{"ratio": "1/2", **trainer},
             ),

@@ -19,9 +19,10 @@ from tidemill import (
     QNetwork,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Trainer,
 )
-from tidemill.core.config import brought_up_to_date, decode
+from tidemill.core.config import brought_up_to_date, decode, set_path
 from tidemill.core.errors import ConfigError
 
 CARTPOLE = Gymnasium(id="CartPole-v1")
@@ -30,7 +31,7 @@ REPLAY = Experiment(
     policies={"policy": QNetwork(hidden=(16,), duelling=False)},
     workers={
         "actor": ReplayActors(environment=CARTPOLE, lanes=1, ring=3, frame_stack=2),
-        "trainer": Trainer(
+        "trainer": ReplayTrainer(
             algorithm=DQN(),
             buffer=Replay(capacity=2000, warm_up=20, frame_stack=2),
             batch_size=8,
@@ -72,3 +73,9 @@ def test_what_was_saved_before_replay_training_had_its_own_configurations_is_rea
 def test_what_replay_training_is_called_now_is_told_where_it_is_asked_for_as_before() -> None:
     with pytest.raises(ConfigError, match="take ReplayActors"):
         AgentSpec(mode="stepwise")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"no setting ratio any more: .* take ReplayTrainer\(ratio=…\)"):
+        Trainer(algorithm=DQN(), ratio=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"--set workers.trainer.ratio: Trainer .* take ReplayTrainer"):
+        set_path(PLAIN, "workers.trainer.ratio", "1")
+    with pytest.raises(ConfigError, match="take ReplayTrainer"):
+        Trainer(algorithm=DQN(), buffer=Replay(capacity=1000))

@@ -23,10 +23,10 @@ from tidemill import (
     QNetwork,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Scripted,
     Slots,
     TidemillError,
-    Trainer,
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
@@ -36,7 +36,6 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.train import resume, train
-from tidemill.workers.trainer import TrainerWorker
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -87,7 +86,7 @@ def dqn(
                 environment=environment, lanes=1, ring=slots, max_episode_steps=max_episode_steps,
                 frame_stack=frame_stack,
             ),
-            "trainer": Trainer(
+            "trainer": ReplayTrainer(
                 algorithm=DQN(target_every=5, **exploration), buffer=buffer, batch_size=4,
                 database_seconds=None, exact=True, **{"ratio": "1/2", "journal": True, **trainer},
             ),
@@ -140,7 +139,7 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
     images = []
 
     def save(worker: ReplayTrainerWorker, row: int) -> None:
-        worker._saved = -1, -1
+        worker.learner._saved = -1, -1
         worker._save()
         images.append(folder.with_name(f"{folder.name}-{row}"))
         shutil.copytree(folder, images[-1], ignore=UNNAMED)
@@ -258,7 +257,7 @@ def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(
         look(worker)
         if worker.limiter.owed and worker._reason is None:
             worker._save()
-            images.append(tmp_path / str(worker.counters.updates))
+            images.append(tmp_path / str(worker.learner.counters.updates))
             shutil.copytree(tmp_path / "run", images[-1], ignore=UNNAMED)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -319,16 +318,16 @@ def test_an_evaluation_that_was_due_when_a_run_was_killed_is_made_up_and_none_is
 ) -> None:
     """Also at the limit, that of the last iteration."""
     made = dqn(environment=SCRIPTED, iteration_steps=10, evaluation_steps=20, finish_episodes=finish, slots=2)
-    save, evaluated = TrainerWorker._save, []
+    save, evaluated = ReplayTrainerWorker._save, []
 
-    def save_and_copy(worker: TrainerWorker, final: bool = False) -> None:
-        save(worker, final)
-        if isinstance(worker, ReplayTrainerWorker) and worker._phases.iteration_end is None:
-            evaluated.append(tmp_path / f"evaluated-{worker.counters.steps}")
+    def save_and_copy(worker: ReplayTrainerWorker, final: bool = False, again: bool = False) -> None:
+        save(worker, final, again)
+        if worker._phases.iteration_end is None:
+            evaluated.append(tmp_path / f"evaluated-{worker.learner.counters.steps}")
             shutil.copytree(tmp_path / "run", evaluated[-1], ignore=UNNAMED)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainerWorker, "_save", save_and_copy)
+        patch.setattr(ReplayTrainerWorker, "_save", save_and_copy)
         images = killed_at_every_row(made, tmp_path / "run")
     whole, told = result(tmp_path / "run"), evaluations(tmp_path / "run")
     assert len(told) >= 2 and told[0]["evaluation_return"] != told[1]["evaluation_return"]

@@ -22,6 +22,7 @@ from tidemill import (
     QNetwork,
     Replay,
     ReplayActors,
+    ReplayTrainer,
     Trainer,
     evaluate,
     resume,
@@ -164,7 +165,7 @@ def test_what_a_run_writes_is_its_owners_alone_whatever_the_umask(tmp_path: Path
         path.mkdir(found, parents=True)
     mask = os.umask(0)
     try:
-        trainer = Trainer(
+        trainer = ReplayTrainer(
             algorithm=DQN(),
             buffer=Replay(capacity=1000, warm_up=20, mapped=True),
             batch_size=8,

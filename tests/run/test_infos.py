@@ -23,8 +23,6 @@ from tidemill import (
     GymnasiumVector,
     Limits,
     PettingZoo,
-    Replay,
-    ReplayActors,
     Slots,
     evaluate,
 )
@@ -184,11 +182,7 @@ def test_a_server_is_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slots", [False, True])
 def test_actors_of_a_replay_memory_hear(tmp_path: Path, slots: bool) -> None:
     environment = Slots(environment=TELLING) if slots else TELLING
-    made: Experiment = experiments.experiment(
-        environment, lanes=1, buffer=Replay(capacity=400, warm_up=10), batch_size=8, ratio="1/2"
-    )
-    actor = ReplayActors(environment=environment, lanes=1, ring=3)
-    made = made.replace(workers={**made.workers, "actor": actor})
+    made: Experiment = experiments.from_memory(environment)
     run(tmp_path / "run", made, steps=200, updates=None)
     assert told(tmp_path / "run") == SAYS
 

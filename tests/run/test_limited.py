@@ -334,7 +334,7 @@ def test_a_run_in_which_nothing_comes_tells_so_though_its_checkpoint_cannot_be_w
     def full(*_: Any) -> None:
         raise CheckpointError("no space is left")
 
-    monkeypatch.setattr("tidemill.workers.trainer.write_checkpoint", full)
+    monkeypatch.setattr("tidemill.workers.learner.write_checkpoint", full)
     made = faulty(slots=2, steps=100, broken=True, max_backoff_s=0.01, max_no_progress_s=0.5)
     with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s"):
         failed(made, tmp_path / "run")
@@ -588,7 +588,7 @@ def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> Non
         look(worker)
         if (
             not saved
-            and worker.counters.steps >= steps
+            and worker.learner.counters.steps >= steps
             and bool(worker.limiter.in_flight) == flying
             and worker.limiter.owed
         ):
@@ -683,9 +683,9 @@ def test_the_gates_hold_in_a_run_that_goes_on_from_a_checkpoint_with_steps_in_fl
         ({"ratio": "0.5"}, 'ratio = "1/2"'),
         ({"slack": 0}, "slack = 0"),
         ({"slack": 2, "exact": True}, "leave it out"),
-        ({"buffer": Queue()}, "needs a replay memory"),
-        ({"batch_size": None}, "batch_size says how many"),
-        ({"count": 2}, "goes with one trainer.*set it to 1.*without a ratio.*Actors"),
+        ({"buffer": Queue()}, "is no replay memory"),
+        ({"batch_size": None}, "batch_size = None says how many"),
+        ({"count": 2}, "one trainer has the replay memory.*set it to 1.*A Trainer.*ReplayActors"),
         ({"max_no_progress_s": 0}, "max_no_progress_s"),
     ],
 )

@@ -19,8 +19,8 @@ from tidemill import (
     PrioritisedReplay,
     QNetwork,
     ReplayActors,
+    ReplayTrainer,
     SquashedGaussian,
-    Trainer,
 )
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.user_code import load_attribute
@@ -131,7 +131,7 @@ def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algori
         else:
             policy, learner = SquashedGaussian(hidden=(16, 16)), SAC()
         replay = PrioritisedReplay(capacity=4_000, warm_up=20, steps=2)
-        trainer = Trainer(
+        trainer = ReplayTrainer(
             algorithm=learner, buffer=replay, batch_size=8, ratio="1/2", exact=True, database_seconds=None
         )
         actors = ReplayActors(environment=environment, lanes=1, ring=4)

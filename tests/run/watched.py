@@ -22,8 +22,8 @@ from tidemill import (
     Gymnasium,
     Limits,
     ReplayActors,
+    ReplayTrainer,
     Slots,
-    Trainer,
 )
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
@@ -33,7 +33,7 @@ from tidemill.api.stream import SampleConsumer
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.replay.limiter import Limiter
 from tidemill.replay.replay import Replay, UniformReplay
-from tidemill.workers import intake
+from tidemill.replay_training import ingest
 
 KILL = "TIDEMILL_TEST_KILL"
 
@@ -252,7 +252,7 @@ class Watching(Replay):
     have room for all rows of the run."""
 
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
-        intake.Limiter = Watched
+        ingest.Limiter = Watched
         Watched.memory = memory = _Watching(self, source, demand)
         return memory
 
@@ -361,7 +361,7 @@ def experiment(
                 environment=Slots(environment=coded, backoff_s=0.001, failures=1000, window_steps=1000),
                 lanes=1, ring=slots, count=actors, frame_stack=frames,
             ),
-            "trainer": Trainer(
+            "trainer": ReplayTrainer(
                 algorithm=Checking(), buffer=memory, batch_size=8, database_seconds=None,
                 max_no_progress_s=20.0, **{"ratio": "1/2", **trainer}
             ),

@@ -16,6 +16,7 @@ from tidemill import (
     Gymnasium,
     Limits,
     ReplayActors,
+    ReplayTrainer,
     Slots,
     TidemillError,
     Trainer,
@@ -303,7 +304,7 @@ def test_the_synchronous_runner_is_the_exact_one_with_a_slot(tmp_path: Path) -> 
 def test_slots_are_settings_of_the_experiment() -> None:
     made = with_slots(plain(), 5, "3/2")
     actor, trainer = made.workers["actor"], made.workers["trainer"]
-    assert isinstance(actor, ReplayActors) and isinstance(trainer, Trainer)
+    assert isinstance(actor, ReplayActors) and isinstance(trainer, ReplayTrainer)
     assert (actor.count, actor.lanes, actor.ring, trainer.ratio) == (1, 1, 5, "3/2")
     assert isinstance(actor.environment, Slots) and isinstance(actor.environment.environment, Gymnasium)
     assert actor.environment.environment.threads == 1
@@ -335,7 +336,7 @@ def test_a_ratio_is_said_in_one_place_and_another_one_in_the_other_is_refused() 
         AsyncTrainRunner(plain("1/4"), num_slots=2, ratio="1/2")
     with pytest.raises(
         ConfigError,
-        match=r'nothing says how often to train on it; set ratio, .* like "1/4" or 1 \(Trainer.ratio, '
+        match=r'nothing says how often to train on it; set ratio, .* like "1/4" or 1 \(ReplayTrainer.ratio, '
         r"--ratio, or",
     ):
         AsyncTrainRunner(plain(None), num_slots=2).run(quiet=True)

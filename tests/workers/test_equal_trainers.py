@@ -145,7 +145,7 @@ class Group:
         return [m for m in self.heard(i) if isinstance(m, Statistics) and m.update]
 
     def weights(self) -> list[float]:
-        return [float(worker._policy.parameters()["w"][0]) for worker in self.workers]
+        return [float(worker.learner.policy.parameters()["w"][0]) for worker in self.workers]
 
     def states(self) -> list[State]:
         return [worker.state for worker in self.workers]
@@ -184,7 +184,10 @@ def test_one_without_a_row_to_train_takes_part() -> None:
     group.send(0, 1.0, rows=0)
     group.send(1, 3.0, rows=0)
     group.turns()
-    assert group.weights() == [1, 1] and [worker.counters.updates for worker in group.workers] == [1, 1]
+    assert group.weights() == [1, 1] and [worker.learner.counters.updates for worker in group.workers] == [
+        1,
+        1,
+    ]
 
 
 def test_a_batch_size_is_that_of_all_together() -> None:
@@ -195,7 +198,7 @@ def test_a_batch_size_is_that_of_all_together() -> None:
         group.send(0, 1.0)
         group.send(1, 1.0)
     group.turns()
-    assert group.weights() == [1, 1] and group.workers[1].counters.rows == 4 * TRAINED
+    assert group.weights() == [1, 1] and group.workers[1].learner.counters.rows == 4 * TRAINED
 
 
 @pytest.mark.parametrize("buffer", [Queue(reuses=2), PriorityQueue(capacity=4 * TRAINED, reuses=2)])
@@ -206,19 +209,19 @@ def test_each_has_a_buffer_of_its_own_and_all_count_the_same(buffer: BufferConfi
     group.turns()
     assert group.weights() == [4, 4]  # two updates by the mean of 1 and 3
     for worker in group.workers:
-        counters = worker.counters
+        counters = worker.learner.counters
         assert (counters.updates, counters.rows, counters.reused) == (2, 2 * TRAINED, 2)
 
 
 def test_dropped_samples_of_all_are_counted() -> None:
     group = Group(max_policy_lag=1)
     for worker in group.workers:
-        worker._policy.version = 2
+        worker.learner.policy.version = 2
     group.send(1, 1.0, version=0)
     for i in range(2):
         group.send(i, 1.0, version=2)
     group.turns()
-    assert [worker.counters.dropped for worker in group.workers] == [1, 1]
+    assert [worker.learner.counters.dropped for worker in group.workers] == [1, 1]
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -235,7 +238,7 @@ def test_in_lockstep_nobody_gets_a_sample_back_before_all_have_published(count: 
                 if any(producer.free() == 4 for producer in group.producers):
                     assert newest == [version + 1] * count
         assert [producer.free() for producer in group.producers] == [4] * count
-    assert [worker.counters.dropped for worker in group.workers] == [0] * count
+    assert [worker.learner.counters.dropped for worker in group.workers] == [0] * count
 
 
 @pytest.mark.parametrize("limits", [Limits(updates=3), Limits(steps=3 * 2 * TRAINED)])
@@ -250,7 +253,7 @@ def test_limits_end_all_at_one_update(limits: Limits) -> None:
 
 def test_the_first_whose_time_is_up_ends_all() -> None:
     group = Group(limits=Limits(seconds=1000.0))
-    group.workers[1].counters.seconds = 2000.0
+    group.workers[1].learner.counters.seconds = 2000.0
     for i in range(4):
         group.send(i % 2, 1.0)
     group.turns()
@@ -365,7 +368,7 @@ def test_who_shares_a_process() -> None:
 
 def test_those_that_go_on_take_one_state_and_draw_numbers_of_their_own(tmp_path: Path) -> None:
     group = Group(3, tmp_path)
-    assert [worker._algorithm.rank for worker in group.workers] == [0, 0, 0]  # type: ignore[attr-defined]
+    assert [worker.learner.algorithm.rank for worker in group.workers] == [0, 0, 0]  # type: ignore[attr-defined]
     for i in range(3):
         group.send(i, 1.0)
     group.turns()
@@ -374,15 +377,15 @@ def test_those_that_go_on_take_one_state_and_draw_numbers_of_their_own(tmp_path:
     assert group.states() == [State.COMPLETED] * 3
     again = Group(3, tmp_path, resume="000000000001")
     assert again.weights() == group.weights()
-    assert [float(worker._algorithm.count) for worker in again.workers] == [2, 2, 2]  # type: ignore[attr-defined]
-    assert [worker._algorithm.rank for worker in again.workers] == [0, 1, 2]  # type: ignore[attr-defined]
+    assert [float(worker.learner.algorithm.count) for worker in again.workers] == [2, 2, 2]  # type: ignore[attr-defined]
+    assert [worker.learner.algorithm.rank for worker in again.workers] == [0, 1, 2]  # type: ignore[attr-defined]
 
 
 def test_the_plan_counts_what_equal_trainers_take_besides() -> None:
     group = Group(3)
     (needs,) = [m.facts.memory for m in group.heard(1) if isinstance(m, Status) and m.state is State.READY]
     largest = max(Averager.largest_sum, peers_module._AGREED.nbytes)
-    weights = sum(array.nbytes for array in group.workers[1]._policy.parameters().values())
+    weights = sum(array.nbytes for array in group.workers[1].learner.policy.parameters().values())
     assert {need.what: need.nbytes for need in needs} == {
         "parameters": 3 * weights,
         "sums": 2 * 2 * largest + largest,  # to two others, two slots each, and one to add in

@@ -234,13 +234,13 @@ def test_samples_that_lag_too_far_are_dropped_and_counted() -> None:
     for version in range(4):
         bench.send(version, version)
         bench.poll()
-    assert bench.worker.counters.updates == 4
+    assert bench.worker.learner.counters.updates == 4
     bench.send(100, version=1)  # 3 behind
     assert bench.poll() == (0, 0)
     assert bench.published()[0] == 4
     bench.send(101, version=2)
     assert bench.poll() == (TRAINED, 1)
-    assert bench.worker.counters.dropped == 1
+    assert bench.worker.learner.counters.dropped == 1
     assert [s[0] for s in bench.algorithm.seen][-1] == 101
     assert bench.updates()[-1].values["dropped"] == 1
     for mark in range(4):
@@ -256,7 +256,7 @@ def test_part_of_a_batch_is_dropped() -> None:
     bench.send(5, 2, outlet=1)
     assert bench.poll() == (2 * TRAINED, 1)
     assert bench.algorithm.seen[-1] == [3.0, 5.0]
-    assert (bench.worker.counters.dropped, bench.worker.counters.rows) == (1, 6 * TRAINED)
+    assert (bench.worker.learner.counters.dropped, bench.worker.learner.counters.rows) == (1, 6 * TRAINED)
     assert bench.updates()[-1].values["lag/max"] == 0
     for outlet in (0, 1):
         assert bench.send(6, outlet=outlet), "dropped samples were not given back"
@@ -297,7 +297,9 @@ def test_in_lockstep_a_sample_that_is_too_old_all_the_same_holds_nobody_up() -> 
     bench.send(1, 2, outlet=0)
     bench.send(2, 1, outlet=1)
     assert bench.poll() == (TRAINED, 1)  # its producer waits for it and sends no other
-    assert bench.worker.counters.updates == 3 and all(producer.free() == 3 for producer in bench.producers)
+    assert bench.worker.learner.counters.updates == 3 and all(
+        producer.free() == 3 for producer in bench.producers
+    )
 
 
 def test_a_batch_without_a_row_to_train_is_no_update() -> None:
@@ -306,7 +308,7 @@ def test_a_batch_without_a_row_to_train_is_no_update() -> None:
         assert bench.send(0, done=(slice(None), True))
         assert bench.poll() == (0, 1)
     assert bench.algorithm.seen == [] and bench.published()[0] == 0
-    assert bench.worker.counters.dropped == 0
+    assert bench.worker.learner.counters.dropped == 0
 
 
 def test_lag_counts_only_rows_that_enter_the_loss() -> None:
@@ -325,7 +327,7 @@ def test_steps_are_rows_that_were_trained() -> None:
     bench = Bench()
     bench.send(0, done=((2, 0), True), truncated=((1, 1), True))
     assert bench.poll() == (TRAINED - 2, 1)
-    assert bench.worker.counters.steps == TRAINED - 2
+    assert bench.worker.learner.counters.steps == TRAINED - 2
 
 
 # ---- samples trained on again ----------------------------------------------------------
@@ -366,13 +368,13 @@ def test_what_a_priority_queue_does_with_samples_is_told_and_goes_on_after_a_res
     bench.send(4, version=2)
     bench.poll()
     assert bench.algorithm.seen == [[3.0], [2.0], [4.0]]
-    counters = bench.worker.counters
+    counters = bench.worker.learner.counters
     assert (counters.dropped, counters.evicted, counters.reused, counters.steps) == (2, 1, 0, 3 * TRAINED)
     bench.poll()
     assert (counters.reused, counters.updates) == (1, 4)
     bench.worker.exit()
     again = Bench(**settings, resume="update-4")
-    assert vars(again.worker.counters) == vars(counters)
+    assert vars(again.worker.learner.counters) == vars(counters)
     assert again.poll() == (0, 0)  # it is empty
 
 
@@ -380,9 +382,9 @@ def test_a_checkpoint_without_the_newer_counters_is_taken(tmp_path: Path) -> Non
     bench = Bench(folder=tmp_path)
     bench.send(1)
     bench.poll()
-    del bench.worker.counters.evicted
-    bench.worker._save(final=True)
-    assert Bench(folder=tmp_path, resume="update-1").worker.counters.evicted == 0
+    del bench.worker.learner.counters.evicted
+    bench.worker.learner.save(final=True)
+    assert Bench(folder=tmp_path, resume="update-1").worker.learner.counters.evicted == 0
 
 
 # ---- going on from another policy ------------------------------------------------------
@@ -395,8 +397,9 @@ def adopting(folder: Path, **settings: Any) -> Bench:
     bench = Bench(folder=folder, **settings)
     bench.send(1, info_mask=((2, 0), True), **{"info.return": ((2, 0), 30.0)})
     bench.poll()
-    assert bench.worker._version_counters() == {
-        "env_steps": TRAINED, "seconds": bench.worker.counters.seconds, "adopted": 0, "algorithm/amount": 1.0,
+    assert bench.worker.learner.metadata() == {
+        "env_steps": TRAINED, "seconds": bench.worker.learner.counters.seconds, "adopted": 0,
+        "algorithm/amount": 1.0,
         "training_return": 30.0,
     }  # fmt: skip
     bench.link.send(pack(Adopt("other", 7, {"amount": 0.25})))
@@ -412,7 +415,7 @@ def test_adopted_weights_are_a_version_more_and_published_at_once(tmp_path: Path
     bench.send(2, version=2)
     bench.poll()
     assert bench.published() == (3, 50.25)
-    known = bench.worker._version_counters()
+    known = bench.worker.learner.metadata()
     assert (known["adopted"], known["algorithm/amount"], known["env_steps"]) == (2, 0.25, 2 * TRAINED)
     assert "training_return" not in known  # what was reached before was by others
 
@@ -427,7 +430,7 @@ def test_samples_of_versions_before_an_adoption_are_not_trained(tmp_path: Path, 
     bench.send(12, version=2)
     assert bench.poll() == (TRAINED, 1)
     assert bench.algorithm.seen == [[12.0]]
-    assert bench.worker.counters.dropped == 2
+    assert bench.worker.learner.counters.dropped == 2
 
 
 def test_a_batch_that_is_used_again_goes_with_the_version_it_was_of(tmp_path: Path) -> None:
@@ -435,7 +438,7 @@ def test_a_batch_that_is_used_again_goes_with_the_version_it_was_of(tmp_path: Pa
     assert bench.poll() == (0, 0)  # it had two uses left
     bench.send(2, version=2)
     assert bench.poll() == (TRAINED, 1)
-    assert bench.algorithm.seen == [[2.0]] and bench.worker.counters.dropped == 1
+    assert bench.algorithm.seen == [[2.0]] and bench.worker.learner.counters.dropped == 1
 
 
 def test_a_resumed_run_goes_on_with_what_was_adopted(tmp_path: Path) -> None:
@@ -443,7 +446,7 @@ def test_a_resumed_run_goes_on_with_what_was_adopted(tmp_path: Path) -> None:
     bench.worker.exit()
     again = Bench(folder=tmp_path, resume="update-2")
     assert again.published() == (2, 50.0) and again.algorithm.amount == 0.25
-    assert again.worker._version_counters() == bench.worker._version_counters()
+    assert again.worker.learner.metadata() == bench.worker.learner.metadata()
 
 
 def test_a_batch_of_whole_episodes_has_as_many_as_there_are_seats_unless_its_size_is_set() -> None:
@@ -492,7 +495,7 @@ def test_time_ends_a_run_even_if_no_sample_comes(samples: bool) -> None:
     bench = Bench(limits=Limits(seconds=1000.0))
     bench.poll()
     assert bench.worker.state is State.RUNNING
-    bench.worker._started -= 1001
+    bench.worker.learner._counted_at -= 1001
     if samples:
         bench.send(0)
     bench.poll()
@@ -501,13 +504,13 @@ def test_time_ends_a_run_even_if_no_sample_comes(samples: bool) -> None:
 
 def test_a_pause_costs_no_time() -> None:
     bench = Bench()
-    bench.worker._started -= 10
+    bench.worker.learner._counted_at -= 10
     bench.worker.pause()
-    assert 10 <= bench.worker.counters.seconds < 20
-    bench.worker._started -= 1000
+    assert 10 <= bench.worker.learner.counters.seconds < 20
+    bench.worker.learner._counted_at -= 1000
     bench.worker.start()
     bench.worker.exit()
-    assert bench.worker.counters.seconds < 20
+    assert bench.worker.learner.counters.seconds < 20
 
 
 # ---- checkpoints -----------------------------------------------------------------------
@@ -519,14 +522,14 @@ def test_the_end_is_saved_and_a_resumed_run_goes_on_from_it(tmp_path: Path) -> N
     bench.send(1, 0)
     assert bench.poll() == (0, 0)  # dropped
     bench.send(2, 2)
-    bench.worker._started -= 50
+    bench.worker.learner._counted_at -= 50
     bench.poll()
     assert bench.worker.state is State.COMPLETED
     (saved,) = checkpoints(tmp_path / "checkpoints" / "policy")
     assert saved.name == "update-3"
     again = Bench(folder=tmp_path, resume=saved.name)
-    assert vars(again.worker.counters) == vars(bench.worker.counters)
-    counters = again.worker.counters
+    assert vars(again.worker.learner.counters) == vars(bench.worker.learner.counters)
+    counters = again.worker.learner.counters
     assert counters.dropped == 1
     assert (counters.updates, counters.rows, counters.steps) == (
         3,
@@ -570,7 +573,7 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) ->
     bench.poll()
     bench.send(1)
     bench.poll()
-    assert bench.worker.state is State.RUNNING and bench.worker.counters.updates == 2
+    assert bench.worker.state is State.RUNNING and bench.worker.learner.counters.updates == 2
     assert len([m for m in bench.heard() if isinstance(m, Notice)]) == 2
 
 

@@ -29,10 +29,10 @@ def kept(folder: Path) -> dict[int, float]:
 def train(bench: Bench, updates: int) -> None:
     """Do so many updates, each of whose versions is on the disk before the next."""
     for _ in range(updates):
-        bench.send(0, bench.worker.counters.updates)
+        bench.send(0, bench.worker.learner.counters.updates)
         bench.poll()
-        assert bench.worker._versions is not None
-        bench.worker._versions.wait(60)
+        assert bench.worker.learner._versions is not None
+        bench.worker.learner._versions.wait(60)
 
 
 def notices(bench: Bench) -> list[str]:
@@ -52,15 +52,15 @@ def test_a_version_is_pushed_when_it_is_time_and_at_the_end(tmp_path: Path) -> N
     bench = Bench(folder=tmp_path, limits=Limits(updates=5))
     train(bench, 2)
     assert kept(tmp_path) == {0: 0.0}
-    bench.worker._versions._last -= 11  # type: ignore[union-attr]
+    bench.worker.learner._versions._last -= 11  # type: ignore[union-attr]
     train(bench, 2)
     assert kept(tmp_path) == {0: 0.0, 3: 3.0}
     train(bench, 1)
     assert bench.worker.state is State.COMPLETED
     assert kept(tmp_path) == {0: 0.0, 3: 3.0, 5: 5.0}
     last = ParameterDatabase(tmp_path / PARAMETERS).versions("policy")[-1]
-    assert (last.tags, last.counters["env_steps"]) == ((LATEST,), bench.worker.counters.steps)
-    assert last.counters["seconds"] == bench.worker.counters.seconds
+    assert (last.tags, last.counters["env_steps"]) == ((LATEST,), bench.worker.learner.counters.steps)
+    assert last.counters["seconds"] == bench.worker.learner.counters.seconds
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_is_pushed_are_the_weights_of_its_update_though_training_goes_on(
     for update in range(4):
         bench.send(0, update)
         bench.poll()  # the disk takes its time: nobody waits for it
-    assert bench.worker.counters.updates == 4 and kept(tmp_path) == {0: 0.0}
+    assert bench.worker.learner.counters.updates == 4 and kept(tmp_path) == {0: 0.0}
     go_on.set()
     bench.worker.exit()
     assert kept(tmp_path) == {0: 0.0, 1: 1.0, 4: 4.0}
@@ -108,7 +108,7 @@ def test_training_goes_on_when_the_disk_is_full_and_says_so(
     with monkeypatch.context() as patch:
         patch.setattr(ParameterDatabase, "push", full)
         train(bench, 3)
-        assert bench.worker.state is State.RUNNING and bench.worker.counters.updates == 3
+        assert bench.worker.state is State.RUNNING and bench.worker.learner.counters.updates == 3
         # the third is told with the next
         assert notices(bench) == ["a version was not kept: no space left"] * 2
     bench.worker.exit()  # there is room again: what failed last is tried again

@@ -29,9 +29,9 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.device import choose_device
 from tidemill.run.source_info import versions
 from tidemill.training.train import train
-from tidemill.workers.actor import Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.policy import PolicyWorkers
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.trainer_config import TrainerConfig
 
 PARTS = ("env", "infer", "train")
 ROUNDS = 3  # before the run, and as many after it: what the machine does meanwhile is in the medians
@@ -293,7 +293,7 @@ def _steps_per_sample(experiment: Experiment) -> float:
     sizes = [
         c.lanes * s.sample_steps
         for c in experiment.workers.values()
-        if isinstance(c, Actors)
+        if isinstance(c, ActorConfig)
         for s in c.agents
         if s.samples
     ]
@@ -302,7 +302,7 @@ def _steps_per_sample(experiment: Experiment) -> float:
 
 def kind_of(config: WorkerConfig) -> Kind:
     """Return which side of the run a worker is on."""
-    if isinstance(config, Actors):
+    if isinstance(config, ActorConfig):
         return "actor"
     if isinstance(config, PolicyWorkers):
         return "policy"
@@ -315,7 +315,7 @@ def in_threads(experiment: Experiment) -> bool:
     return any(
         bool(getattr(config.environment, "threads", 0))
         for config in experiment.workers.values()
-        if isinstance(config, Actors)
+        if isinstance(config, ActorConfig)
     )
 
 
@@ -365,7 +365,7 @@ def notes_of(
         {
             type(c.algorithm).__name__
             for c in experiment.workers.values()
-            if isinstance(c, Trainer) and not isinstance(c.algorithm, PPO)
+            if isinstance(c, TrainerConfig) and not isinstance(c.algorithm, PPO)
         }
     )
     if others:
@@ -374,7 +374,7 @@ def notes_of(
             f"epoch{'s' * (facts['epochs'] > 1)} of that"
         )
     if (
-        sum(isinstance(c, Actors) for c in experiment.workers.values())
+        sum(isinstance(c, ActorConfig) for c in experiment.workers.values())
         + sum(c.limited for c in experiment.workers.values())
         > 2
     ):

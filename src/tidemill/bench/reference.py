@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Atari, Experiment, Gymnasium, Trainer
+from tidemill import PPO, ActorCritic, Atari, Experiment, Gymnasium, ReplayTrainer, Trainer
 from tidemill.api.edges import group_of
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.policy import PolicyConfig
@@ -58,7 +58,7 @@ from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type
 from tidemill.nets.trainable import TrainablePolicy
 from tidemill.transports.local import LocalBell
-from tidemill.workers.actor import INLINE, match_agents
+from tidemill.workers.actor_config import INLINE, ActorConfig, PlayerSpec, match_agents
 from tidemill.workers.environments import seen_by
 from tidemill.workers.policy import PolicyWorkers
 
@@ -69,7 +69,7 @@ MOST_BYTES = 2**28  # of observations to train on; a larger batch is measured by
 # ---- env -------------------------------------------------------------------------------
 
 
-def env_part(config: Actors, environment: Environment) -> tuple[Callable[[], int], bool]:
+def env_part(config: ActorConfig, environment: Environment) -> tuple[Callable[[], int], bool]:
     """Return a function that steps every lane some times and returns how many env steps
     that were, and whether the environment steps elsewhere than in the thread that calls
     it."""
@@ -339,7 +339,13 @@ that works a while and returns the units done."""
 
 
 def network_parts(
-    experiment: Experiment, spec: AgentSpec, spaces: Spaces, ppo: PPO, batch: int, rows: int, minibatch: float
+    experiment: Experiment,
+    spec: PlayerSpec,
+    spaces: Spaces,
+    ppo: PPO,
+    batch: int,
+    rows: int,
+    minibatch: float,
 ) -> tuple[str, Parts]:
     """Return which network is measured, and its parts."""
     config, rng = experiment.policies[spec.policy], np.random.default_rng(0)
@@ -463,13 +469,19 @@ def own_parts(
 def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     """Return what is measured (facts for the report) and how."""
     found = [
-        (c, s) for c in experiment.workers.values() if isinstance(c, Actors) for s in c.agents if s.streams
+        (c, s)
+        for c in experiment.workers.values()
+        if isinstance(c, ActorConfig)
+        for s in c.agents
+        if s.streams
     ]
     if not found:
         raise ConfigError("bench needs actors whose samples are trained on")
     actors, spec = found[0]
     trainers = [
-        (g, c) for g, c in experiment.workers.items() if isinstance(c, Trainer) and c.samples in spec.streams
+        (g, c)
+        for g, c in experiment.workers.items()
+        if isinstance(c, (Trainer, ReplayTrainer)) and c.samples in spec.streams
     ]
     if not trainers:
         raise ConfigError(f"bench needs a trainer of sample stream {' or '.join(spec.streams)}")

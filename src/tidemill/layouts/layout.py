@@ -17,7 +17,8 @@ from tidemill.core.config import LAYOUT, Config
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.slots import Slots
 from tidemill.nets.device import choose_device
-from tidemill.replay_training.actors import ReplayActors
+from tidemill.replay_training.actor_config import ReplayActors
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor import INLINE, Actors
 from tidemill.workers.trainer_config import Trainer
 
@@ -359,14 +360,14 @@ def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
     workers, or lanes that step in threads of Python or may fail."""
     kinds = {type(config): name for name, config in experiment.workers.items()}
     if (
-        set(kinds) != {ReplayActors, Trainer}
+        set(kinds) != {ReplayActors, ReplayTrainer}
         or len(experiment.workers) != 2
         or experiment.together
         or "together" in fixed
     ):
         return experiment
-    actors, trainer = experiment.workers[kinds[ReplayActors]], experiment.workers[kinds[Trainer]]
-    assert isinstance(actors, ReplayActors) and isinstance(trainer, Trainer)
+    actors, trainer = experiment.workers[kinds[ReplayActors]], experiment.workers[kinds[ReplayTrainer]]
+    assert isinstance(actors, ReplayActors) and isinstance(trainer, ReplayTrainer)
     apart = isinstance(actors.environment, Slots) or bool(getattr(actors.environment, "threads", None))
     if (
         apart
@@ -375,8 +376,8 @@ def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
         or (actors.count, trainer.count, actors.ring) != (1, 1, 1)
     ):
         return experiment
-    workers = {**experiment.workers, kinds[Trainer]: trainer.replace(slack=actors.lanes)}
-    return experiment.replace(workers=workers, together=(kinds[ReplayActors], kinds[Trainer]))
+    workers = {**experiment.workers, kinds[ReplayTrainer]: trainer.replace(slack=actors.lanes)}
+    return experiment.replace(workers=workers, together=(kinds[ReplayActors], kinds[ReplayTrainer]))
 
 
 # ---- choosing --------------------------------------------------------------------------

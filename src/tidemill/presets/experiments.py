@@ -23,7 +23,8 @@ from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.remote.rest_config import Rest
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
-from tidemill.replay_training.actors import ReplayActors
+from tidemill.replay_training.actor_config import ReplayActors
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.trainer_config import Trainer
 
@@ -233,7 +234,7 @@ def off_policy(
     name: str,
     environment: EnvironmentConfig,
     policy: PolicyConfig,
-    trainer: Trainer,
+    trainer: ReplayTrainer,
     *,
     lanes: int = 8,
     **limits: Any,
@@ -251,7 +252,7 @@ def off_policy(
 
 def dqn(name: str, environment: EnvironmentConfig) -> Experiment:
     """DQN for any environment of Discrete actions: double, duelling, 3-step returns."""
-    trainer = Trainer(
+    trainer = ReplayTrainer(
         algorithm=DQN(), buffer=Replay(capacity=100_000, warm_up=5_000, steps=3), batch_size=64, ratio="1/4"
     )
     return off_policy(name, environment, QNetwork(), trainer, steps=1_000_000)
@@ -272,14 +273,14 @@ def dqn_cartpole(name: str, environment: EnvironmentConfig) -> Experiment:
     )
     # β stays as it is
     replay = PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000)
-    trainer = Trainer(algorithm=algorithm, buffer=replay, batch_size=64, ratio="1/2")
+    trainer = ReplayTrainer(algorithm=algorithm, buffer=replay, batch_size=64, ratio="1/2")
     return off_policy(name, environment, QNetwork(duelling=False), trainer, steps=100_000)
 
 
 def dqn_minatar(name: str, environment: EnvironmentConfig) -> Experiment:
     """MinAtar's games: its convolution, and a hidden layer."""
     algorithm = DQN(learning_rate=2.5e-4, target_every=1_000, epsilon_end=0.02, epsilon_updates=25_000)
-    trainer = Trainer(
+    trainer = ReplayTrainer(
         algorithm=algorithm,
         buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
         batch_size=32,
@@ -292,7 +293,7 @@ def dqn_atari(name: str, environment: EnvironmentConfig) -> Experiment:
     """Atari games: the settings of Mnih et al. 2015, with Adam and fewer rows. Single
     frames of 7 kB: 100,000 take 0.7 GB. Never run to its end."""
     algorithm = DQN(learning_rate=1e-4, target_every=2_000, epsilon_end=0.05, epsilon_updates=100_000)
-    trainer = Trainer(
+    trainer = ReplayTrainer(
         algorithm=algorithm,
         buffer=Replay(capacity=100_000, warm_up=10_000, frame_stack=4),
         batch_size=32,
@@ -304,7 +305,7 @@ def dqn_atari(name: str, environment: EnvironmentConfig) -> Experiment:
 def sac(name: str, environment: EnvironmentConfig) -> Experiment:
     """SAC for any environment of Box actions: an update for each step, networks of 256
     and 256."""
-    trainer = Trainer(
+    trainer = ReplayTrainer(
         algorithm=SAC(), buffer=Replay(capacity=1_000_000, warm_up=5_000), batch_size=256, ratio=1
     )
     return off_policy(name, environment, SquashedGaussian(), trainer, steps=1_000_000)
@@ -314,7 +315,7 @@ def sac_half_cheetah(name: str, environment: EnvironmentConfig) -> Experiment:
     """HalfCheetah-v5: batches of 128 take half the time of the usual 256, and the usual
     learning rate of 0.0003 a good deal more of the steps."""
     algorithm = SAC(learning_rate=7e-4, critic_learning_rate=1e-3)
-    trainer = Trainer(
+    trainer = ReplayTrainer(
         algorithm=algorithm, buffer=Replay(capacity=300_000, warm_up=5_000), batch_size=128, ratio=1
     )
     return off_policy(name, environment, SquashedGaussian(), trainer, lanes=4, steps=300_000)

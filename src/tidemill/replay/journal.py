@@ -182,7 +182,8 @@ class JournalReader(SampleConsumer):
             self._left = path.stat().st_size - self._file.tell()  # bytes: nothing that is longer is read
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"no journal can be read from {path}: {error}; a run writes one with Trainer(journal=True)"
+                f"no journal can be read from {path}: {error}; a run writes one with "
+                "ReplayTrainer(journal=True)"
             ) from None
         self._waiting: deque[Sample] = deque()
 

@@ -34,8 +34,8 @@ class Replay(BufferConfig):
     equally likely. For off-policy algorithms (`DQN`, `SAC`), filled by `ReplayActors`.
     The trainer's `batch_size` is the number of transitions in a batch.
 
-    capacity: rows that it holds; all seats share them equally, and so do equal trainers.
-        An episode of T steps takes T + 1
+    capacity: rows that it holds; all seats share them equally. An episode of T steps
+        takes T + 1
     warm_up: transitions that must be there before the first batch is drawn
     steps: n of n-step returns: a transition reaches over so many steps, fewer at an
         episode's end
@@ -83,13 +83,6 @@ class Replay(BufferConfig):
                 f"{self.capacity:,} rows can hold"
             )
 
-    def check(self, max_lag: int | None) -> None:
-        if max_lag is not None:
-            raise ConfigError(
-                f"max_policy_lag = {max_lag}, but a {type(self).__name__} is there to train on what older "
-                "versions did; leave it out, or take Queue"
-            )
-
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
         return UniformReplay(self, source, demand)
 
@@ -99,11 +92,7 @@ class UniformReplay(ReplayBuffer):
 
     def __init__(self, config: Replay, source: SampleConsumer, demand: Demand) -> None:
         super().__init__(source, demand)
-        if demand.rows is None:
-            raise ConfigError(
-                f"a {type(config).__name__} draws batches of batch_size transitions; set Trainer.batch_size, "
-                "32 to 256 are usual"
-            )
+        assert demand.rows is not None  # `ReplayTrainer.batch_size`
         self._config, self._batch = config, demand.rows
         self._rng = np.random.default_rng(demand.seed)
         self._warm = False
@@ -126,22 +115,18 @@ class UniformReplay(ReplayBuffer):
         seats = [block.lead[1] for block in blocks]
         lanes = sum(seats)
         self._first = np.add.accumulate([0, *seats])[:-1]
-        own = config.capacity // self._demand.trainers
-        length = own // lanes
-        shared = (
-            f" ({own:,} for each of {self._demand.trainers} trainers)" if self._demand.trainers > 1 else ""
-        )
+        length = config.capacity // lanes
         least = Sequences.least_length(config.steps, config.frame_stack)
         if length < least:
             raise ConfigError(
-                f"{name}: capacity = {config.capacity:,} rows{shared} leave {length:,} for each of {lanes:,} "
+                f"{name}: capacity = {config.capacity:,} rows leave {length:,} for each of {lanes:,} "
                 f"seats, and each needs {least} for "
                 f"steps = {config.steps} and frame_stack = {config.frame_stack}; make it at least "
-                f"{least * lanes * self._demand.trainers:,}"
+                f"{least * lanes:,}"
             )
-        if own < self._batch:
+        if config.capacity < self._batch:
             raise ConfigError(
-                f"{name}: capacity = {config.capacity:,} rows{shared} is less than a batch of "
+                f"{name}: capacity = {config.capacity:,} rows is less than a batch of "
                 f"{self._batch:,}; make it more, or batch_size less"
             )
         # with episodes of a single step, half of the rows are last ones
@@ -149,9 +134,8 @@ class UniformReplay(ReplayBuffer):
         if config.warm_up > reached:
             raise ConfigError(
                 f"{name}: warm_up = {config.warm_up:,} transitions might never be reached: with {lanes:,} "
-                f"seats, capacity = {config.capacity:,} rows"
-                f"{shared} are sure to hold {reached:,}, since episodes may be short; make warm_up less, or "
-                "capacity more"
+                f"seats, capacity = {config.capacity:,} rows are sure to hold {reached:,}, "
+                "since episodes may be short; make warm_up less, or capacity more"
             )
         places = lanes * length
         self._store = Store(_common(blocks), config.frame_stack)

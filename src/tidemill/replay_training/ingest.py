@@ -18,10 +18,10 @@ from tidemill.replay_training.open_episodes import FILE as SLOTS
 from tidemill.replay_training.open_episodes import OpenEpisodes, Unfinished, read_slots
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.store.checkpoint import Found
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.trainer import Kept
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.learner import Extras
 
 MEMORY = "buffer"
 
@@ -37,7 +37,7 @@ class ReplayIngest:
     def __init__(
         self,
         context: Context,
-        config: Trainer,
+        config: ReplayTrainer,
         source: SampleConsumer,
         demand: Demand,
         found: Found | None,
@@ -161,7 +161,7 @@ class ReplayIngest:
             self.limiter.sampleable(self.grants.slots - 1 if self._config.exact else 0)
         return arrivals
 
-    def kept(self, steps: int) -> Kept:
+    def extras(self, steps: int) -> Extras:
         """Return what checkpoints keep of it."""
         facts = {
             "limiter": vars(self.limiter.counts),
@@ -172,7 +172,7 @@ class ReplayIngest:
         if self.journal is not None:
             facts["journal"], facts["journaled"] = self.journal.sync(), self._journaled()
         whole = self._config.keep_buffer
-        return Kept(
+        return Extras(
             {} if self._open is None else {SLOTS: self._open.arrays(whole)},
             facts,
             {MEMORY: self.buffer.save} if whole else {},

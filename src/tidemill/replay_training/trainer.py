@@ -9,11 +9,9 @@ actor's slots. In an exact run all tasks that are owed come before the grant.
 
 from collections.abc import Generator, Iterator
 
-from tidemill.api.buffer import Buffer, Demand, ReplayBuffer
-from tidemill.api.control import Adopt, Facts, Measured, Notice
+from tidemill.api.control import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
 from tidemill.api.policy_header import plain_spaces
-from tidemill.api.stream import SampleConsumer
 from tidemill.core.bell_batching import Together
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
@@ -21,11 +19,10 @@ from tidemill.replay.journal import JournalWriter
 from tidemill.replay_training.ingest import ReplayIngest
 from tidemill.replay_training.iteration_evaluation import evaluate
 from tidemill.replay_training.limiter_metrics import LimiterMetrics
-from tidemill.store.checkpoint import Found
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.trainer import Kept, TrainerWorker
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.learner import Extras, Learner
 
 # seconds that a trainer which is told to end waits for steps in flight: less than the
 # controller gives it
@@ -36,63 +33,91 @@ TASKS = 8
 TOLD = 0.2  # seconds between reports: tasks are many and short
 
 
-class ReplayTrainerWorker(TrainerWorker):
+class ReplayTrainerWorker(Worker):
     """See the module's text."""
 
-    _buffer: ReplayBuffer
+    _ingest: ReplayIngest
 
-    def __init__(self, context: Context, config: Trainer) -> None:
-        super().__init__(context, config)
-        self._journal: JournalWriter | None = None
+    def __init__(self, context: Context, config: ReplayTrainer) -> None:
+        super().__init__(context)
+        self._config = config
+        self.learner = Learner(context, config, self.clock, self.report, self._beat, self._extras)
+        self._life = self._train()
+        self._reason: str | None = None  # why the run ends, once that is known
         self._ended_at = self._progress_at = 0.0
+        self._journal: JournalWriter | None = None
 
     def _configure(self, facts: Facts) -> Facts:
-        told = super()._configure(facts)
-        self._policy_lag.publish(self._policy.version)
-        return told
-
-    def _build_buffer(self, source: SampleConsumer, demand: Demand, found: Found | None) -> Buffer:
-        config = self._config
-        if self._facts.mode != "transitions":
+        config, learner = self._config, self.learner
+        source = learner.connect(facts)
+        if learner.samples.mode != "transitions":
             raise ConfigError(
-                f'sample stream "{config.samples}" has samples of mode = "{self._facts.mode}", and a replay '
-                "memory stores steps one by one; take "
-                "ReplayActors in place of Actors"
+                f'sample stream "{config.samples}" has samples of mode = "{learner.samples.mode}", and a '
+                "replay memory stores steps one by one; take ReplayActors in place of Actors"
             )
         header = {
             "experiment": self.context.experiment.name,
             "policy": config.policy,
-            "spaces": plain_spaces(self._spaces),
+            "spaces": plain_spaces(learner.spaces),
             "math_threads": self.context.math_threads,  # products on more threads have other last bits
         }
-        self._ingest = ingest = ReplayIngest(self.context, config, source, demand, found, header, self._tell)
-        self.limiter, self._grants, self._phases = ingest.limiter, ingest.grants, ingest.phases
-        self._policy_lag, self._journal = ingest.policy_lag, ingest.journal
+        self._ingest = ingest = ReplayIngest(
+            self.context,
+            config,
+            source,
+            learner.demand(config.batch_size),
+            learner.found,
+            header,
+            learner.notice,
+        )
+        self.limiter, self._buffer, self._grants = ingest.limiter, ingest.buffer, ingest.grants
+        self._phases, self._policy_lag, self._journal = ingest.phases, ingest.policy_lag, ingest.journal
         self._metrics = LimiterMetrics(self.limiter, self._policy_lag, config.measures() is not None)
-        return ingest.buffer
+        needs = learner.build()
+        self._policy_lag.publish(learner.policy.version)
+        return Facts(memory=(*needs, *self._buffer.needs))
 
     # ---- the loop ----------------------------------------------------------------------
 
     def start(self) -> None:
         self._progress_at = self._metrics.told_at = awake()
         self._policy_lag.publish(self._policy_lag.newest)
+        self.learner.start()
         super().start()
 
-    def _works_on(self) -> bool:
-        """What is in flight may still come, and what is owed is trained."""
-        return True
+    def pause(self) -> None:
+        self.learner.pause()
+        super().pause()
+
+    def exit(self, reason: str = "") -> None:
+        """See `Worker.exit`. What is in flight may still come, and what is owed is
+        trained."""
+        if self.state not in (State.RUNNING, State.PAUSED):
+            super().exit(reason)
+        elif self._reason is None:
+            self._end(reason)
+            if self.state is State.PAUSED:
+                self.start()
 
     def _end(self, reason: str) -> None:
-        super()._end(reason)
+        self._reason = reason
         self._ended_at = awake()
         self.limiter.drain()
+
+    def _end_at_limits(self) -> None:
+        why_more = "open episodes were played to their end"
+        if self._reason is None and (reason := self.learner.limit_reached(why_more, self._awaits_episodes())):
+            self._end(reason)
+
+    def _poll(self) -> PollResult:
+        return next(self._life)
 
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
         while True:
             with Together():  # an actor is woken once, and finds its credits
                 moved, ran = self._receive(), 0
-                if self._phases.reached(self.counters.steps):
+                if self._phases.reached(self.learner.counters.steps):
                     self._phases.end(self._awaits_episodes())
                 granted = 0 if exact and (limiter.owed or self._iteration_over()) else self._grant()
             while not granted and self._due() and ran < TASKS:  # what was granted is to be sent first
@@ -102,40 +127,34 @@ class ReplayTrainerWorker(TrainerWorker):
                     self._grant()
             moved += ran
             if self.context.experiment.limits.seconds is not None:
-                self._count_time()
+                self.learner.count_time()
             if moved or self._reason is not None:
                 self._look_round()
             else:
                 self._look_for_progress()
             if self._iteration_over():
                 yield from self._end_iteration()
-            if self._reason is not None or not self._phases.iteration_reached(self.counters.steps):
+            if self._reason is not None or not self._phases.iteration_reached(self.learner.counters.steps):
                 self._end_at_limits()
             if self._reason is not None and (self._quiet() or self._alone_at_end()):
                 break
             yield PollResult(moved, ran)
         limiter.void(limiter.in_flight)  # whatever comes of them, nobody looks at it any more
         self._summarise()
-        Worker.exit(self, self._reason)
+        super().exit(self._reason or "")
         yield PollResult(moved, 1)
 
     def _iteration_over(self) -> bool:
         """True when it is to be evaluated now. In an exact run the actor is told of its
         last sample only after that, together with whether episodes may begin again, on
         which the order of its slots depends."""
-        reached = self._phases.iteration_reached(self.counters.steps)
+        reached = self._phases.iteration_reached(self.learner.counters.steps)
         return self._reason is None and reached and self._quiet() and not self._awaits_episodes()
 
     def _awaits_episodes(self) -> bool:
         """True when the phase does not end yet, since episodes are open, and what they
         owe may be trained."""
-        return self._reason is None and self._updates_left() and self._phases.open()
-
-    def _why_more(self) -> str:
-        return "open episodes were played to their end"
-
-    def _steps_done(self) -> bool:
-        return super()._steps_done() and not self._awaits_episodes()
+        return self._reason is None and self.learner.updates_left and self._phases.open()
 
     def _quiet(self) -> bool:
         """True when nothing is owed and nothing in flight: a quiescent cut."""
@@ -143,12 +162,12 @@ class ReplayTrainerWorker(TrainerWorker):
 
     def _end_iteration(self) -> Iterator[PollResult]:
         """Evaluate, save, tell; and begin the next iteration."""
-        phases, counters, each = self._phases, self.counters, self._config.iteration_steps
+        phases, counters, each = self._phases, self.learner.counters, self._config.iteration_steps
         end, returns = phases.iteration_end, phases.returns
         assert end is not None and each is not None
         number = end // each
         self._summarise()
-        self._count_time()
+        self.learner.count_time()
         evaluated = (yield from self._evaluate(number)) if self._config.evaluation_steps else {}
         if self._reason is not None:
             return
@@ -168,8 +187,7 @@ class ReplayTrainerWorker(TrainerWorker):
             )
         )
         phases.end_iteration()
-        self._saved = -1, -1  # a checkpoint from before the evaluation may be there
-        self._save()
+        self._save(again=True)  # a checkpoint from before the evaluation may be there
         phases.begin(counters.steps)
         self._progress_at = self._metrics.told_at = awake()
         self.limiter.report()  # what was waited for meanwhile was the evaluation
@@ -185,8 +203,8 @@ class ReplayTrainerWorker(TrainerWorker):
                 yield from evaluate(
                     context,
                     actors,
-                    self._spaces,
-                    self._policy,
+                    self.learner.spaces,
+                    self.learner.policy,
                     steps,
                     number,
                     patience,
@@ -199,21 +217,17 @@ class ReplayTrainerWorker(TrainerWorker):
 
     def _due(self) -> bool:
         """True when a task is owed, and within the limit of updates."""
-        return self.limiter.owed > 0 and self._updates_left()
-
-    def _updates_left(self) -> bool:
-        limit = self.context.experiment.limits.updates
-        return limit is None or self.counters.updates < limit
+        return self.limiter.owed > 0 and self.learner.updates_left
 
     def _receive(self) -> int:
         """Store what has come. Return how many samples that was."""
         arrivals = self._ingest.receive()
         for arrival in arrivals:
-            self._returns.extend(arrival.returns)
+            self.learner.returns.extend(arrival.returns)
             if arrival.committed:
                 self._progress_at = awake()
         if arrivals:
-            self.counters.steps = self.counters.rows = self.limiter.counts.committed
+            self.learner.counters.steps = self.learner.counters.rows = self.limiter.counts.committed
         return len(arrivals)
 
     def _grant(self) -> int:
@@ -229,7 +243,8 @@ class ReplayTrainerWorker(TrainerWorker):
 
     def _run_task(self) -> None:
         """Train once."""
-        taken = self._buffer.take(self._policy.version)
+        learner = self.learner
+        taken = self._buffer.take(learner.policy.version)
         if taken is None:
             raise RunError(
                 f"{type(self._config.buffer).__name__} owes a batch and gives none: its `sampleable` did not "
@@ -237,14 +252,13 @@ class ReplayTrainerWorker(TrainerWorker):
             )
         began = awake()
         left = self.clock.enter("train")
-        progress = self._progress()
+        progress = learner.progress()
         if self._journal is not None:
             self._journal.task(progress)
-        metrics = self._algorithm.update([held.sample for held in taken], progress)
+        metrics = learner.algorithm.update([held.sample for held in taken], progress)
         self.clock.enter(left)
-        lags = self._lags(taken)
-        self.counters.updates += 1
-        self._policy.version = self.counters.updates
+        lags = learner.lags(taken)
+        learner.finish_update()
         self._buffer.release()
         self.limiter.finish_task()
         # else the next one is about to be published in its place, or steps are granted
@@ -256,17 +270,16 @@ class ReplayTrainerWorker(TrainerWorker):
 
     def _publish_newest(self) -> None:
         """Publish the weights, unless the newest ones are."""
-        if self._policy_lag.newest != self._policy.version:
-            self._publish()
-            self._policy_lag.publish(self._policy.version)
+        if self._policy_lag.newest != self.learner.policy.version:
+            self.learner.publish()
+            self._policy_lag.publish(self.learner.policy.version)
 
     def _look_round(self) -> None:
         now = awake()
         if now - self._metrics.told_at >= TOLD:
             self._summarise()
-            if self._versions is not None:
-                self._versions.look(self._policy, self._version_counters())
-        due = self._reason is None and now - self._last_save >= self._config.checkpoint_seconds
+            self.learner.look_at_versions()
+        due = self._reason is None and self.learner.save_due()
         # an exact run is at a cut after each sample and all that this owes
         if due and not (self._config.exact and self.limiter.owed):
             self._save()
@@ -280,7 +293,7 @@ class ReplayTrainerWorker(TrainerWorker):
             try:
                 self._save(final=True)
             except CheckpointError as error:  # the cause is another
-                self._tell(str(error))
+                self.learner.notice(str(error))
             hanging = self.limiter.in_flight
             self.limiter.void(hanging)  # after the checkpoint: an exact run plays them again
             self._summarise()
@@ -304,27 +317,33 @@ class ReplayTrainerWorker(TrainerWorker):
                 "the policy is to go on from another one's weights, which a journal does not hold; train "
                 "populations with journal = False"
             )
-        super()._adopt(message)
-        self._policy_lag.publish(self._policy.version)
+        self.learner.adopt(message)
+        self._buffer.least = self.learner.counters.updates
+        self._policy_lag.publish(self.learner.policy.version)
 
     def _summarise(self) -> None:
         """Report what has happened since the last time."""
-        self.counters.add(self._buffer.counts)
+        self.learner.counters.add(self._buffer.counts)
         self._buffer.counts = type(self._buffer.counts)()
         if (told := self._metrics.take()) is not None:
-            self._count_time()
-            self._report_update(told)
+            self.learner.count_time()
+            self.learner.report_update(told, self.polls)
 
     # ---- checkpoints: between two tasks, while slots step on ---------------------------
 
-    def _save(self, final: bool = False) -> None:
+    def _save(self, final: bool = False, again: bool = False) -> None:
         self._summarise()  # a run that goes on from here drops what is told later
-        super()._save(final)
+        self.learner.save(final, again)
 
-    def _kept(self) -> Kept:
-        return self._ingest.kept(self.counters.steps)
+    def _extras(self) -> Extras:
+        return self._ingest.extras(self.learner.counters.steps)
+
+    def _on_exit(self) -> None:
+        self.learner.count_time()
+        self._summarise()
+        self.learner.end()
 
     def _close(self) -> None:
         if self._journal is not None:
             self._journal.close()
-        super()._close()
+        self.learner.close()

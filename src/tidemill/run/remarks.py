@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.trainer_config import TrainerConfig
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
@@ -21,11 +22,11 @@ def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
     fed = [
         config
         for config in experiment.workers.values()
-        if isinstance(config, Trainer) and config.samples in streams
+        if isinstance(config, TrainerConfig) and config.samples in streams
     ]
     slots = f"--slots {sessions}" + (
         ""
-        if fed and all(config.buffer.replays for config in fed)
+        if fed and all(isinstance(config, ReplayTrainer) for config in fed)
         else " --algorithm dqn (Discrete actions) or sac (Box)"
     )
     waits = (

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.controller import Controller
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.trainer_config import Trainer
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def snapshot(controller: Controller) -> Snapshot:
 def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
     """Of a trainer, and the slots whose steps it stores."""
     told, config = controller.progress.limiters[trainer], controller.members[trainer].config
-    assert isinstance(config, Trainer)
+    assert isinstance(config, ReplayTrainer)
     actors = [
         m.told
         for m in controller.members.values()

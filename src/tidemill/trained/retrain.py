@@ -19,10 +19,10 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.threads import limit_threads
 from tidemill.nets.device import choose_device
 from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
 from tidemill.store.checkpoint import read_newest
-from tidemill.workers.trainer_config import Trainer
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class Retrained:
 
 
 def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
-    """Train the run in folder `run` again, from its journal (`Trainer(journal=True)`);
-    `trust` as in `tidemill.load`. Raises `RunError` or `CheckpointError` where there is
-    none."""
+    """Train the run in folder `run` again, from its journal
+    (`ReplayTrainer(journal=True)`); `trust` as in `tidemill.load`. Raises `RunError` or
+    `CheckpointError` where there is none."""
     folder = RunFolder.open(Path(run))
     experiment = folder.experiment(None, trust, environments=False).experiment
     found = [
         (name, config)
         for name, config in experiment.workers.items()
-        if isinstance(config, Trainer) and config.journal
+        if isinstance(config, ReplayTrainer) and config.journal
     ]
     if not found:
         raise RunError(
             f"{folder.path} has no journal: its trainer was not told to write one; train with "
-            "Trainer(journal=True)"
+            "ReplayTrainer(journal=True)"
         )
     ((group, config),) = found
     worker = f"{group}-0"

@@ -24,19 +24,20 @@ from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.slots import Slots
 from tidemill.metrics.json_lines import each_record
 from tidemill.replay.limiter import parse_ratio
-from tidemill.replay_training.actors import ReplayActors
+from tidemill.replay_training.actor_config import ReplayActors
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import new_folder
 from tidemill.run.trust import Trust
 from tidemill.training.train import Result, train
 from tidemill.training.train import resume as go_on
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.trainer_config import TrainerConfig
 
 
 def read_iterations(folder: str | Path) -> list[dict[str, float]]:
     """Return what each iteration of the run in `folder` came to, as the metrics have it:
-    ``step``, and ``iteration/…`` (see `tidemill.workers.trainer_config.ITERATION`;
-    returns only where episodes ended). Raises `RunError` where there are no metrics."""
+    ``step``, and ``iteration/…`` (see `replay_training.trainer_config.ITERATION`; returns
+    only where episodes ended). Raises `RunError` where there are no metrics."""
     return [
         {name: value for name, value in record.items() if name == "step" or name.startswith("iteration/")}
         for record in each_record(Path(folder))
@@ -49,21 +50,21 @@ def with_slots(
 ) -> Experiment:
     """Return `experiment` with so many slots, and that ratio: its actors become one, with
     a target of one lane for each slot, whose environment steps in a thread of its own and
-    may fail. `trainer` are further settings of its trainer.
-    What is None stays.
+    may fail. `trainer` are further settings of its trainer. What is None stays.
 
     Raises `ConfigError` for an experiment that has no replay memory, or several trainers.
     """
-    trainers = {name: config for name, config in experiment.workers.items() if isinstance(config, Trainer)}
+    workers: dict[str, WorkerConfig] = {**experiment.workers}
+    trainers = {name: config for name, config in workers.items() if isinstance(config, TrainerConfig)}
     if len(trainers) != 1:
         raise ConfigError(
             f"slots and ratios go with one trainer, and the experiment has {len(trainers)} "
             f"({', '.join(trainers)}); write them into it"
         )
     ((name, config),) = trainers.items()
-    if not config.buffer.replays:
+    if not isinstance(config, ReplayTrainer):
         raise ConfigError(
-            f"slots and ratios go with a replay memory, and {name} has a {type(config.buffer).__name__}: "
+            f"slots and ratios go with a replay memory, and {name} is a {type(config).__name__}: "
             f"{type(config.algorithm).__name__} learns "
             "from what its own policy has just done. Take DQN (Discrete actions) or SAC (Box) with a Replay "
             "(--algorithm dqn, sac), or leave slots "
@@ -73,8 +74,7 @@ def with_slots(
     if ratio is not None:
         parse_ratio(ratio)
         trainer["ratio"] = ratio
-    config = config.replace(**trainer)
-    workers: dict[str, WorkerConfig] = {**experiment.workers, name: config}
+    workers[name] = config = config.replace(**trainer)
     if slots is not None:
         if slots < 1:
             raise ConfigError(f"slots = {slots} must be at least 1")
@@ -100,7 +100,7 @@ def by_turns(experiment: Experiment, launch: str) -> Experiment:
     trainers = [
         name
         for name, config in experiment.workers.items()
-        if isinstance(config, Trainer) and config.slack is None
+        if isinstance(config, ReplayTrainer) and config.slack is None
     ]
     if launch != "threads" or experiment.together or not groups or not trainers:
         return experiment
@@ -120,7 +120,7 @@ def _refuse_another(experiment: Experiment, ratio: str | int | None) -> None:
     for name, config in experiment.workers.items():
         if (
             ratio is not None
-            and isinstance(config, Trainer)
+            and isinstance(config, ReplayTrainer)
             and config.ratio is not None
             and parse_ratio(config.ratio) != parse_ratio(ratio)
         ):
@@ -140,9 +140,9 @@ class AsyncTrainRunner:
     evaluation_steps: env steps of the evaluation at each one's end, by the weights of
         that moment, in an environment of its own
     exact: the result depends on nothing but the configuration, however long steps and
-        updates take (see `Trainer.exact`)
+        updates take (see `ReplayTrainer.exact`)
     slack: steps that gathering may be ahead
-    finish_episodes: phases end with episodes (see `Trainer.finish_episodes`)
+    finish_episodes: phases end with episodes (see `ReplayTrainer.finish_episodes`)
     launch: "threads", "processes" or "inline"
     """
 
@@ -198,7 +198,7 @@ class AsyncTrainRunner:
         trust: Trust = False,
     ) -> Result:
         """Train to the end; see `tidemill.train`. A checkpoint is written at each
-        iteration's end (`Trainer.checkpoints` says how many are kept).
+        iteration's end (`ReplayTrainer.checkpoints` says how many are kept).
 
         resume: go on with the run in `run_dir`, by default this runner's last one, as
             `tidemill.resume` does: by the settings that it was begun with, but up to this

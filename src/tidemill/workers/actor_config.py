@@ -233,7 +233,7 @@ class ActorConfig(WorkerConfig):
         "min_healthy_slots": (
             1,
             "slots that fail rest and come back; a run ends when no step is stored for "
-            "Trainer.max_no_progress_s seconds",
+            "ReplayTrainer.max_no_progress_s seconds",
         )
     }
 

@@ -10,7 +10,7 @@ from tidemill.core.schema import layout
 from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
 from tidemill.workers.environments import build_environment
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.trainer_config import TrainerConfig
 
 MANY_LANES = 256  # an actor with as many or more looks first whether they fit
 TELLING = 8 << 20  # bytes by which a process must grow before it is taken for the cost of its lanes
@@ -118,9 +118,9 @@ def check_most_lanes(context: Context, config: ActorConfig, environment: Environ
     ]
     total = sum(map(lanes_of, groups.values()))
     for group, worker in context.experiment.workers.items():
-        if isinstance(worker, Trainer) and worker.evaluation_steps:
-            sums.append(f"{group}: 1 lane of the evaluation, at least")
-            total += 1
+        if isinstance(worker, TrainerConfig) and worker.evaluation_lanes:
+            sums.append(f"{group}: {worker.evaluation_lanes} lane of the evaluation, at least")
+            total += worker.evaluation_lanes
     if 0 < environment.most_lanes < total:
         raise ConfigError(
             f"{total:,} lanes of the environment are needed at a time ({'; '.join(sums)}), and there can be "

@@ -18,7 +18,7 @@ from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.streams.all_reduce import AllReduce
 from tidemill.workers.base import PollResult
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.trainer_config import TrainerConfig
 
 # seconds that a trainer which is told to end waits for equal ones: longer than a
 # minibatch takes, less than the controller waits
@@ -54,7 +54,7 @@ class Peers:
         self._left = False  # alone
 
     @classmethod
-    def of(cls, context: Context, config: Trainer, algorithm: Algorithm, clock: Clock) -> Self:
+    def of(cls, context: Context, config: TrainerConfig, algorithm: Algorithm, clock: Clock) -> Self:
         """Return those of a trainer. Raises `ConfigError` for an algorithm that cannot
         have any, where there are some."""
         policy, names = config.policy, context.experiment.holders(config.policy, "sum")

@@ -30,7 +30,7 @@ from tidemill.store.query import Query
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.evaluation import Evaluation
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.trainer_config import TrainerConfig
 from tidemill.workers.version_metadata import field_of, with_settings
 
 LOOK = 0.25  # seconds between looks at the database
@@ -353,13 +353,13 @@ def explore(
     return changed
 
 
-def _trainer_of(experiment: Experiment, policy: str) -> Trainer:
+def _trainer_of(experiment: Experiment, policy: str) -> TrainerConfig:
     """Return the trainer of a member. Raises `ConfigError` for one that could not go on
     from another."""
     trainers = [
         config
         for config in experiment.workers.values()
-        if isinstance(config, Trainer) and config.policy == policy
+        if isinstance(config, TrainerConfig) and config.policy == policy
     ]
     if len(trainers) != 1 or trainers[0].count != 1:
         raise ConfigError(
@@ -381,11 +381,11 @@ def populate(
     Raises `ConfigError` for an experiment that is more than one policy, one trainer,
     actors and evaluations.
     """
-    trainers = [name for name, config in experiment.workers.items() if isinstance(config, Trainer)]
+    trainers = [name for name, config in experiment.workers.items() if isinstance(config, TrainerConfig)]
     others = [
         name
         for name, config in experiment.workers.items()
-        if not isinstance(config, (ActorConfig, Trainer, Evaluation))
+        if not isinstance(config, (ActorConfig, TrainerConfig, Evaluation))
     ]
     if (len(experiment.policies), len(trainers), others, experiment.together) != (1, 1, [], ()):
         raise ConfigError(
@@ -414,7 +414,9 @@ def _of_member(config: WorkerConfig, number: int, start: Mapping[str, float]) ->
     if isinstance(config, Actors):
         return config.replace(agents=tuple(_renumbered(spec, number) for spec in config.agents))
     own = _renumbered(config, number)
-    return own.replace(algorithm=with_settings(own.algorithm, start)) if isinstance(own, Trainer) else own
+    return (
+        own.replace(algorithm=with_settings(own.algorithm, start)) if isinstance(own, TrainerConfig) else own
+    )
 
 
 def _renumbered(config: Any, number: int) -> Any:

@@ -1,0 +1,154 @@
+"""The configuration of trainers that learn from a replay memory."""
+
+from dataclasses import dataclass
+
+from tidemill.api.buffer import BufferConfig
+from tidemill.api.edges import Port
+from tidemill.api.experiment import Context, Experiment, WorkerHandle
+from tidemill.core.errors import ConfigError
+from tidemill.replay.limiter import check_slack, parse_ratio
+from tidemill.workers.trainer_config import TrainerConfig
+
+FAREWELL = 120.0  # seconds more to end: a replay memory may be tens of GB
+LIMITER = (
+    "limiter/started", "limiter/committed", "limiter/voided", "limiter/tasks", "limiter/in_flight",
+    "limiter/debt", "limiter/debt_min", "limiter/debt_max", "limiter/training_waited", "limiter/balance",
+    "limiter/age_versions", "limiter/age_seconds",
+)  # fmt: skip
+"""What is told besides: see `Limiter.report`; `balance` is the number of slots that would
+balance the run, ages are those of the policy that acted, when its step is stored."""
+ITERATION = (
+    "iteration/number", "iteration/updates", "iteration/seconds", "iteration/training_episodes",
+    "iteration/training_return", "iteration/overshoot", "iteration/evaluation_episodes",
+    "iteration/evaluation_steps", "iteration/evaluation_return",
+)  # fmt: skip
+"""What is told at the end of an iteration; the returns where episodes ended in it, and
+how many steps it was longer where these were awaited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayTrainer(TrainerConfig):
+    """A trainer worker with a replay memory: it stores what `ReplayActors` send, and
+    trains `policy` by `algorithm` on batches that it draws from there, so many for each
+    step that is stored.
+
+    buffer: the memory: `Replay`, `PrioritisedReplay`
+    batch_size: transitions of a batch
+    ratio: training tasks (updates) per env step that is stored, exactly: "1/4", "3/2", 8.
+        Actors' steps wait for training, and training for steps (see `replay.limiter`).
+        None: whoever runs it says so (--ratio, `AsyncTrainRunner`)
+    slack: steps that gathering may be ahead of training, those in flight included; None:
+        twice as many as there are slots (lanes of all targets of all actors), so that all
+        may step while as many wait to be trained on; as many as slots with `exact`
+    exact: the run's weights depend on nothing but its configuration, however long
+        environments and training take: each slot's next step waits until all that its
+        last one owes is trained. Costs throughput where latencies vary
+    journal: write down in the run's folder what came and what was trained, in order, so
+        that it can be trained again from that
+    keep_buffer: checkpoints hold the replay memory; else it is filled anew after a
+        resume, and owes nothing before
+    iteration_steps: training steps of an iteration. At its end all that is owed is
+        trained, and while training pauses the weights of that moment are evaluated; a
+        checkpoint is written, and its statistics are told (iteration/…). Open episodes go
+        on in the next one. None: there are no iterations
+    finish_episodes: at the end of an iteration, and of the run at its limit of steps,
+        episodes that are open (have a step) are played to their end first, and none
+        begins; the steps that this takes more are counted. Targets of one lane; episodes
+        must end some time
+    evaluation_steps: steps of each iteration's evaluation, 0 for none
+    max_no_progress_s: seconds without a stored step after which the run fails, once steps
+        are in flight
+    """
+
+    buffer: BufferConfig
+    batch_size: int
+    ratio: str | int | None = None
+    slack: int | None = None
+    exact: bool = False
+    journal: bool = False
+    keep_buffer: bool = True
+    iteration_steps: int | None = None
+    finish_episodes: bool = False
+    evaluation_steps: int = 0
+    max_no_progress_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size is None or self.batch_size < 1:
+            raise ConfigError(
+                f"batch_size = {self.batch_size} says how many transitions a training task draws; set it to "
+                "32 or 256, say"
+            )
+        if self.ratio is not None:
+            parse_ratio(self.ratio)
+        if not self.buffer.replays:
+            raise ConfigError(
+                f"buffer = {type(self.buffer).__name__} is no replay memory; take Replay or "
+                "PrioritisedReplay, or Trainer in place of ReplayTrainer"
+            )
+        if self.count > 1:
+            raise ConfigError(
+                f"count = {self.count}: one trainer has the replay memory, which holds all steps; set it to "
+                "1. A Trainer (PPO, IMPALA) may have several; cores that are left gather for the one with "
+                "ReplayActors(count=…)"
+            )
+        if self.exact and self.slack is not None:
+            raise ConfigError(
+                f"slack = {self.slack}: with exact = True it is the number of slots; leave it out"
+            )
+        if self.slack is not None:
+            check_slack(self.slack, 0)
+        if self.iteration_steps is not None and self.iteration_steps < 1:
+            raise ConfigError(
+                f"iteration_steps = {self.iteration_steps} must be at least 1; None: no iterations"
+            )
+        if self.evaluation_steps and (self.evaluation_steps < 0 or self.iteration_steps is None):
+            raise ConfigError(
+                f"evaluation_steps = {self.evaluation_steps} of each iteration: set iteration_steps, and at "
+                "least 1 of both"
+            )
+        if self.max_no_progress_s <= 0:
+            raise ConfigError(f"max_no_progress_s = {self.max_no_progress_s} must be above 0")
+
+    @property
+    def evaluation_lanes(self) -> int:
+        return min(self.evaluation_steps, 1)
+
+    def check(self, experiment: Experiment) -> None:
+        if self.ratio is None:
+            raise ConfigError(
+                f"buffer = {type(self.buffer).__name__} is a replay memory, and nothing says how often to "
+                "train on it; set ratio, training tasks per "
+                'env step, like "1/4" or 1 (ReplayTrainer.ratio, --ratio, or AsyncTrainRunner(ratio=…))'
+            )
+        super().check(experiment)
+
+    def ports(self) -> tuple[Port, ...]:
+        return (
+            Port(self.samples, "consume", policy=self.policy),
+            Port(self.samples, "grant", policy=self.policy, in_turn=self.exact),
+            *super().ports(),
+        )
+
+    @property
+    def farewell_s(self) -> float:
+        return FAREWELL if self.keep_buffer else 0.0
+
+    def measures(self) -> tuple[str, ...] | None:
+        own = super().measures()
+        return None if own is None else (*own, *LIMITER, *self._iteration())
+
+    def _iteration(self) -> tuple[str, ...]:
+        if self.iteration_steps is None:
+            return ()
+        return tuple(
+            name
+            for name in ITERATION
+            if (self.evaluation_steps or not name.startswith("iteration/evaluation"))
+            and (self.finish_episodes or name != "iteration/overshoot")
+        )
+
+    def build(self, context: Context) -> WorkerHandle:
+        from tidemill.replay_training.trainer import ReplayTrainerWorker
+
+        return ReplayTrainerWorker(context, self)

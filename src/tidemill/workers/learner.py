@@ -1,0 +1,373 @@
+"""The learner of a trainer: the policy that is trained, by which algorithm, and all that
+is counted, published, kept and reported of it.
+
+Both trainers hold one: `workers.trainer`, and the one of a replay memory.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tidemill.api.algorithm import Algorithm, DataParallel
+from tidemill.api.buffer import Demand, Held
+from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, Saving, Statistics, Up
+from tidemill.api.edges import number
+from tidemill.api.experiment import Context
+from tidemill.api.policy import Policy, check_weights
+from tidemill.api.policy_header import plain_spaces, write_label
+from tidemill.api.spaces import Spaces
+from tidemill.core.clock import Clock, awake
+from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
+from tidemill.core.memory import Need
+from tidemill.core.schema import Arrays
+from tidemill.core.seeding import derive_seed
+from tidemill.nets.device import choose_device
+from tidemill.store.checkpoint import Found, checkpoint_name, read_newest, write_checkpoint
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.streams.parameters import ParameterPublisher
+from tidemill.streams.samples import ChannelSampleConsumer
+from tidemill.workers.counters import Counters
+from tidemill.workers.data_parallel import Peers
+from tidemill.workers.row_schema import misfit_of_rows
+from tidemill.workers.trainer_config import COUNTED, TrainerConfig
+from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
+
+
+class Extras(NamedTuple):
+    """What a checkpoint keeps besides the learner: files of arrays, facts, and folders:
+    name → who writes its files."""
+
+    arrays: dict[str, Arrays]
+    facts: dict[str, Any]
+    folders: dict[str, Callable[[Path], None]]
+
+
+def no_extras() -> Extras:
+    """Return what checkpoints keep of a trainer whose samples are not remembered."""
+    return Extras({}, {}, {})
+
+
+class Learner:
+    """See the module's text. `connect`, then `build`, make it ready. Of equal trainers
+    the first one reports updates and writes checkpoints.
+
+    clock: the worker's
+    report: sends a message up
+    alive: says that the worker lives, once it has written a checkpoint
+    extras: what checkpoints keep besides
+    """
+
+    policy: Policy
+    algorithm: Algorithm
+    spaces: Spaces
+    samples: SampleFacts
+    found: Found | None = None
+    """The checkpoint that it goes on from."""
+
+    def __init__(
+        self,
+        context: Context,
+        config: TrainerConfig,
+        clock: Clock,
+        report: Callable[[Up], None],
+        alive: Callable[[], None],
+        extras: Callable[[], Extras] = no_extras,
+    ) -> None:
+        self._context, self._config, self._clock = context, config, clock
+        self._report, self._alive, self._extras = report, alive, extras
+        self.counters = Counters()
+        self.returns = TrainingReturns()
+        self.peers = Peers(clock)
+        self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
+        self._saved = -1, -1  # updates and steps at the newest checkpoint
+        self._last_save = self._counted_at = 0.0
+        self._running = False
+        self._publisher: ParameterPublisher | None = None
+        self._versions: VersionWriter | None = None
+        self._adopted: dict[str, float] = {}  # settings of the algorithm, where adoptions have changed them
+        self._settings: dict[str, float] = {}  # all of them, as the parameter database calls them
+
+    # ---- making it ---------------------------------------------------------------------
+
+    def connect(self, facts: Facts) -> ChannelSampleConsumer:
+        """Return the samples that it is to learn from. Raises `ConfigError` where these
+        are not of its policy."""
+        config, context = self._config, self._context
+        experiment, endpoints = context.experiment, context.endpoints
+        if config.policy not in facts.spaces:
+            raise ConfigError(
+                f'policy "{config.policy}" is trained, but no agent spec plays it, so that nobody knows its '
+                "spaces; let one play it "
+                f"(samples=None keeps none of its rows); {did_you_mean(config.policy, facts.spaces)}"
+            )
+        own = self.samples = facts.samples[config.samples]
+        self.spaces = facts.spaces[config.policy]
+        if own.mode == "concise":
+            raise ConfigError(
+                f'sample stream "{config.samples}" has an episode in each row (AgentSpec.mode = "concise"), '
+                "which cannot be trained on; "
+                'take mode = "full" for whole episodes'
+            )
+        edges = context.edges(f"samples/{config.samples}/")
+        source = ChannelSampleConsumer(
+            [endpoints.consumer(edge.name) for edge in edges], own.burn_in, own.bootstrap, own.cut
+        )
+        policy = experiment.policies[config.policy]
+        for offered in source.offered() or ():
+            if misfit := misfit_of_rows(offered.schema, policy, self.spaces):
+                raise ConfigError(
+                    f'policy "{config.policy}" is trained on sample stream "{config.samples}", which holds '
+                    f"other rows than it goes with: {misfit}; "
+                    "take the stream of the agents that play it, or of agents with its spaces and whose "
+                    "policy has its state"
+                )
+        if context.resume is not None:
+            assert self._folder is not None
+            # the runner has looked: damaged ones are out of the way, and policies differ
+            # in updates
+            self.found = read_newest(self._folder)
+            check_weights(policy, self.spaces, self.found.arrays.get("policy", {}))
+        return source
+
+    def demand(self, rows: int | None, max_lag: int | None = None) -> Demand:
+        """Return what is asked of a buffer: `rows` of all equal trainers together."""
+        config, context = self._config, self._context
+        at_once = context.experiment.samples_at_once(context.name, config.samples)
+        return Demand(
+            None if rows is None else -(-rows // config.count),
+            ceil(at_once * self.samples.at_once),
+            max_lag,
+            config.count,
+            derive_seed(context.experiment.seed, context.name, "buffer"),
+            Path(context.folder) if context.folder else None,
+        )
+
+    def build(self) -> list[Need]:
+        """Build the policy and the algorithm, as the checkpoint has them if there is one,
+        and publish the first version. Return the memory that this is going to take."""
+        config, context = self._config, self._context
+        seed = derive_seed(context.experiment.seed, "policy", config.policy)
+        device = choose_device(config.device, number(context.name))
+        self.policy = context.experiment.policies[config.policy].build_on(device, self.spaces, seed)
+        if self.found is not None:
+            self._restore(self.found)
+        else:
+            self.algorithm = self._build_algorithm()
+            self.policy.version = 0
+        self.peers = Peers.of(context, config, self.algorithm, self._clock)
+        edges = context.edges(f"parameters/{config.policy}/")
+        if edges:
+            self._publisher = ParameterPublisher(context.endpoints.writer(edges[0].name), self.policy)
+            self._publisher.publish(self.policy)
+        self._open_versions()
+        weights = sum(array.nbytes for array in self.policy.parameters().values())
+        own_needs = [Need("parameters", 3 * weights)] if edges else []
+        return [*own_needs, *self.peers.needs(self.algorithm, weights)]
+
+    def _build_algorithm(self) -> Algorithm:
+        """Return the algorithm, as it is set now. After each adoption it draws other
+        numbers."""
+        name, adopted = self._context.name, self.counters.adopted
+        path = (name, adopted) if adopted else (name,)
+        config = with_settings(self._config.algorithm, self._adopted)
+        self._settings = {field_of(name): value for name, value in settings_of(config).items()}
+        return config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
+
+    def _restore(self, found: Found) -> None:
+        for name in vars(self.counters):
+            kept = found.facts.get(name, 0)  # older checkpoints lack the newer ones
+            if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not isfinite(kept):
+                raise CheckpointError(f"checkpoint {found.path} says {name} = {kept!r}, which is no count")
+            setattr(self.counters, name, kept)
+        self._adopted = found.facts.get("settings", {})
+        self.algorithm = self._build_algorithm()
+        self.policy.load(found.arrays["policy"], self.counters.updates)
+        self.algorithm.load_state(found.arrays["algorithm"])
+        if (rank := number(self._context.name)) and isinstance(self.algorithm, DataParallel):
+            self.algorithm.separate(rank)
+        self._saved = self.counters.updates, self.counters.steps
+
+    # ---- training ----------------------------------------------------------------------
+
+    def finish_update(self) -> None:
+        """Count an update: the policy is a version further."""
+        self.counters.updates += 1
+        self.policy.version = self.counters.updates
+
+    def publish(self) -> None:
+        """Publish the weights as they are now."""
+        if self._publisher is not None:
+            left = self._clock.enter("copy")
+            self._publisher.publish(self.policy)
+            self._clock.enter(left)
+
+    def lags(self, batch: Sequence[Held]) -> dict[str, float]:
+        """Return how many versions the rows that enter the loss are behind on average,
+        and the oldest one."""
+        version = self.policy.version
+        behind = sum(held.trained * version - held.stamps for held in batch)
+        rows = sum(held.trained for held in batch)
+        return {
+            "lag/mean": behind / max(rows, 1),
+            "lag/max": float(max((held.lag(version) for held in batch), default=0)),
+        }
+
+    def adopt(self, message: Adopt) -> None:
+        """Go on from a version of another policy, normalisers included, as if an update
+        had led there: it is a version more, and is published.
+
+        What is taken over are weights and settings, as in Jaderberg et al. 2017, section
+        3, "exploit". The optimiser begins anew: its moments were of the weights that are
+        given up, and versions hold none.
+        """
+        assert self._context.folder is not None
+        parameters, _ = ParameterDatabase(Path(self._context.folder) / PARAMETERS).load(
+            message.source, message.version
+        )
+        self._adopted |= message.settings
+        self.counters.updates += 1
+        self.counters.adopted = self.counters.updates
+        self.algorithm = self._build_algorithm()
+        self.policy.load(parameters, self.counters.updates)
+        self.returns.clear()
+        if self._publisher is not None:
+            self._publisher.publish(self.policy)
+
+    # ---- time and limits ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to count the time of training."""
+        self._counted_at = self._last_save = awake()
+        self._running = True
+
+    def pause(self) -> None:
+        """Count no time until the next `start`."""
+        self.count_time()
+        self._running = False
+
+    def count_time(self) -> None:
+        """Count the seconds of training up to now."""
+        now = awake()
+        if self._running:
+            self.counters.seconds += now - self._counted_at
+        self._counted_at = now
+
+    def progress(self) -> float:
+        """Return the share of the run that is over, as far as that is known."""
+        return self.counters.progress(self._context.experiment.limits)
+
+    @property
+    def updates_left(self) -> bool:
+        """True while the limit of updates lets one more be done."""
+        limit = self._context.experiment.limits.updates
+        return limit is None or self.counters.updates < limit
+
+    def limit_reached(self, why_more: str, awaits_more: bool = False) -> str:
+        """Return which of the run's limits is reached, "" for none. `why_more` says where
+        steps above their limit come from; where it `awaits_more` that limit is none."""
+        limits, counters = self._context.experiment.limits, self.counters
+        if limits.steps is not None and counters.steps >= limits.steps and not awaits_more:
+            over = counters.steps - limits.steps
+            more = f", {over:,} more than the limit: {why_more}" if over else ""
+            return f"{counters.steps:,} env steps trained{more}"
+        if not self.updates_left:
+            return f"{counters.updates:,} updates done"
+        if limits.seconds is not None and counters.seconds >= limits.seconds:
+            return f"{counters.seconds:.0f} s of training"
+        return ""
+
+    # ---- reports, versions, checkpoints ------------------------------------------------
+
+    def report_update(self, metrics: dict[str, float], polls: int) -> None:
+        """Report what updates have returned, in poll number `polls`."""
+        if not self.peers.first:
+            return
+        counters = self.counters
+        told = {name: float(getattr(counters, name)) for name in COUNTED}
+        values = {"step": float(counters.steps), "update": float(counters.updates), **told, **metrics}
+        self._report(Statistics(polls, values, {"seconds": counters.seconds}, update=True))
+
+    def notice(self, text: str) -> None:
+        """Report a text for the user."""
+        self._report(Notice(text))
+
+    def save_due(self) -> bool:
+        """True when it is time for a checkpoint."""
+        return awake() - self._last_save >= self._config.checkpoint_seconds
+
+    def save(self, final: bool = False, again: bool = False) -> None:
+        """Write a checkpoint, unless the newest one is of now; `again`: all the same.
+        Where it cannot be written only the `final` one raises."""
+        self._last_save = awake()
+        now = self.counters.updates, self.counters.steps
+        if not self.peers.first or self._folder is None or (self._saved == now and not again):
+            return
+        config = self._config
+        self._report(Saving(config.policy, self.counters.updates))
+        (policy, algorithm), extras = self.peers.state(self.algorithm, self.policy), self._extras()
+        facts = {
+            **vars(self.counters),
+            "policy": config.policy,
+            "experiment": self._context.experiment.name,
+            "spaces": plain_spaces(self.spaces),  # so that the policy can be built without its environment
+            "settings": self._adopted,
+            **extras.facts,
+        }
+        try:
+            write_checkpoint(
+                self._folder,
+                checkpoint_name(self.counters.updates),
+                {"policy": policy, "algorithm": algorithm, **extras.arrays},
+                facts,
+                config.checkpoints,
+                extras.folders,
+            )
+        except CheckpointError as error:
+            if final:
+                raise
+            self.notice(str(error))  # training goes on; the last good checkpoint is kept
+            return
+        self._alive()  # who hangs from now on does not save
+        self._saved = now
+
+    def _open_versions(self) -> None:
+        config, context = self._config, self._context
+        if context.folder is None or config.database_seconds is None:
+            return
+        folder = Path(context.folder) / PARAMETERS
+        text = write_label(context.experiment.policies[config.policy], self.spaces)
+        self._versions = VersionWriter(
+            folder, config.policy, config.database_seconds, config.database_versions, text, self.notice
+        )
+        if self.peers.first:
+            self._versions.begin(self.policy, self.metadata())
+
+    def look_at_versions(self) -> None:
+        """Push a version into the parameter database when it is time."""
+        if self._versions is not None and self.peers.first:
+            self._versions.look(self.policy, self.metadata())
+
+    def metadata(self) -> dict[str, float]:
+        """Return what the parameter database is to know of the present version. Of equal
+        trainers the first one's episodes stand for all."""
+        counters, reached = self.counters, self.returns.mean()
+        known = {
+            "env_steps": counters.steps,
+            "seconds": counters.seconds,
+            "adopted": counters.adopted,
+            **self._settings,
+        }
+        return known if reached is None else {**known, "training_return": reached}
+
+    def end(self) -> None:
+        """Write the last checkpoint and push the last version."""
+        self.save(final=True)
+        if self._versions is not None and self.peers.first:
+            self._versions.end(self.policy, self.metadata())
+
+    def close(self) -> None:
+        """Wait until what is being pushed is on the disk, for a while."""
+        if self._versions is not None:
+            self._versions.wait(LAST_PUSH)
