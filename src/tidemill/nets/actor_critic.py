@@ -237,17 +237,15 @@ class ActorCriticPolicy(TrainablePolicy):
         n = len(observation[self.encoder.names[0]])
         return self._prepare(observation, np.empty((n, self.encoder.width), np.float32))
 
-    def _prepare_to_act(self, observation: Arrays) -> Arrays:
-        n = len(observation[self.encoder.names[0]])
+    def _prepare_to_act(self, observation: Arrays, n: int) -> Arrays:
         if n != len(self._features):
             self._features = np.empty((n, self.encoder.width), np.float32)
         return self._prepare(observation, self._features)
 
     def _prepare(self, observation: Arrays, features: Floats) -> Arrays:
-        inputs: Arrays = {
-            name: channels_last(observation[name], image.channels_first)
-            for name, image in self.encoder.images.items()
-        }
+        inputs: Arrays = {}
+        for name, image in self.encoder.images.items():
+            inputs[name] = channels_last(observation[name], image.channels_first)
         if self.mask is not None:
             inputs["forbidden"] = self.mask.forbidden(observation)
         if self.encoder.width:

@@ -108,14 +108,15 @@ class Categorical(Distribution):
         """Return (choices [n], their log-probabilities [n]) by inverting the cumulative
         distribution."""
         n = head.shape[1]
-        head -= head.max(0)
+        # ufuncs' own reduce: half of what the methods of arrays take for few rows
+        head -= np.maximum.reduce(head, axis=0)
         sums = np.exp(head)
         np.add.accumulate(sums, axis=0, out=sums)
         total = sums[-1]
         if deterministic is True:
             choice = head.argmax(0)
         else:
-            choice = (sums[:-1] <= rng.random(n, np.float32) * total).sum(0)
+            choice = np.add.reduce(sums[:-1] <= rng.random(n, np.float32) * total, axis=0)
             if deterministic is not False:
                 choice = np.where(deterministic, head.argmax(0), choice)
         chosen = head.ravel().take(choice * n + np.arange(n))
@@ -353,7 +354,7 @@ class DiagonalGaussian(Distribution):
             if deterministic is not False:
                 noise = np.where(deterministic, np.float32(0), noise)
             head += np.exp(log_std) * noise
-            log_prob[...] = np.square(noise).sum(0) * np.float32(-0.5) - (
+            log_prob[...] = np.add.reduce(np.square(noise), axis=0) * np.float32(-0.5) - (
                 log_std.sum() + self.size * HALF_LOG_TWO_PI
             )
         action[...] = (head.T * self._half + self._centre).reshape(n, *self._shape)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.core.schema import Array, Arrays
@@ -58,12 +59,7 @@ class NumpyActorCritic(Network):
         return self.flat
 
     def begin(
-        self,
-        inputs: Arrays,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        value_scale: np.float32,
-        out: Arrays,
+        self, inputs: Arrays, deterministic: bool | Array, rng: Generator, scale: np.float32, out: Arrays
     ) -> Callable[[], None]:
         """See `Network.begin`. Everything is done at once."""
         weights, last = self.weights, self._acting.forward(inputs["features"])
@@ -76,8 +72,7 @@ class NumpyActorCritic(Network):
             forbid(head, inputs["forbidden"])
         value = np.matmul(last[-1], weights["critic.weight"])
         value += weights["critic.bias"]
-        value *= value_scale
-        out["value"][:n] = value
+        np.multiply(value, scale, out=out["value"][:n])
         self._distribution.sample(
             head, weights["log_std"], deterministic, rng, out["action"][:n], out["log_prob"][:n]
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from tidemill.core.schema import Array, Arrays
@@ -62,24 +63,19 @@ class TorchBackend(Network):
             self._acting.wait()
 
     def begin(
-        self,
-        inputs: Arrays,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        value_scale: np.float32,
-        out: Arrays,
+        self, inputs: Arrays, deterministic: bool | Array, rng: Generator, scale: np.float32, out: Arrays
     ) -> Callable[[], None]:
         """See `Network.begin`. On a CPU everything is done at once."""
         if self.device.type != "cpu":
             if self._acting is None:
                 self._acting = DeviceActing(self, int(rng.integers(1 << 63)), self.recorded)
-            return self._acting.begin(inputs, deterministic, float(value_scale), out)
+            return self._acting.begin(inputs, deterministic, float(scale), out)
         with torch.inference_mode():
             head, value = self.heads(tensors(inputs))
             log_std, n = self.log_std().numpy()[:, None], len(value)
             for name, part in self.next_state().items():
                 out[name][:n] = part.numpy()
-        np.multiply(value.numpy(), value_scale, out=out["value"][:n])
+        np.multiply(value.numpy(), scale, out=out["value"][:n])
         head_by_rows = np.ascontiguousarray(head.numpy().T)
         self.distribution.sample(
             head_by_rows, log_std, deterministic, rng, out["action"][:n], out["log_prob"][:n]

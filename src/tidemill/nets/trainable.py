@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
@@ -62,15 +63,10 @@ class Network(ABC):
 
     @abstractmethod
     def begin(
-        self,
-        inputs: Arrays,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        value_scale: np.float32,
-        out: Arrays,
+        self, inputs: Arrays, deterministic: bool | Array, rng: Generator, scale: np.float32, out: Arrays
     ) -> Callable[[], None]:
         """Begin to answer n ≥ 1 rows by what `rng` draws; what is returned ends it, as of
-        `Policy.begin`. Actions, their ``log_prob``, values times `value_scale` and the
+        `Policy.begin`. Actions, their ``log_prob``, values times `scale` and the
         next state are written into ``out[name][:n]``."""
 
     @abstractmethod
@@ -155,7 +151,7 @@ class TrainablePolicy(Policy):
     Inputs of rows that are not asked for must be finite all the same.
     """
 
-    def __init__(self, network: Network, mask: ActionMask | None, rng: np.random.Generator) -> None:
+    def __init__(self, network: Network, mask: ActionMask | None, rng: Generator) -> None:
         self.network, self.mask, self._rng = network, mask, rng
         self._returns = RunningMoments("returns", ())
         self._refresh()
@@ -176,12 +172,15 @@ class TrainablePolicy(Policy):
         self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays
     ) -> Callable[[], None]:
         """See `Policy.begin`."""
-        if not len(next(iter(observation.values()))):
+        n = len(next(iter(observation.values())))
+        if n == 0:
             return nothing
         if not isinstance(deterministic, bool):
             some = bool(deterministic.any())
             deterministic = deterministic if deterministic.ndim and some else some
-        inputs = self._prepare_to_act(observation) | state
+        inputs = self._prepare_to_act(observation, n)
+        if state:
+            inputs |= state
         return self.network.begin(inputs, deterministic, self._rng, self._scale, out)
 
     @abstractmethod
@@ -191,8 +190,9 @@ class TrainablePolicy(Policy):
         epochs of an update. Image leaves stay uint8 and may be the arrays that were
         handed in."""
 
-    def _prepare_to_act(self, observation: Arrays) -> Arrays:
-        """Return what `prepare` returns, in memory that the next call may rewrite."""
+    def _prepare_to_act(self, observation: Arrays, n: int) -> Arrays:
+        """Return what `prepare` returns, of n rows, in arrays that the next call may
+        rewrite."""
         return self.prepare(observation)
 
     def check(self, observation: Arrays) -> None:
