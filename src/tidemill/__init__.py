@@ -2,9 +2,15 @@
 experiment runs in one thread, in threads, or in processes over shared memory.
 
     import tidemill
+
+    result = tidemill.train("CartPole-v1", mean_return=475)
+    action = result.policy.act(observation)
+
+An experiment says more: which workers there are, and which streams join them.
+
     from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
 
-    run = tidemill.train(Experiment(
+    result = tidemill.train(Experiment(
         name="cartpole",
         policies={"policy": ActorCritic()},
         workers={
@@ -13,8 +19,6 @@ experiment runs in one thread, in threads, or in processes over shared memory.
         },
         limits=Limits(mean_return=475.0),
     ))
-    policy = tidemill.load(run.folder)
-    action = policy.act(observation)
 
 Importing this imports no torch: a policy's `build` does.
 """
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from tidemill.nets.recurrent import RecurrentActorCritic as RecurrentActorCritic
     from tidemill.nets.squashed_gaussian import SquashedGaussian as SquashedGaussian
     from tidemill.nets.torch_network import TorchNetwork as TorchNetwork
+    from tidemill.presets.experiments import experiment_for as experiment_for
     from tidemill.remote.openenv import OpenEnv as OpenEnv
     from tidemill.remote.rest_config import Rest as Rest
     from tidemill.replay.prioritised import PrioritisedReplay as PrioritisedReplay
@@ -75,6 +80,7 @@ if TYPE_CHECKING:
     from tidemill.replay.replay import Replay as Replay
     from tidemill.replay_training.actor_config import ReplayActors as ReplayActors
     from tidemill.replay_training.trainer_config import ReplayTrainer as ReplayTrainer
+    from tidemill.run.run_control import RunControl as RunControl
     from tidemill.store.query import Query as Query
     from tidemill.streams.sources import Drawn as Drawn
     from tidemill.streams.sources import Fixed as Fixed
@@ -82,6 +88,9 @@ if TYPE_CHECKING:
     from tidemill.trained.evaluate import evaluate as evaluate
     from tidemill.trained.load import load as load
     from tidemill.trained.plot import plot as plot
+    from tidemill.training.check_env import check_env as check_env
+    from tidemill.training.result import Result as Result
+    from tidemill.training.result import Summary as Summary
     from tidemill.training.runners import AsyncTrainRunner as AsyncTrainRunner
     from tidemill.training.runners import TrainRunner as TrainRunner
     from tidemill.training.runners import read_iterations as read_iterations
@@ -131,6 +140,7 @@ _NAMES = {
     "tidemill.nets.recurrent": "RecurrentActorCritic",
     "tidemill.nets.squashed_gaussian": "SquashedGaussian",
     "tidemill.nets.torch_network": "TorchNetwork",
+    "tidemill.presets.experiments": "experiment_for",
     "tidemill.remote.openenv": "OpenEnv",
     "tidemill.remote.rest_config": "Rest",
     "tidemill.replay.prioritised": "PrioritisedReplay",
@@ -139,13 +149,16 @@ _NAMES = {
     "tidemill.replay.replay": "Replay",
     "tidemill.replay_training.actor_config": "ReplayActors",
     "tidemill.replay_training.trainer_config": "ReplayTrainer",
-    "tidemill.training.runners": "AsyncTrainRunner TrainRunner read_iterations",
-    "tidemill.training.train": "resume train",
+    "tidemill.run.run_control": "RunControl",
     "tidemill.store.query": "Query",
     "tidemill.streams.sources": "Drawn Fixed Newest",
     "tidemill.trained.evaluate": "evaluate",
     "tidemill.trained.load": "load",
     "tidemill.trained.plot": "plot",
+    "tidemill.training.check_env": "check_env",
+    "tidemill.training.result": "Result Summary",
+    "tidemill.training.runners": "AsyncTrainRunner TrainRunner read_iterations",
+    "tidemill.training.train": "resume train",
     "tidemill.workers.actor_config": "Actors AgentSpec",
     "tidemill.workers.base": "PollResult Worker",
     "tidemill.workers.buffers": "Buffers",

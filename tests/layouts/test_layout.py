@@ -58,7 +58,7 @@ from tidemill.layouts.layout import (
 )
 from tidemill.layouts.probe import measure_environment, read_answer, threads_serve
 from tidemill.presets import experiments as presets
-from tidemill.training.runners import with_slots
+from tidemill.training.slots import with_slots
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)

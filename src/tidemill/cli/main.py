@@ -1,5 +1,6 @@
 """The command line."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -147,7 +148,7 @@ def train(
     check_words(launch, run_dir, layout, log)
     experiment, source = experiment_from(what, env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
-        from tidemill.training.runners import by_turns, with_slots
+        from tidemill.training.slots import by_turns, with_slots
 
         experiment = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {}))
         layout = "given"
@@ -168,7 +169,7 @@ def train(
     _exit(result.summary)
 
 
-def _exit(summary: dict[str, Any]) -> None:
+def _exit(summary: Mapping[str, Any]) -> None:
     if summary["status"] == "interrupted":
         from tidemill.run.interrupts import exit_status
 

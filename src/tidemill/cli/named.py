@@ -1,8 +1,7 @@
 """What the words of a command line name: experiments, environments and their settings."""
 
-from inspect import iscoroutinefunction, isfunction, signature
+from inspect import isfunction, signature
 from pathlib import Path
-from traceback import extract_tb
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import read_setting, set_path
-from tidemill.core.errors import ConfigError, TidemillError
+from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import says_secret
 from tidemill.core.user_code import load_attribute
 from tidemill.presets.environment_names import FORMS, environment_from, is_named
@@ -58,88 +57,12 @@ def settings(env_arg: list[str] | None) -> dict[str, Any]:
     }
 
 
-def resolve(
-    what: str, env_args: dict[str, Any], algorithm: str | None = None
-) -> tuple[Experiment, Path | None]:
-    """Return the experiment that `what` names (FILE.py:FUNCTION, or an environment) and
-    the file it came from, if any."""
-    from tidemill.presets.experiments import experiment_for
-
-    source, colon, _ = what.rpartition(":")
-    if colon and source.endswith(".py") and not is_named(what):
-        made = load_attribute(what, "experiment")
-        if _is_environment(made):
-            return _in_file(what, env_args, algorithm, made), None
-        try:
-            experiment = made() if callable(made) else made
-        except TidemillError:
-            raise
-        except Exception as error:
-            lines = [
-                frame.lineno
-                for frame in extract_tb(error.__traceback__)
-                if Path(frame.filename).name == Path(source).name
-            ]
-            where = f" (line {lines[-1]})" if lines else ""
-            raise ConfigError(
-                f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments"
-            ) from error
-        if _is_environment(type(experiment)):
-            _close(experiment)
-            return _in_file(what, env_args, algorithm, experiment), None
-        if not isinstance(experiment, Experiment):
-            raise ConfigError(
-                f"{what} gives a {type(experiment).__name__}, neither an Experiment nor an environment (a "
-                "gymnasium.Env, or what has async def reset "
-                "and step); return tidemill.Experiment(…)"
-            )
-        if env_args:
-            raise ConfigError(
-                "--env-arg goes with an environment's name; in an experiment file, use --set "
-                "workers.actor.environment.kwargs.NAME=VALUE"
-            )
-        if algorithm is not None:
-            raise ConfigError(
-                f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own"
-            )
-        return experiment, Path(source)
-    return experiment_for(what, environment_from(what, env_args), algorithm or "ppo"), None
-
-
-def _is_environment(made: Any) -> bool:
-    import gymnasium
-
-    from tidemill.envs.asynchronous import is_asynchronous
-
-    return isinstance(made, type) and (issubclass(made, gymnasium.Env) or is_asynchronous(made))
-
-
-def _close(made: Any) -> None:
-    """Close what was made to see what it is."""
-    if callable(close := getattr(made, "close", None)) and not isinstance(made, type):
-        if iscoroutinefunction(close):
-            from asyncio import run
-
-            run(close())
-        else:
-            close()
-
-
-def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None, made: Any) -> Experiment:
-    """Return the experiment for an environment of the user's own, FILE.py:NAME. It is
-    called NAME, and resumes from any folder."""
-    from tidemill.presets.experiments import experiment_for
-
-    file, _, name = what.rpartition(":")
-    return experiment_for(
-        name, environment_from(f"{Path(file).absolute()}:{name}", env_args, made), algorithm or "ppo"
-    )
-
-
 def experiment_from(
     what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None
 ) -> tuple[Experiment, Path | None]:
     """Return what `resolve` does, with the settings of --env-arg and --set."""
+    from tidemill.training.experiment_from import resolve
+
     experiment, source = resolve(what, settings(env_arg), algorithm)
     return changed(experiment, changes), source
 
@@ -166,6 +89,8 @@ def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
 def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig]:
     """Return what `what` names: an environment, or those of an experiment (a function
     that returns one, or an `EnvironmentConfig`)."""
+    from tidemill.training.experiment_from import close_made
+
     if what.rpartition(":")[0].endswith(".py") and not is_named(what):
         made = load_attribute(what, "environment")
         if isfunction(made) and all(
@@ -176,6 +101,6 @@ def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig
             return [made]
         if isinstance(made, Experiment):
             return [worker.environment for worker in made.workers.values() if isinstance(worker, ActorConfig)]
-        _close(made)  # it was an environment's maker
+        close_made(made)  # it was an environment's maker
         return [environment_from(what, settings(env_arg), made)]
     return [environment_from(what, settings(env_arg))]

@@ -1,8 +1,9 @@
 """The controller of a run: configures the workers, starts them in order, watches them,
 records what they report, and ends them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from tidemill.api.control import (
@@ -544,6 +545,15 @@ class Controller:
         self._interrupts.stop_here()
         if not paused:
             self.resume()
+
+    def change_limits(self, limits: Mapping[str, Any]) -> None:
+        """Have other limits, of those that are looked at here. Raises `ConfigError` for
+        what they may not be."""
+        experiment = self.job.experiment
+        experiment = experiment.replace(limits=experiment.limits.replace(**limits))
+        experiment.check_judged()
+        self.job = replace(self.job, experiment=experiment)
+        self._judged = experiment.judged()
 
     def stop(self, reason: str) -> None:
         """End the run cleanly, with a final checkpoint."""

@@ -24,6 +24,7 @@ from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, 
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live_view import make_view
 from tidemill.run.progress import Progress
+from tidemill.run.run_control import OnUpdate, RunControl
 from tidemill.run.snapshot import snapshot
 from tidemill.workers.actor_config import ActorConfig
 
@@ -34,7 +35,7 @@ TRACEBACKS = f"{LOGS}/traceback.log"
 class Life:
     """In the locked `folder`. `resumed`: how far the run was, None for a new one.
     `quiet`: nothing is shown. `sinks`: what metrics are written to besides the folder's
-    file."""
+    file. `on_update`: see `RunControl`."""
 
     def __init__(
         self,
@@ -42,8 +43,10 @@ class Life:
         resumed: Progress | None,
         quiet: bool,
         sinks: Collection[type[MetricSink]] = (),
+        on_update: OnUpdate | None = None,
     ) -> None:
         self._folder, self._resumed, self._sinks = folder, resumed, sinks
+        self._on_update = on_update
         self._console = Console()
         self._view = None if quiet else make_view(self._console)
         self._noticed = 0  # how many notices were shown
@@ -61,7 +64,13 @@ class Life:
             stack.callback(lambda: folder.discard(self._kept) if self._lost else folder.unlock())
             metrics = stack.enter_context(closing(MetricsWriter(self._logged(job.experiment), self._sinks)))
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
-            controller = Controller(job, launcher, metrics.write, self._watch, interrupts, resumed)
+
+            def record(values: dict[str, float]) -> None:
+                metrics.write(values)
+                if self._on_update is not None and "update" in values:
+                    self._on_update(dict(values), RunControl(controller, metrics.write))
+
+            controller = Controller(job, launcher, record, self._watch, interrupts, resumed)
             controller.notices += _told_of_returns(job.experiment)
             error: BaseException | None = None
             try:

@@ -2,13 +2,13 @@
 
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import check_name, decode, encode
@@ -17,31 +17,29 @@ from tidemill.core.output import forgiving_output
 from tidemill.core.shortage import why
 from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.table import LAUNCHERS, make_launcher
-from tidemill.layouts.auto_layout import AUTO, LAYOUT, arrange, check_layout
+from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, arrange, check_layout
 from tidemill.layouts.memory_plan import check_processes
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.remarks import remarks
 from tidemill.run.resume_point import Past, without_reached_mark
+from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import Life, never_began
 from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.trust import Trust
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended: its folder, and what its summary.json says (status, env_steps,
-    seconds, steps_per_second, updates, mean_return, …)."""
-
-    folder: Path
-    summary: dict[str, Any]
+from tidemill.training.experiment_from import Trainable, make_experiment, with_settings
+from tidemill.training.result import Result, Summary
+from tidemill.training.slots import by_turns, with_slots
 
 
 @forgiving_output()
 def train(
-    experiment: Experiment,
+    experiment: Trainable,
     *,
+    algorithm: str | AlgorithmConfig | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
     launch: str | type[Launcher] = "processes",
     run_dir: str | Path | None = None,
     source: str | Path | None = None,
@@ -49,9 +47,24 @@ def train(
     layout: str = AUTO,
     fixed: Collection[str] = (),
     log: Sinks = DEFAULT,
+    on_update: OnUpdate | None = None,
+    slots: int | None = None,
+    ratio: str | int | None = None,
+    exact: bool = False,
+    **settings: Any,
 ) -> Result:
-    """Train `experiment` to its limits and return how it ended.
+    """Train an agent to the limits of its run, and return what came of it.
 
+        result = tidemill.train("CartPole-v1", steps=100_000)
+        result = tidemill.train(MyEnv, algorithm=PPO(epochs=4), lanes=32, mean_return=475)
+
+    experiment: an `Experiment`, or an environment: its name ("CartPole-v1",
+        "module:NAME", "FILE.py:NAME", whatever ``tidemill train`` takes), a class or
+        function that makes it, or a configuration such as `Gymnasium`
+    algorithm: with an environment: "ppo" (the default), "dqn" or "sac", with what is
+        tuned for it, or settings such as ``PPO(epochs=4)``
+    steps: end with the update that reaches so many env steps
+    seed: root of every random stream
     launch: "processes", "threads" or "inline"; or a launcher of one's own, a class or
         where it is ("FILE.py:NAME")
     run_dir: the run's folder; by default a new one under ./runs
@@ -65,11 +78,45 @@ def train(
     fixed: paths of settings that are not to be changed, e.g. "workers.actor.lanes"
     log: what metrics are written to besides metrics.jsonl: "tensorboard", "csv", "wandb",
         or sinks of one's own; several as a list, or with commas between
+    on_update: called in this process with each record of updates and a `RunControl`: it
+        may log, save, stop the run, or change a limit
+    slots, ratio, exact: with a replay memory: environments that step at the same time,
+        each in a thread, and may fail; training tasks per env step, exactly, say "1/4";
+        the same weights however long environments take
+    settings: any setting of the experiment by its name (``lanes=32``,
+        ``learning_rate=1e-3``, ``mean_return=475``), or by its path
 
     Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a
     final checkpoint (status "interrupted").
     """
     refuse_while_loading("tidemill.train(…)")
+    check_words(launch, run_dir, layout, log)  # before an environment is built to see what it is
+    made, found = make_experiment(experiment, algorithm)
+    asked = {"limits.steps": steps, "seed": seed}
+    asked = {name: value for name, value in asked.items() if value is not None} | settings
+    if slots is not None or ratio is not None or exact:
+        made = with_slots(made, slots, ratio, **({"exact": True} if exact else {}))
+        layout = GIVEN
+    made, paths = with_settings(made, asked)
+    if slots is not None and isinstance(launch, str):
+        made = by_turns(made, launch)
+    fixed = [*fixed, *paths]
+    return _train(
+        made, launch, run_dir, found if source is None else source, quiet, layout, fixed, log, on_update
+    )
+
+
+def _train(
+    experiment: Experiment,
+    launch: str | type[Launcher],
+    run_dir: str | Path | None,
+    source: str | Path | None,
+    quiet: bool,
+    layout: str,
+    fixed: Collection[str],
+    log: Sinks,
+    on_update: OnUpdate | None,
+) -> Result:
     launcher, sinks = make_launcher(launch), find_sinks(log)
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
     experiment.check()
@@ -84,7 +131,7 @@ def train(
             with interrupts.at_once():
                 arranged = arrange(experiment, known, layout, fixed, launcher.processes)
         except BrokenOff:
-            return Result(folder.path, never_began(signal_name(interrupts.first)))
+            return _result(folder, never_began(signal_name(interrupts.first)))
         experiment = arranged.experiment
         experiment.check()
         _check_processes(launcher, experiment)
@@ -104,7 +151,8 @@ def train(
                 folder.write(LAYOUT, arranged.plain())
         stack.pop_all()  # from now on its life says what is kept
         job = Job(experiment, str(known) if known else None, str(folder.path.resolve()))
-        return Result(folder.path, Life(folder, None, quiet, sinks).lead(job, launcher, interrupts))
+        life = Life(folder, None, quiet, sinks, on_update)
+        return _result(folder, life.lead(job, launcher, interrupts))
 
 
 @forgiving_output()
@@ -117,6 +165,7 @@ def resume(
     quiet: bool = False,
     trust: Trust = False,
     log: Sinks | None = None,
+    on_update: OnUpdate | None = None,
 ) -> Result:
     """Go on with a run from its last good checkpoint: weights, optimiser, normalisers,
     counters.
@@ -127,6 +176,7 @@ def resume(
     trust: True: run what the folder names (code, programs, addresses), though this user
         never has
     log: as of `train`; None: what it logged to last
+    on_update: as of `train`
     """
     refuse_while_loading("tidemill.resume(…)")
     folder = RunFolder.open(Path(run))
@@ -161,10 +211,15 @@ def resume(
         job = Job(
             experiment, str(source) if source else None, str(folder.path.resolve()), past.checkpoint, files
         )
-        return Result(folder.path, Life(folder, past.progress, quiet, sinks).lead(job, launcher, interrupts))
+        life = Life(folder, past.progress, quiet, sinks, on_update)
+        return _result(folder, life.lead(job, launcher, interrupts))
 
 
-def check_words(launch: str, run_dir: str | Path | None, layout: str, log: str) -> None:
+def _result(folder: RunFolder, summary: dict[str, Any]) -> Result:
+    return Result(folder.path, Summary(**summary))
+
+
+def check_words(launch: str | type[Launcher], run_dir: str | Path | None, layout: str, log: Sinks) -> None:
     """Raise `ConfigError` for what `train` would refuse whatever is trained: before an
     environment is built to see what that is."""
     make_launcher(launch)

@@ -1,0 +1,19 @@
+"""A look at an environment before training on it, from Python."""
+
+from tidemill.presets.trainable import training
+from tidemill.testing.check_env import Finding, check_environment
+from tidemill.training.experiment_from import Trainable, environments_of
+
+
+def check_env(environment: Trainable, seed: int = 0) -> list[Finding]:
+    """Return what ``tidemill check-env`` finds of an environment: its spaces, what can be
+    trained, values, resets, determinism, speed. `environment` is as of `tidemill.train`;
+    of an experiment it is each group of actors' one.
+
+    seed: of the environment and of the random actions
+    """
+    return [
+        finding
+        for config in environments_of(environment)
+        for finding in check_environment(config, seed, look=training)
+    ]

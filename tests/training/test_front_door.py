@@ -1,0 +1,216 @@
+"""`tidemill.train` takes an environment however it is named, any setting by its name, and
+returns what was trained and measured."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from tests.run import experiments
+
+import tidemill
+from tidemill import DQN, PPO, ConfigError, Gymnasium, Limits, RunControl
+from tidemill.core.config import encode
+from tidemill.training.experiment_from import make_experiment, with_settings
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FILE = Path(experiments.__file__)
+
+
+class Nearest(gymnasium.Env[Any, Any]):
+    """Says at once how near the action was, and notes its process's priority."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, note: str = "") -> None:
+        if note:
+            Path(note).write_text(str(os.nice(0)))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(3, np.float32), float(action), True, False, {}
+
+
+def make() -> gymnasium.Env[Any, Any]:
+    return Nearest()
+
+
+def setting(path: str, **more: Any) -> Any:
+    """Return a setting of CartPole's experiment by its path, after `more`."""
+    found: Any = encode(with_settings(make_experiment("CartPole-v1")[0], more)[0])
+    for part in path.split("."):
+        found = found[part]
+    return found
+
+
+def test_a_run_of_a_class_returns_its_policy_metrics_and_summary(tmp_path: Path) -> None:
+    result = tidemill.train(
+        Nearest, steps=4_000, seed=3, lanes=4, launch="inline", run_dir=tmp_path / "run", quiet=True
+    )
+    assert result.summary.status == result.summary["status"] == "completed"
+    assert result.summary.env_steps >= 4_000 and result.summary.mean_return is not None
+    assert result.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert result.policy.act(np.zeros(3, np.float32)) in (0, 1)
+    metrics = result.metrics()
+    assert metrics["step"][-1] == result.summary.env_steps and metrics["return/mean"].dtype == np.float64
+    assert {len(column) for column in metrics.values()} == {len(metrics["step"])}
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (saved["seed"], saved["workers"]["actor"]["lanes"]) == (3, 4)
+
+
+def test_metrics_are_a_data_frame_where_there_is_a_library_for_it(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    result = tidemill.train("CartPole-v1", steps=4_000, launch="inline", run_dir=tmp_path / "run", quiet=True)
+    frame = result.frame()
+    assert isinstance(frame, pandas.DataFrame) and list(frame["step"]) == list(result.metrics()["step"])
+
+
+@pytest.mark.parametrize(
+    "what",
+    [Nearest, make, f"{__file__}:Nearest", f"{__file__}:make", Gymnasium(make=Nearest), Gymnasium(make=make)],
+)
+def test_an_environment_is_named_by_what_makes_it(what: Any) -> None:
+    experiment, _ = make_experiment(what)
+    environment = experiment.workers["actor"].environment
+    built = environment.build(2, 0)
+    assert built.agents[0].spaces.action.n == 2
+    built.close()
+
+
+def test_an_algorithm_is_its_name_or_its_settings() -> None:
+    by_name, _ = make_experiment("CartPole-v1", "dqn")
+    given, _ = make_experiment("CartPole-v1", DQN(learning_rate=0.5))
+    assert given.workers["trainer"].replace(algorithm=DQN()) == by_name.workers["trainer"].replace(
+        algorithm=DQN()
+    )
+    assert given.workers["trainer"].algorithm == DQN(learning_rate=0.5)
+    assert make_experiment("CartPole-v1", PPO(epochs=7))[0].workers["trainer"].algorithm == PPO(epochs=7)
+    with pytest.raises(ConfigError, match='did you mean "dqn"'):
+        make_experiment("CartPole-v1", "dqm")
+    with pytest.raises(ConfigError, match="an experiment has its own"):
+        make_experiment(experiments.cartpole(), "ppo")
+
+
+def test_a_setting_is_found_by_its_last_word_or_by_its_path() -> None:
+    assert setting("workers.actor.lanes", lanes=5) == 5
+    assert setting("limits.mean_return", mean_return=10.5) == 10.5
+    assert setting("workers.trainer.algorithm.epochs", epochs=7) == 7
+    assert setting("policies.policy.hidden", hidden=(8, 8)) == [8, 8]
+    assert setting("workers.trainer.policy", **{"workers.trainer.policy": "policy"}) == "policy"
+    equal = experiments.equal()
+    several = equal.replace(workers={**equal.workers, "second": equal.workers["actor"]})
+    workers = with_settings(several, {"lanes": 3})[0].workers
+    assert (workers["actor"].lanes, workers["second"].lanes) == (3, 3)
+
+
+def test_a_setting_that_there_is_not_or_that_several_have_is_refused_by_name() -> None:
+    made, _ = make_experiment("CartPole-v1")
+    with pytest.raises(ConfigError, match='has a setting lans; did you mean "lanes"'):
+        with_settings(made, {"lans": 3})
+    with pytest.raises(ConfigError, match=r"several settings are called policy; .*workers\.trainer\.policy"):
+        with_settings(made, {"policy": "other"})
+    with pytest.raises(ConfigError, match=r'^workers\.actor\.lans: .*did you mean "lanes"'):
+        with_settings(made, {"workers.actor.lans": 3})
+    with pytest.raises(ConfigError, match=r"3 cannot be trained"):
+        make_experiment(3)  # type: ignore[arg-type]
+
+
+def test_slots_and_a_ratio_are_given_as_on_the_command_line(tmp_path: Path) -> None:
+    result = tidemill.train(
+        "CartPole-v1",
+        algorithm="dqn",
+        slots=2,
+        ratio="1/4",
+        steps=400,
+        warm_up=100,
+        launch="threads",
+        run_dir=tmp_path / "run",
+        quiet=True,
+    )
+    assert result.summary.committed is not None and result.summary.committed >= 400
+    assert result.summary["updates"] == result.summary.updates > 0
+
+
+def test_a_callback_logs_saves_and_stops(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        seen.append(metrics["update"])
+        control.log({"my/metric": metrics["update"] + 0.5})
+        if len(seen) == 2:
+            assert control.save()
+        if len(seen) == 4:
+            control.stop("four are enough")
+
+    made = experiments.cartpole().replace(limits=Limits(steps=10_000_000))
+    result = tidemill.train(
+        made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True, on_update=on_update
+    )
+    assert result.summary.reason == "four are enough" and seen[:4] == [1, 2, 3, 4]
+    mine = result.metrics()["my/metric"]
+    assert list(mine[~np.isnan(mine)][:4]) == [1.5, 2.5, 3.5, 4.5]
+    assert (tmp_path / "run" / "checkpoints" / "policy" / "update-2").is_dir()
+
+
+def test_a_callback_may_change_what_the_main_process_looks_at_and_nothing_else(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        for name in ("learning_rate", "steps"):
+            try:
+                control.change(**{name: 1})
+            except ConfigError as error:
+                refused.append(str(error))
+        if metrics["episodes"] > 5:
+            control.change(mean_return=-1.0)
+
+    made = experiments.cartpole().replace(limits=Limits(steps=10_000_000, window=1))
+    result = tidemill.train(
+        made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True, on_update=on_update
+    )
+    assert result.summary.reason.startswith("mean return")
+    assert refused[0].startswith("learning_rate cannot be changed while a run is going on")
+
+
+def test_what_a_callback_raises_ends_the_run(tmp_path: Path) -> None:
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        tidemill.train(
+            experiments.cartpole(),
+            launch="inline",
+            run_dir=tmp_path / "run",
+            source=FILE,
+            quiet=True,
+            on_update=on_update,
+        )
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_an_environment_is_looked_over_from_python() -> None:
+    findings = tidemill.check_env(Nearest)
+    assert findings and {type(finding).__name__ for finding in findings} == {"Finding"}
+
+
+def test_a_launcher_of_ones_own_puts_a_command_before_each_worker(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    result = tidemill.train(
+        Gymnasium(make=f"{__file__}:Nearest", kwargs={"note": str(note)}),
+        steps=2_000,
+        layout="given",
+        launch=f"{EXAMPLES}/own_launcher.py:Nice",
+        log=f"{EXAMPLES}/own_sink.py:Returns",
+        run_dir=tmp_path / "run",
+        quiet=True,
+    )
+    assert result.summary.status == "completed" and note.read_text() == "19"
+    lines = (tmp_path / "run" / "returns.txt").read_text().splitlines()
+    assert len(lines) == np.isfinite(result.metrics()["return/mean"]).sum() > 0
