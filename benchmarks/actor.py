@@ -72,9 +72,9 @@ def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
     endpoints, link = ends["actor-0"]
     worker = actors.build(Context(experiment, "actor-0", actors, endpoints))
     link.send(pack(Configure()))
-    worker.turn()
+    worker.run_once()
     link.send(pack(Start()))
-    worker.turn()
+    worker.run_once()
     (channel,) = [ends["trainer-0"][0].consumer(e.name) for e in experiment.edges() if e.kind == "channel"]
     channel.attach()
     found = []
@@ -87,7 +87,7 @@ def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
         done, spent = worker.order.ticks, 0.0
         while worker.order.ticks - done < ticks:
             start = perf_counter()
-            worker.turn()
+            worker.run_once()
             spent += perf_counter() - start
             while channel.take() is not None:
                 channel.release()

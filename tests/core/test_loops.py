@@ -83,11 +83,11 @@ def test_one_turn_deals_with_all_that_has_come_and_never_waits(loop):
     for ours, _ in pairs:
         ours.setblocking(False)
         loop.loop.create_task(read(ours))
-    loop.turn()
+    loop.run_ready()
     assert got == []
     for _, theirs in pairs[1:]:
         theirs.send(b"x")
-    loop.turn()
+    loop.run_ready()
     assert got == [b"x"] * 4
     for pair in pairs:
         for each in pair:
@@ -110,15 +110,15 @@ def test_a_deadline_leaves_out_the_time_in_which_nobody_ran_the_loop(loop, monke
 
     for away, sent, told in ((3600.0, b"x", [b"x"]), (0.5, b"", [b"x"])):
         task = loop.loop.create_task(read())
-        loop.turn()
+        loop.run_ready()
         now[0] += away
         if sent:
             theirs.send(sent)
-        loop.turn()
+        loop.run_ready()
         assert got == told
     for _ in range(20):  # short ones count
         now[0] += 0.9
-        loop.turn()
+        loop.run_ready()
     assert got == [b"x", "too late"] and task.done()
     for each in (ours, theirs):
         each.close()
@@ -210,11 +210,11 @@ def test_a_turn_that_was_ended_early_does_not_shorten_the_next_ones(loop):
             rounds.append(1)
             await asyncio.sleep(0)
 
-    loop.turn()
+    loop.run_ready()
     loop.wake()  # ends the first round of the next turn
-    loop.turn()
+    loop.run_ready()
     task = loop.loop.create_task(count())
-    loop.turn()
+    loop.run_ready()
     assert len(rounds) == 2
     task.cancel()
 

@@ -15,7 +15,7 @@ from tests.run.watching import wait_until
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Space, Spaces, Tuple, schema_of_space
-from tidemill.core.own_loop import turn
+from tidemill.core.own_loop import run_ready
 from tidemill.core.schema import poison
 from tidemill.core.user_code import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
@@ -271,7 +271,7 @@ def test_environments_that_hang_are_waited_for_at_the_same_time(
     wait_until(lambda: all(environment.ready() for environment in environments), 20, "resets")
     for environment in environments:
         environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, np.bool_))
-    turn()
+    run_ready()
     since = time.monotonic()
     close_all(environments)
     assert time.monotonic() - since < 10  # one after the other would take 20 s

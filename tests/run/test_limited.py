@@ -96,12 +96,12 @@ def test_actor_and_trainer_may_take_turns_in_one_thread(
 ) -> None:
     threads: dict[str, set[int]] = {}
 
-    def turn(self: Worker) -> bool:
+    def run_once(self: Worker) -> bool:
         threads.setdefault(self.name, set()).add(threading.get_ident())
         return own(self)
 
-    own = Worker.turn
-    monkeypatch.setattr(Worker, "turn", turn)
+    own = Worker.run_once
+    monkeypatch.setattr(Worker, "run_once", run_once)
     made = limited.experiment(steps=61, slots=3, ratio="3/2", latency="random", exact=exact).replace(
         together=together
     )

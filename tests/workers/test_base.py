@@ -90,7 +90,7 @@ class Life:
 
     def turns(self, *messages: object) -> bool:
         self.tell(*messages)
-        return self.worker.turn()
+        return self.worker.run_once()
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_a_failure_s_text_is_bounded_and_ends_as_it_did(life: Life) -> None:
 
 def test_a_message_that_cannot_be_read_is_a_failure(life: Life) -> None:
     life.link.send(b"\xc1 no message")
-    assert not life.worker.turn()
+    assert not life.worker.run_once()
     (failed,) = (m for m in life.heard() if isinstance(m, Status))
     assert failed.state is State.FAILED and "cannot be read" in failed.error
 
@@ -271,7 +271,7 @@ def test_a_message_that_cannot_be_read_is_a_failure(life: Life) -> None:
 def test_the_runner_s_end_is_the_worker_s(life: Life) -> None:
     life.turns(Configure(FACTS), Start())
     life.link.close()
-    life.worker.turn()
+    life.worker.run_once()
     assert life.worker.calls[-1] == "close"
     assert life.worker.state is State.COMPLETED
 

@@ -135,7 +135,7 @@ class Group:
     def turns(self, most: int = 60) -> None:
         for _ in range(most):
             for worker in self.workers:
-                worker.turn()
+                worker.run_once()
 
     def heard(self, i: int) -> list[Any]:
         self.told[i] += [unpack_up(m) for m in self.links[i].receive() or []]
@@ -233,7 +233,7 @@ def test_in_lockstep_nobody_gets_a_sample_back_before_all_have_published(count: 
             group.send(i, 1.0, version=version)
         for _ in range(40):
             for worker in group.workers:
-                worker.turn()
+                worker.run_once()
                 newest = [reader.newest() for reader in group.readers if reader.attach()]
                 if any(producer.free() == 4 for producer in group.producers):
                     assert newest == [version + 1] * count
@@ -265,10 +265,10 @@ def half_an_update(group: Group) -> None:
     before = group.weights()[0]
     for i in range(2):
         group.send(i, 1.0)
-    group.workers[0].turn()
+    group.workers[0].run_once()
     while group.weights()[0] == before:
-        group.workers[1].turn()
-        group.workers[0].turn()
+        group.workers[1].run_once()
+        group.workers[0].run_once()
     assert group.weights()[0] == before + 0.5
 
 
@@ -301,10 +301,10 @@ def test_a_trainer_left_alone_gives_up_what_is_half_done(
     now = [peers_module.awake()]
     monkeypatch.setattr(peers_module, "awake", lambda: now[0])
     group.tell(Exit("the other is dead"), to=0)
-    group.workers[0].turn()
+    group.workers[0].run_once()
     assert group.workers[0].state is State.RUNNING
     now[0] += peers_module.LEAVE_ALONE + 0.1
-    group.workers[0].turn()
+    group.workers[0].run_once()
     assert group.workers[0].state is State.COMPLETED
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1 and arrays["algorithm"]["count"] == 2
@@ -318,7 +318,7 @@ def test_a_checkpoint_asked_for_within_an_update_is_that_before_it(tmp_path: Pat
     group.turns()
     half_an_update(group)
     group.tell(*([Pause()] if paused else []), Save())
-    group.workers[0].turn()
+    group.workers[0].run_once()
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1 and arrays["algorithm"]["count"] == 2
 
@@ -331,9 +331,9 @@ def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch
     now = [peers_module.awake()]
     monkeypatch.setattr(peers_module, "awake", lambda: now[0])
     group.tell(Exit("the first is dead"), to=1)
-    group.workers[1].turn()
+    group.workers[1].run_once()
     now[0] += peers_module.LEAVE_ALONE + 0.1
-    group.workers[1].turn()
+    group.workers[1].run_once()
     assert group.workers[1].state is State.COMPLETED
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1

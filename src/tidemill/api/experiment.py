@@ -107,7 +107,7 @@ class WorkerHandle(ABC):
         failures go up as a status."""
 
     @abstractmethod
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Handle what has arrived on the control link and poll once. False when nothing
         could be done."""
 

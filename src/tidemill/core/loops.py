@@ -106,7 +106,7 @@ class Loop:
             alarm.cancel()
         return not self._late
 
-    def turn(self) -> None:
+    def run_ready(self) -> None:
         """Read what has come, and let those go on who waited for it. Never waits."""
         self._catch_up()
         self.loop.call_soon(self._stop_next)
@@ -118,7 +118,7 @@ class Loop:
         """Give it a turn where it has had none for `STOOD` seconds: for those who look
         again and again, and wait at no bell."""
         if monotonic() - self._left > STOOD:
-            self.turn()
+            self.run_ready()
 
     def wake(self) -> None:
         """Have `run` return."""

@@ -17,7 +17,7 @@ class _Own(threading.local):
 own = _Own()
 
 
-def turn() -> None:
-    """Give this thread's loop a turn, if it has one."""
+def run_ready() -> None:
+    """Run what is ready in the loop of this thread, if it has one."""
     if own.loop is not None:
-        own.loop.turn()
+        own.loop.run_ready()

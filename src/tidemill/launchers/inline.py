@@ -38,7 +38,7 @@ class InlineLauncher(Launcher):
         return links
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
-        if not sum(worker.turn() for worker in self._workers.values()):
+        if not sum(worker.run_once() for worker in self._workers.values()):
             self._bell.wait(min(seconds, _NAP))
 
     def obituary(self, worker: str) -> str:
@@ -48,5 +48,5 @@ class InlineLauncher(Launcher):
         for link in self._links:
             link.close()
         for worker in self._workers.values():
-            worker.turn()  # finds the link closed, and frees what it holds
+            worker.run_once()  # finds the link closed, and frees what it holds
         self._workers.clear()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.bell_batching import Together
 from tidemill.core.clock import Clock, awake
-from tidemill.core.own_loop import turn
+from tidemill.core.own_loop import run_ready
 from tidemill.core.schema import Arrays
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
 from tidemill.replay_training.slot_faults import SlotFaults
@@ -185,7 +185,7 @@ class ReadyBatch(GrantedOrder):
 
     def _look(self) -> None:
         """Find out who has answered."""
-        turn()
+        run_ready()
         rung = self._rung
         while rung:
             self._look_at(rung.popleft())

@@ -5,7 +5,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidemill.api.algorithm import PostProcessor
 from tidemill.api.edges import Port
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 INLINE = "inline"
 PLAYED = ("policy", "inference", "samples", "frame_stack")
 """What actors of a replay memory say of the one agent that is played, as a spec does."""
-Mode = Literal["fixed", "after_done", "full", "concise"]
 
 
 _NOT_KEPT = "without samples: no rows are kept"
@@ -93,7 +92,7 @@ class PlayerSpec(Config):
         raise TypeError(f"{type(self).__name__} has no writer()")
 
     @property
-    def mode(self) -> Mode | Literal["transitions"]:
+    def mode(self) -> str:
         """What a sample is: see `AgentSpec`."""
         return "transitions"
 
@@ -150,10 +149,10 @@ class AgentSpec(PlayerSpec):
         rows, e.g. (`GAE`(),)
     """
 
-    mode: Mode = acting("fixed", _kept, _NOT_KEPT)
+    mode: str = acting("fixed", _kept, _NOT_KEPT)
     sample_steps: int = acting(
         128,
-        lambda spec: _kept(spec) and spec.mode in ("fixed", "after_done"),
+        lambda spec: _kept(spec) and "sample_steps" in spec.writer().settings,
         'without samples of a fixed length, those of mode = "fixed" and "after_done"',
     )
     burn_in: int = acting(0, _kept, _NOT_KEPT)
@@ -175,21 +174,19 @@ class AgentSpec(PlayerSpec):
                 "ReplayActors(environment=…, lanes=…, frame_stack=…) in place of "
                 'Actors(environment=…, agents=(AgentSpec(mode="stepwise"),))'
             )
-        if self.mode not in get_args(Mode):
-            raise ConfigError(f'mode = "{self.mode}" is not known; {did_you_mean(self.mode, get_args(Mode))}')
-        for what, asked, modes in (
-            (
-                "deterministic = True with samples",
-                self.deterministic and bool(self.streams),
-                ("full", "concise"),
-            ),
-            ("padded = True", self.padded, ("full",)),
-            ("post", bool(self.post), ("after_done", "full")),
-            (f"burn_in = {self.burn_in}", self.burn_in > 0, ("fixed", "after_done")),
-            (f"bootstrap = {self.bootstrap}", self.bootstrap > 1, ("fixed", "after_done")),
+        from tidemill.workers.sample_writers import WRITERS
+
+        if self.mode not in WRITERS:
+            raise ConfigError(f'mode = "{self.mode}" is not known; {did_you_mean(self.mode, WRITERS)}')
+        for setting, what, asked in (
+            ("deterministic", "deterministic = True with samples", self.deterministic and self.streams),
+            ("padded", "padded = True", self.padded),
+            ("post", "post", self.post),
+            ("burn_in", f"burn_in = {self.burn_in}", self.burn_in > 0),
+            ("bootstrap", f"bootstrap = {self.bootstrap}", self.bootstrap > 1),
         ):
-            if asked and self.mode not in modes:
-                known = " or ".join(f'"{mode}"' for mode in modes)
+            if asked and setting not in WRITERS[self.mode].settings:
+                known = " or ".join(f'"{mode}"' for mode in WRITERS if setting in WRITERS[mode].settings)
                 raise ConfigError(
                     f'{what} does not go with mode = "{self.mode}"; take mode = {known}, or leave it out'
                 )

@@ -134,7 +134,7 @@ class Worker(WorkerHandle):
         idle_since: float | None = None
         rung = True
         while living := [worker for worker in together if not worker.ended]:
-            if sum(worker.turn() for worker in living):
+            if sum(worker.run_once() for worker in living):
                 if not rung:  # a bell is rung after what it tells of: whoever rings may just be about to
                     self.rescues += not self._wait(RING_LATE)
                 idle_since, rung = None, True
@@ -144,9 +144,9 @@ class Worker(WorkerHandle):
                 if now - idle_since >= self.context.spin:
                     rung = self._wait(LOOK_AGAIN)
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Handle the control link, poll once, report. False when nothing could be done.
-        Between turns a worker waits."""
+        Between two of these a worker waits."""
         if self.state in ENDED:
             return False
         self.clock.enter("python")

@@ -1,19 +1,25 @@
 """Samples of a fixed number of rows, sent when the episode of the last one is over."""
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar
+
 import numpy as np
 
-from tidemill.workers.actor_config import PlayerSpec
 from tidemill.workers.sample_writers.base import Seats, Sizes, Slot, Terms
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
+
+if TYPE_CHECKING:
+    from tidemill.workers.actor_config import PlayerSpec
 
 
 class AfterDone(ClosedEpisodes):
     """Samples of so many rows, held back until the episode of the last one is done."""
 
+    settings: ClassVar[Collection[str]] = ("sample_steps", "burn_in", "bootstrap", "post")
     needs_limit = True
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
         # what the episode before left over, and a whole one
         return Sizes(spec.rows + limit + same_step, spec.rows, seats, slots)
 

@@ -8,9 +8,9 @@ what is finished is copied into slots.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,9 @@ from tidemill.api.algorithm import FILLER, ROW_FIELDS
 from tidemill.api.stream import SampleProducer
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Arrays, Field, Schema, allocate
-from tidemill.workers.actor_config import PlayerSpec
+
+if TYPE_CHECKING:
+    from tidemill.workers.actor_config import PlayerSpec
 
 Seats = NDArray[np.intp]
 
@@ -47,7 +49,7 @@ class Terms:
     on_sent: called after each sample
     """
 
-    spec: PlayerSpec
+    spec: "PlayerSpec"
     row: Schema
     schema: Schema
     seats: int
@@ -64,12 +66,15 @@ class Terms:
 class SampleWriter(ABC):
     """Rows being written. `arrays` has field name → [rows, N, ...].
 
+    settings: the settings of an agent spec that only some modes have, and this one does;
+        "deterministic" that rows may be kept of what its mode plays
     row_fields: the fields of a row that do not come from spaces
     needs_limit: episodes are kept whole, so that their most steps must be known
     by_seat: a sample is of one seat
     trained: samples may be trained on
     """
 
+    settings: ClassVar[Collection[str]] = ()
     row_fields: ClassVar[Mapping[str, Field]] = ROW_FIELDS
     needs_limit: ClassVar[bool] = False
     by_seat: ClassVar[bool] = False
@@ -78,14 +83,14 @@ class SampleWriter(ABC):
     arrays: Arrays
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
         """Return what `spec` takes, when an episode has at most `limit` steps and a
         stream is to hold `slots` samples of each seat. By itself: of all seats so many
         rows."""
         return Sizes(spec.rows + same_step, spec.rows, seats, slots)
 
     @classmethod
-    def own_rows(cls, spec: PlayerSpec, need: Sizes, same_step: bool) -> int:
+    def own_rows(cls, spec: "PlayerSpec", need: Sizes, same_step: bool) -> int:
         """Return the rows of each seat that take memory of the agent's own."""
         return need.kept
 

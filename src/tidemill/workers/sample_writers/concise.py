@@ -1,14 +1,16 @@
 """Samples of one row for each episode of a seat, for evaluations."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.core.schema import Arrays, Field
-from tidemill.workers.actor_config import PlayerSpec
 from tidemill.workers.episode_info import FIELD, SAID
 from tidemill.workers.sample_writers.base import MOST_SLOTS, Sizes
 from tidemill.workers.sample_writers.full import Full
+
+if TYPE_CHECKING:
+    from tidemill.workers.actor_config import PlayerSpec
 
 
 class Concise(Full):
@@ -21,13 +23,14 @@ class Concise(Full):
     `Agent.meet`).
     """
 
+    settings: ClassVar[Collection[str]] = ("deterministic",)
     row_fields: ClassVar[Mapping[str, Field]] = {**ROW_FIELDS, FIELD: SAID}
     needs_limit = False
     by_seat = False
     trained = False
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
         return Sizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
 
     @classmethod

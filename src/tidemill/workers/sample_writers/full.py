@@ -1,19 +1,25 @@
 """Samples of one episode of one seat, all its rows."""
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar
+
 from tidemill.core.schema import Arrays
-from tidemill.workers.actor_config import PlayerSpec
 from tidemill.workers.sample_writers.base import MOST_SLOTS, Sizes, fill
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
+
+if TYPE_CHECKING:
+    from tidemill.workers.actor_config import PlayerSpec
 
 
 class Full(ClosedEpisodes):
     """One sample per episode, of one seat."""
 
+    settings: ClassVar[Collection[str]] = ("padded", "post", "deterministic")
     needs_limit = True
     by_seat = True
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
         return Sizes(limit + 1 + same_step, limit + 1, 1, min(slots * seats, MOST_SLOTS))
 
     def send(self) -> bool:
