@@ -1,10 +1,12 @@
-"""Configurations that earlier versions have saved (`earlier/*.json`) are read as what
-they are called now."""
+"""Runs that earlier versions have saved (`earlier/`) are read as what their parts are
+called now, and go on."""
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tidemill import (
@@ -21,14 +23,17 @@ from tidemill import (
     ReplayActors,
     ReplayTrainer,
     Trainer,
+    load,
+    resume,
 )
 from tidemill.core.config import brought_up_to_date, decode, set_path
 from tidemill.core.errors import ConfigError
+from tidemill.trained.retrain import retrain
 
 CARTPOLE = Gymnasium(id="CartPole-v1")
 REPLAY = Experiment(
     name="replay",
-    policies={"policy": QNetwork(hidden=(16,), duelling=False)},
+    policies={"policy": QNetwork(hidden=(8,), duelling=False)},
     workers={
         "actor": ReplayActors(environment=CARTPOLE, lanes=1, ring=3, frame_stack=2),
         "trainer": ReplayTrainer(
@@ -42,6 +47,8 @@ REPLAY = Experiment(
             finish_episodes=True,
             evaluation_steps=20,
             max_no_progress_s=30.0,
+            database_seconds=None,
+            checkpoints=1,
         ),
     },
     limits=Limits(steps=120),
@@ -57,17 +64,32 @@ PLAIN = Experiment(
 )
 
 
+EARLIER = Path(__file__).parent / "earlier"
+
+
 def saved(name: str) -> Any:
-    return json.loads((Path(__file__).parent / "earlier" / name).read_text())
+    with zipfile.ZipFile(EARLIER / "replay.zip") as run:
+        return json.loads(run.read("config.json") if name == "replay" else (EARLIER / name).read_text())
 
 
-@pytest.mark.parametrize(("name", "now"), [("replay.json", REPLAY), ("ppo.json", PLAIN)])
+@pytest.mark.parametrize(("name", "now"), [("replay", REPLAY), ("ppo.json", PLAIN)])
 def test_what_was_saved_before_replay_training_had_its_own_configurations_is_read(
     name: str, now: Experiment
 ) -> None:
     data, told = brought_up_to_date(saved(name))
     assert decode(Experiment, data) == now
     assert told == []
+
+
+def test_a_run_from_before_that_goes_on_with_its_memory_its_slots_and_its_journal(tmp_path: Path) -> None:
+    with zipfile.ZipFile(EARLIER / "replay.zip") as run:
+        run.extractall(tmp_path)
+    at = json.loads((tmp_path / "summary.json").read_text())
+    assert load(tmp_path, trust=True).act(np.zeros((2, 4), np.float32)) in (0, 1)
+    resume(tmp_path, limits={"steps": 240}, quiet=True, trust=True)
+    again = retrain(tmp_path, trust=True)
+    # what it learned on another machine may differ in the last bits
+    assert again.updates == again.compared > at["updates"] and again.committed >= 240
 
 
 def test_what_replay_training_is_called_now_is_told_where_it_is_asked_for_as_before() -> None:

@@ -1,10 +1,14 @@
 """A worker's life, told by messages over a control link."""
 
+import importlib
+import pkgutil
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+import tidemill.replay_training
+import tidemill.workers
 from tidemill.api.control import (
     Configure,
     Episodes,
@@ -360,3 +364,12 @@ def test_a_bell_that_is_rung_just_after_a_sleep_is_no_rescue(life: Life) -> None
     life.worker._poll = lambda: PollResult(next(polls), 0)  # type: ignore[method-assign]
     life.worker.run()
     assert life.worker.rescues == 0 and waits[:2] == [base.LOOK_AGAIN, base.RING_LATE]
+
+
+def test_no_worker_of_the_library_is_another_one_changed() -> None:
+    for room in (tidemill.workers, tidemill.replay_training):
+        for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+            importlib.import_module(module.name)
+    kinds = [kind for kind in Worker.__subclasses__() if kind.__module__.startswith("tidemill.")]
+    assert len(kinds) >= 7
+    assert [kind for base in kinds for kind in base.__subclasses__()] == []

@@ -329,7 +329,8 @@ class UniformReplay(ReplayBuffer):
         fields = {name: [list(field.shape), field.dtype] for name, field in self._store.schema.items()}
         return {
             "format": FORMAT,
-            "kind": type(self).__name__,
+            # saved ones have the name that the class had first
+            "kind": "Uniform" if type(self) is UniformReplay else type(self).__name__,
             "lanes": self.sequences.lanes,
             "length": self.sequences.length,
             "fields": fields,
