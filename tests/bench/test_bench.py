@@ -79,9 +79,9 @@ def test_the_bound_is_cores_over_what_a_step_costs() -> None:
 
 def test_a_cost_is_the_median_of_processor_seconds_per_unit() -> None:
     answers = [
-        {"units": 10, "cpu": 1.0, "wall": 2.0},
-        {"units": 10, "cpu": 3.0, "wall": 3.0},
-        {"units": 10, "cpu": 2.0, "wall": 9.0},
+        {"units": 10, "core": 1.0, "wall": 2.0},
+        {"units": 10, "core": 3.0, "wall": 3.0},
+        {"units": 10, "core": 2.0, "wall": 9.0},
     ]
     assert cost_of({"": answers}) == Cost(0.2, 0.3, (0.1, 0.3, 0.2), {})
 
@@ -89,8 +89,8 @@ def test_a_cost_is_the_median_of_processor_seconds_per_unit() -> None:
 def test_the_cheaper_way_counts() -> None:
     cost = cost_of(
         {
-            "torch": [{"units": 10, "cpu": 1.0, "wall": 1.0}],
-            "numpy": [{"units": 10, "cpu": 0.5, "wall": 0.75}],
+            "torch": [{"units": 10, "core": 1.0, "wall": 1.0}],
+            "numpy": [{"units": 10, "core": 0.5, "wall": 0.75}],
         }
     )
     assert cost == Cost(0.05, 0.075, (0.05,), {"torch": 0.1, "numpy": 0.05})

@@ -44,6 +44,7 @@ from tidemill.layouts import auto_layout as arranging
 from tidemill.layouts import layout as laying_out
 from tidemill.layouts import probe as probing
 from tidemill.layouts.auto_layout import arrange, cache, costs_of
+from tidemill.layouts.cost_measurement import Spent
 from tidemill.layouts.layout import (
     COLD,
     Costs,
@@ -433,9 +434,9 @@ def test_an_environment_may_refuse_the_lanes_of_a_probe_but_not_its_own() -> Non
 def test_what_waking_costs_beside_other_programs_is_no_cost_of_an_environment(
     own: float, waking: float, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def timed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+    def timed(work: Callable[[], int], seconds: float, precise: bool) -> Spent:
         work()
-        return costs.pop(0), 5e-3
+        return Spent(1, costs.pop(0), 5e-3, 0.0)
 
     monkeypatch.setattr(probing, "timed", timed)
     costs = [own, waking]

@@ -2,9 +2,7 @@
 near to it the experiment runs."""
 
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,11 +18,11 @@ from tidemill.algorithms.ppo import PPO
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
-from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
-from tidemill.core.user_code import environment_of_ours, own_path, refuse_while_loading
+from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.processes import kill_session
+from tidemill.layouts.cost_measurement import order_of, start
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.device import choose_device
 from tidemill.run.source_info import versions
@@ -147,7 +145,7 @@ def bound_of(cores: int, core_seconds: dict[str, float], rows_per_step: int, epo
 def cost_of(ways: dict[str, Sequence[dict[str, float]]]) -> Cost:
     """Return the cost of a unit from what the copies answered, by way."""
     each = {
-        way: tuple(answer["cpu"] / max(answer["units"], 1) for answer in answers)
+        way: tuple(answer["core"] / max(answer["units"], 1) for answer in answers)
         for way, answers in ways.items()
     }
     core = {way: median(costs) for way, costs in each.items()}
@@ -160,27 +158,17 @@ class _Copies:
     """A reference process per core, doing what they are told at the same time."""
 
     def __init__(self, experiment: Experiment, source: Path | None, cores: int) -> None:
-        about = {"experiment": encode(experiment), "source": str(source) if source else None}
-        self._order = json.dumps({**about, "runner": os.getpid(), "path": own_path()})
+        self._order = order_of(experiment, source)
         self._cores = cores
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[str]] = []  # one each: they may raise at the same time
         self.facts: dict[str, Any] = {}
 
     def __enter__(self) -> "_Copies":
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         for _ in range(self._cores):
             log = tempfile.TemporaryFile("w+", errors="replace")
             self._logs.append(log)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tidemill.bench.reference"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment_of_ours(**threads),
-                start_new_session=True,  # so that what its environment starts ends with it
-            )
+            process = start("tidemill.bench.reference", log)
             self._processes.append(process)
         try:
             (self.facts, *_) = self._ask(self._order)
@@ -198,14 +186,14 @@ class _Copies:
 
     def round(self, seconds: float) -> dict[str, list[dict[str, float]]]:
         """Let all copies do each part for `seconds`; return part → their answers."""
-        return {part: self._ask(f"{seconds} {part}") for part in self.facts["parts"]}
+        return {part: self._ask(f"{seconds} {part}\n".encode()) for part in self.facts["parts"]}
 
-    def _ask(self, line: str) -> list[dict[str, Any]]:
+    def _ask(self, line: bytes) -> list[dict[str, Any]]:
         answers, deadline = [], monotonic() + QUIET
         for process in self._processes:
             assert process.stdin is not None
             try:
-                process.stdin.write(line + "\n")
+                process.stdin.write(line)
                 process.stdin.flush()
             except BrokenPipeError:
                 pass  # it died: it will not answer

@@ -2,7 +2,8 @@
 that claims speed may touch this file.
 
 Nothing here uses Tidemill's actors, learner or networks (but where a policy's network is
-its own), so that the bound does not move with their speed.
+its own), so that the bound does not move with their speed. How processes are started and
+work is timed is `cost_measurement`'s, as for layouts.
 
 env: a plain loop over the environment, random actions, resets as they come:
     ``gymnasium.make`` per lane, or the library's own vector environment with one thread;
@@ -18,22 +19,17 @@ that takes the dearer of two plain ways would be none. The cheaper one counts. M
 have as many rows as each of the experiment's equal trainers has of them.
 
 This is a process of its own, one on each core, all at work at the same time (`measure`
-starts them and says what to do): the first line of standard input is the order, every
-further one ``SECONDS PART``, answered with the units done and the processor seconds and
-wall seconds they took.
+starts them and says what to do): on standard input the order comes first, then lines
+``SECONDS PART``, each answered with what that took (`Spent`).
 """
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle
 from math import ceil, log, pi
-from pathlib import Path
-from threading import Thread
-from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -42,22 +38,17 @@ from torch import Tensor, nn
 
 from tidemill import PPO, ActorCritic, Atari, Experiment, Gymnasium, ReplayTrainer, Trainer
 from tidemill.api.edges import group_of
-from tidemill.api.environment import Environment, Tick
+from tidemill.api.environment import Environment
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Box, Discrete, Spaces, leaves, schema_of_space
+from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.bench.plain_mlps import PlainMLPs
-from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, TidemillError
-from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.core.threads import limit_threads
-from tidemill.core.user_code import begin_to_work, load_file, travel
-from tidemill.layouts.probe import end_session, end_with
+from tidemill.layouts.cost_measurement import Stepping, end_session, obey, random_rows, timed
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type
 from tidemill.nets.trainable import TrainablePolicy
-from tidemill.transports.local import LocalBell
 from tidemill.workers.actor_config import INLINE, ActorConfig, PlayerSpec, match_agents
 from tidemill.workers.environments import seen_by
 from tidemill.workers.policy import PolicyWorkers
@@ -134,33 +125,12 @@ def native_vector(env: Any) -> Callable[[], int]:
 
 def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
     """Send and receive."""
-    env.bind([[i] for i in range(len(env.agents))])
-    rng = np.random.default_rng(0)
-    actions = cycle(
-        [
-            [random_rows(a.spaces.action, "action", env.lanes, rng) for a in env.agents]
-            for _ in range(POOL // 16)
-        ]
-    )
-    ticks = [Tick.allocate(a.spaces.observation, env.lanes, env.info, env.same_step) for a in env.agents]
-    reset = np.ones(env.lanes, np.bool_)
-    ended = np.zeros((len(ticks), env.lanes), np.bool_)
-    elsewhere = False
-    bell = LocalBell()
-    env.on_ready(bell.ring)
+    stepping, elsewhere = Stepping(env), False
 
     def work() -> int:
         nonlocal elsewhere
-        steps = env.lanes - int(np.count_nonzero(reset))
-        env.send(next(actions), reset)
-        ended[:, reset] = False
-        elsewhere |= not env.ready()
-        while not env.ready():
-            bell.wait(0.1)
-        env.recv(ticks)
-        for i, seen in enumerate(ticks):
-            ended[i] |= (seen.done | seen.truncated) & ~seen.restarted
-        ended.all(axis=0, out=reset)
+        steps = stepping.tick()
+        elsewhere |= stepping.waited
         return steps
 
     work()
@@ -309,30 +279,6 @@ def train_part(minibatch: float, columns: Columns, step: Callable[[Columns], Non
 # ---- the parts of one experiment -------------------------------------------------------
 
 
-def random_rows(space: Any, name: str, rows: int, rng: np.random.Generator) -> Arrays:
-    """Return `rows` random values of every leaf of `space`: integers where it has
-    integers, else standard normal."""
-    arrays: Arrays = {}
-    for key, leaf in leaves(space, name).items():
-        ((_, field),) = schema_of_space(leaf, key).items()
-        most = (
-            leaf.n
-            if isinstance(leaf, Discrete)
-            else np.array(leaf.nvec)
-            if hasattr(leaf, "nvec")
-            else 256
-            if field.dtype == "uint8"
-            else 2
-        )
-        shape = (rows, *field.shape)
-        arrays[key] = (
-            rng.standard_normal(shape, np.float32)
-            if "float" in field.dtype
-            else rng.integers(0, most, shape).astype(field.dtype)
-        )
-    return arrays
-
-
 Parts = dict[str, Callable[[], int]]
 """Name of a part (``infer``, or ``infer numpy`` where there are several ways) → function
 that works a while and returns the units done."""
@@ -348,11 +294,10 @@ def network_parts(
     minibatch: float,
 ) -> tuple[str, Parts]:
     """Return which network is measured, and its parts."""
-    config, rng = experiment.policies[spec.policy], np.random.default_rng(0)
-    acted, seen = (random_rows(spaces.observation, "obs", n, rng) for n in (batch, rows))
+    config = experiment.policies[spec.policy]
+    acted, seen = (random_rows(spaces.observation, n) for n in (batch, rows))
     columns = {
-        name: torch.from_numpy(array)
-        for name, array in random_rows(spaces.action, "action", rows, rng).items()
+        name: torch.from_numpy(array) for name, array in random_rows(spaces.action, rows, "action").items()
     }
     columns |= {name: torch.randn(rows) for name in ("log_prob", "advantage", "target")}
     if (
@@ -540,32 +485,13 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     return facts, {"env": env, **parts}
 
 
-def work_for(part: Callable[[], int], seconds: float) -> dict[str, float]:
-    """Call `part` until `seconds` have passed, at least once."""
-    units, began, cpu = 0, perf_counter(), process_time()
-    while True:
-        units += part()
-        wall = perf_counter() - began
-        if wall >= seconds:
-            return {"units": units, "cpu": process_time() - cpu, "wall": wall}
-
-
 @forgiving_output()
 def main() -> None:
     """Obey standard input (see the module's text)."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what an environment prints is no answer
-    limit_threads(1)
-    keep_freed()  # as workers: what they can do without is no bare cost
+    order, answers = obey()
     torch.manual_seed(0)
-    order = json.loads(sys.stdin.readline())
-    Thread(target=end_with, args=(order["runner"],), daemon=True).start()
-    begin_to_work()
-    travel(order["path"])
     try:
-        if order["source"] is not None:
-            load_file(Path(order["source"]), "experiment file")
-        facts, parts = parts_of(decode(Experiment, order["experiment"]))
+        facts, parts = parts_of(order.load())
         for part in parts.values():
             part()  # what happens once only is no cost
     except TidemillError as error:
@@ -574,7 +500,7 @@ def main() -> None:
     print(json.dumps(facts), file=answers)
     for line in sys.stdin:
         seconds, _, name = line.strip().partition(" ")
-        print(json.dumps(work_for(parts[name], float(seconds))), file=answers)
+        print(json.dumps(timed(parts[name], float(seconds))._asdict()), file=answers)
 
 
 if __name__ == "__main__":

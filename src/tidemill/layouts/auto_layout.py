@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,8 +25,9 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private import private, private_folder
 from tidemill.core.secrets import hide, known, mask
-from tidemill.core.user_code import environment_of_ours, named_files, named_modules, own_code, own_path
+from tidemill.core.user_code import named_files, named_modules, own_code
 from tidemill.launchers.processes import kill_session
+from tidemill.layouts.cost_measurement import order_of, start
 from tidemill.layouts.layout import (
     Costs,
     Layout,
@@ -40,7 +40,7 @@ from tidemill.layouts.layout import (
     why_given,
 )
 from tidemill.layouts.memory_plan import check_batch
-from tidemill.layouts.probe import SECONDS, Order, read_answer
+from tidemill.layouts.probe import SECONDS, read_answer
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
@@ -222,20 +222,9 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
     """Measure what the experiment's parts cost, in a process of its own (`probe`).
     Raises `RunError` when that fails, or takes too long, and `ConfigError` for what
     cannot be made."""
-    order = msgspec.msgpack.encode(
-        Order(encode(experiment), str(source) if source else None, os.getpid(), own_path())
-    )
-    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tidemill.layouts.probe"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment_of_ours(**one),
-        start_new_session=True,  # so that what its environment starts ends with it
-    )
+    process = start("tidemill.layouts.probe", subprocess.DEVNULL)
     try:
-        answer, _ = process.communicate(order, SECONDS + 1)
+        answer, _ = process.communicate(order_of(experiment, source), SECONDS + 1)
     except subprocess.TimeoutExpired:
         raise RunError(f"no answer after {SECONDS} s") from None
     finally:

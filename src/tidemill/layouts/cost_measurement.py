@@ -1,0 +1,251 @@
+"""What measures the costs of an experiment's parts, for the probe of layouts (`probe`)
+and for `tidemill bench`: processes of their own, which are told what to measure and end
+with whoever started them; environments stepped at random; random rows; timed work.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread, get_native_id
+from time import perf_counter, process_time, sleep
+from typing import IO, Any, NamedTuple, TextIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import AgentInfo, Environment, Tick
+from tidemill.api.experiment import Experiment
+from tidemill.api.spaces import Discrete, MultiDiscrete, Space, leaves, schema_of_space
+from tidemill.core.config import decode, encode
+from tidemill.core.memory import keep_freed
+from tidemill.core.schema import Arrays
+from tidemill.core.threads import limit_threads
+from tidemill.core.user_code import begin_to_work, environment_of_ours, load_file, own_path, travel
+from tidemill.testing.check_env import keep_allowed, sample_actions
+from tidemill.transports.local import LocalBell
+
+# a part of the seconds is enough where the mean's standard error is so small a part of it
+PRECISE, LEAST = 0.02, 0.25
+
+
+# ---- processes -------------------------------------------------------------------------
+
+
+class Order(msgspec.Struct):
+    """What a process is to measure. `agents` is for one that measures policies and
+    learner alone; `runner` is the process that it ends with, `path` where that looks for
+    modules."""
+
+    experiment: dict[str, Any]
+    source: str | None
+    runner: int
+    path: list[str]
+    agents: list[AgentInfo] | None = None
+
+    def load(self) -> Experiment:
+        """Return the experiment, whose file is loaded first."""
+        if self.source is not None:
+            load_file(Path(self.source), "experiment file")
+        return decode(Experiment, self.experiment)
+
+
+def order_of(
+    experiment: Experiment, source: Path | str | None, agents: list[AgentInfo] | None = None
+) -> bytes:
+    """Return what a process that `start` has started is told first."""
+    order = Order(encode(experiment), str(source) if source else None, os.getpid(), own_path(), agents)
+    content = msgspec.msgpack.encode(order)
+    return len(content).to_bytes(4, "little") + content
+
+
+def start(module: str, errors: int | IO[str], own_session: bool = True) -> "subprocess.Popen[bytes]":
+    """Start a process that runs `module`. In a session of its own all that its
+    environment starts can be ended with it."""
+    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=environment_of_ours(**one),
+        start_new_session=own_session,
+    )
+
+
+def obey() -> tuple[Order, TextIO]:
+    """Make this process one that measures as workers work, and return what it is told and
+    where its answers go: what an environment prints is no answer."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    limit_threads(1)
+    keep_freed()
+    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Order)
+    Thread(target=_end_with, args=(order.runner,), daemon=True).start()
+    begin_to_work()
+    travel(order.path)
+    return order, answers
+
+
+def _end_with(runner: int) -> None:
+    """Wait until whoever started this is gone; end what was begun for it."""
+    while os.getppid() == runner:
+        sleep(0.2)
+    end_session()
+    os._exit(1)
+
+
+def end_session() -> None:
+    """End this process with what the environment has started, where it leads a session of
+    its own."""
+    if os.getsid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+
+
+# ---- work ------------------------------------------------------------------------------
+
+
+class Stepping:
+    """Steps an environment with random actions, and resets its lanes as their episodes
+    end. `waited` says whether the last tick's steps were not done when `send` came back.
+    """
+
+    waited = False
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment, self._rng = environment, np.random.default_rng(0)
+        lanes, agents = environment.lanes, environment.agents
+        groups: list[list[int]] = []
+        # those of equal spaces are stepped together, as one agent spec plays them
+        for index, agent in enumerate(agents):
+            group = next((group for group in groups if agents[group[0]].spaces == agent.spaces), None)
+            if group is None:
+                groups.append([index])
+            else:
+                group.append(index)
+        environment.bind(groups)
+        self._spaces = [agents[group[0]].spaces for group in groups]
+        seats = [lanes * len(group) for group in groups]
+        self._actions = [
+            [sample_actions(s.action, self._rng, n) for s, n in zip(self._spaces, seats, strict=True)]
+            for _ in range(61)
+        ]
+        self._ticks = [
+            Tick.allocate(s.observation, n, environment.info, environment.same_step)
+            for s, n in zip(self._spaces, seats, strict=True)
+        ]
+        self._masks = [
+            (group, tick.observation["obs.action_mask"])
+            for group, tick in enumerate(self._ticks)
+            if "obs.action_mask" in tick.observation
+        ]
+        self._ended: list[NDArray[np.bool_]] = [np.ones(n, np.bool_) for n in seats]  # or not yet begun
+        # of one agent a lane it is the same array
+        self._reset = self._ended[0] if seats == [lanes] else np.ones(lanes, np.bool_)
+        self._bell, self._count = LocalBell(), 0
+        environment.on_ready(self._bell.ring)
+
+    def tick(self) -> int:
+        """Do one tick and return the env steps in it: those of resets are none."""
+        environment = self._environment
+        steps = environment.lanes - int(np.count_nonzero(self._reset))
+        self._count += 1
+        actions = self._actions[self._count % len(self._actions)]
+        for group, mask in self._masks:
+            keep_allowed(actions[group], self._spaces[group].action, mask, self._rng)
+        environment.send(actions, self._reset)
+        self.waited = not environment.ready()
+        while not environment.ready():
+            self._bell.wait(0.1)
+        environment.recv(self._ticks)
+        for ended, tick in zip(self._ended, self._ticks, strict=True):
+            np.greater(ended, tick.present, out=ended)  # and not: an absent seat stays as it was
+            ended |= tick.done
+            ended |= tick.truncated
+            np.greater(ended, tick.restarted, out=ended)
+        if self._reset is not self._ended[0]:
+            self._reset = np.logical_and.reduce(
+                [ended.reshape(environment.lanes, -1).all(axis=1) for ended in self._ended]
+            )
+        return steps
+
+
+def random_rows(space: Space, rows: int, name: str = "obs") -> Arrays:
+    """Return random values of each leaf of a space called `name`: indices in their range,
+    floats standard normal, bits all 1 (they may be an action mask) and no byte 0."""
+    rng, found = np.random.default_rng(0), {}
+    for key, leaf in leaves(space, name).items():
+        ((_, field),) = schema_of_space(leaf, key).items()
+        shape = (rows, *field.shape)
+        if "float" in field.dtype:
+            found[key] = rng.standard_normal(shape, np.float32).astype(field.dtype)
+        else:
+            index = isinstance(leaf, (Discrete, MultiDiscrete))
+            most = (
+                leaf.n
+                if isinstance(leaf, Discrete)
+                else np.array(leaf.nvec)
+                if isinstance(leaf, MultiDiscrete)
+                else 2
+            )
+            found[key] = rng.integers(
+                0 if index else 1, 256 if field.dtype == "uint8" else most, shape
+            ).astype(field.dtype)
+    return found
+
+
+class Spent(NamedTuple):
+    """What some work took: units done, core seconds, seconds that passed, and those of
+    them in which others had the core."""
+
+    units: int
+    core: float
+    wall: float
+    delayed: float
+
+    @property
+    def each(self) -> tuple[float, float]:
+        """The core seconds and the seconds of a unit. Seconds in which the thread could
+        have gone on, but others had the core, do not count, nor those of another that it
+        may have waited for."""
+        return self.core / self.units, max(self.wall - self.delayed, self.core) / self.units
+
+
+def timed(work: Callable[[], int], seconds: float, precise: bool = False) -> Spent:
+    """Call `work`, which returns the units that it did, until so many seconds have passed
+    and something was done; with `precise` also until it is known well enough how long a
+    call takes, which is sooner."""
+    before, units, times, began, core = queued(), 0, [perf_counter()], perf_counter(), process_time()
+    while True:
+        units += work()
+        times.append(perf_counter())
+        passed = times[-1] - began
+        early = precise and passed >= seconds * LEAST and _precise(np.diff(times))
+        if units and (passed >= seconds or early):
+            core = max(process_time() - core, 1e-9)
+            delays = {thread: spent - before.get(thread, 0.0) for thread, spent in queued().items()}
+            delayed = delays.pop(get_native_id(), 0.0) + max(delays.values(), default=0.0)
+            return Spent(units, core, passed, delayed)
+
+
+def _precise(times: NDArray[np.float64]) -> bool:
+    return len(times) >= 10 and float(times.std(ddof=1)) <= PRECISE * float(times.mean()) * len(times) ** 0.5
+
+
+def queued() -> dict[int, float]:
+    """Return the seconds that each thread of this process has waited for a core, by its
+    number; nothing where the system does not say."""
+    found = {}
+    with suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with (
+                suppress(OSError, IndexError, ValueError),
+                open(f"/proc/self/task/{thread}/schedstat") as file,
+            ):
+                found[int(thread)] = int(file.read().split()[1]) * 1e-9
+    return found
