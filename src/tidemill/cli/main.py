@@ -12,8 +12,9 @@ from tidemill.cli.environments import check_env, doctor_env, serve_env
 from tidemill.cli.examples import examples
 from tidemill.cli.friendly import Commands, friendly, print_table, width, word
 from tidemill.cli.measuring import bench, tune
-from tidemill.cli.named import EnvArg, Lay, Set, Trained, changed, experiment_from, pairs
+from tidemill.cli.named import EnvArg, Lay, Named, Set, changed, experiment_from, pairs
 from tidemill.cli.simulator import simulator
+from tidemill.core.errors import ConfigError
 
 app = typer.Typer(
     name="tidemill",
@@ -106,7 +107,7 @@ Log = Annotated[
 @app.command()
 @friendly
 def train(
-    what: Trained,
+    what: Annotated[str | None, Named] = None,
     launch: Launch = "processes",
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[
@@ -139,6 +140,14 @@ def train(
     ] = False,
     env_arg: EnvArg = None,
     set_: Set = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Instead of an environment: a file with what --print-config has printed."),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print what would be trained, settings and all, and end.")
+    ] = False,
+    trust: TrustFlag = False,
 ) -> None:
     """Train an agent."""
     from tidemill.training.train import check_words
@@ -146,7 +155,16 @@ def train(
 
     fixed = pairs("--set", set_ or [])
     check_words(launch, run_dir, layout, log)
-    experiment, source = experiment_from(what, env_arg, None, algorithm)
+    if (what is None) == (config is None):
+        raise ConfigError("name what to train: an environment, FILE.py:FUNCTION, or --config FILE")
+    if config is not None and (env_arg or algorithm is not None):
+        raise ConfigError("--env-arg and --algorithm go with an environment's name; with --config use --set")
+    if config is not None:
+        from tidemill.run.config_file import read_config
+
+        experiment, source = read_config(config, word(trust))
+    else:
+        experiment, source = experiment_from(str(what), env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
         from tidemill.training.slots import by_turns, with_slots
 
@@ -163,6 +181,11 @@ def train(
     experiment = experiment.replace(
         limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None})
     )
+    if print_config:
+        from tidemill.run.config_file import config_text
+
+        print(config_text(experiment, source))
+        return
     result = run(
         experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed, log=log
     )
