@@ -206,3 +206,10 @@ def rows():
     )
     sample.burn_in, sample.bootstrap = 0, 1
     return sample
+
+
+def test_a_worker_of_ones_own_measures_each_version_that_it_sees(tmp_path):
+    summary, metrics = run("own_worker.py", tmp_path / "run", 20_000, mean_return=None)
+    norms = [line["weights/norm"] for line in metrics if "weights/norm" in line]
+    assert summary["updates"] + 1 >= len(norms) > 2 and len(set(norms)) == len(norms)
+    assert all(1 < norm < 100 for norm in norms)

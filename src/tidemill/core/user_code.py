@@ -26,7 +26,7 @@ from importlib.util import spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.reading import open_plain, read_plain
@@ -142,6 +142,13 @@ def refuse_while_loading(call: str) -> None:
 
 
 # ---- code that is given as it is -------------------------------------------------------
+
+if TYPE_CHECKING:
+    Code = Any
+else:
+    Code = str
+"""The type of settings that name code of the user's: "module:NAME", "FILE.py:NAME", or
+the class or function itself, which is kept by such a name (see `name_of_code`)."""
 
 _HERE: dict[str, Any] = {}
 

@@ -12,7 +12,7 @@ from typing import Any
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.user_code import load_attribute, name_of_code
+from tidemill.core.user_code import Code, load_attribute, name_of_code
 from tidemill.envs.lane_coroutines import Tasks
 from tidemill.envs.lane_threads import CLOSE_SECONDS
 from tidemill.envs.lanes import LaneLoop, Result
@@ -35,7 +35,7 @@ class Asynchronous(EnvironmentConfig):
     deadline: seconds for a reset or a step, after which it is broken off
     """
 
-    make: str
+    make: Code
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int = 0
     deadline: float = 60.0

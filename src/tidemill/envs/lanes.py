@@ -19,7 +19,7 @@ from tidemill.core.config import layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.user_code import load_attribute, name_of_code
+from tidemill.core.user_code import Code, load_attribute, name_of_code
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.lane_threads import Crew, Raised
 from tidemill.envs.options import take_options
@@ -54,7 +54,7 @@ class Gymnasium(EnvironmentConfig):
     """
 
     id: str | None = None
-    make: str | None = None
+    make: Code | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
     threads: int = layout_setting(0)

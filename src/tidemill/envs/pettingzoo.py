@@ -14,7 +14,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.user_code import import_module, load_attribute, name_of_code
+from tidemill.core.user_code import Code, import_module, load_attribute, name_of_code
 from tidemill.envs.aec import TurnLanes
 from tidemill.envs.multi_agent import AgentLanes, Sight
 from tidemill.envs.parallel import ParallelLanes
@@ -53,7 +53,7 @@ class PettingZoo(EnvironmentConfig):
         actions of all agents together); 0: where it ends itself
     """
 
-    make: str
+    make: Code
     kwargs: dict[str, Any] = field(default_factory=dict)
     state: bool = False
     team_reward: bool = False

@@ -13,7 +13,7 @@ from tidemill.api.outside import Outside
 from tidemill.api.spaces import Spaces, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.user_code import load_attribute, name_of_code
+from tidemill.core.user_code import Code, load_attribute, name_of_code
 from tidemill.envs.faults import TickCheck, check_flag, check_number
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import arguments, call_maker, find_spec, fps_of, outside
@@ -45,7 +45,7 @@ class GymnasiumVector(EnvironmentConfig):
     """
 
     id: str | None = None
-    make: str | None = None
+    make: Code | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
     seed_argument: str | None = None
