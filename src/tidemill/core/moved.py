@@ -46,6 +46,7 @@ MOVED = {
     "tidemill.run.probe": "tidemill.layouts.probe",
     "tidemill.run.provenance": "tidemill.run.source_info",
     "tidemill.run.resolve": "tidemill.presets.environment_names",
+    "tidemill.workers.frames": "tidemill.envs.frame_stack",
     "tidemill.run.retrain": "tidemill.trained.retrain",
 }
 
