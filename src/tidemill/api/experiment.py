@@ -18,7 +18,7 @@ hold ends of; equal names are joined::
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
@@ -37,6 +37,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
 from tidemill.core.config import Config, check_name, check_several, layout_setting
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.memory import Need
 from tidemill.core.seeding import derive_seed
 from tidemill.store.parameter_database import RESERVED
 from tidemill.store.query import Query
@@ -190,6 +191,11 @@ class WorkerConfig(Config):
 
     def check(self, experiment: "Experiment") -> None:
         """Raise `ConfigError` for what the worker could not do in this experiment."""
+
+    def least_memory(self) -> Sequence[Need]:
+        """Return what all workers of the group are going to fill at least, as far as that
+        is known before anything is built."""
+        return ()
 
     def build(self, context: "Context") -> WorkerHandle:
         """Return the worker, not yet configured. Imports what it needs."""

@@ -39,7 +39,7 @@ from tidemill.layouts.layout import (
     parse,
     why_given,
 )
-from tidemill.layouts.memory_plan import check_batch
+from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS, read_answer
 
 LAYOUT = "layout.json"
@@ -143,7 +143,7 @@ def costs_of(experiment: Experiment, source: Path | None, anew: bool = False) ->
     path = cache() / f"{_key(experiment, source)}.json"
     costs = None if anew else _read(path)
     if costs is None:
-        check_batch(experiment)
+        check_least_memory(experiment)
         costs = probe(experiment, source)
         _write(path, costs)
     return costs

@@ -11,11 +11,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.experiment import Experiment
 from tidemill.core import memory
 from tidemill.core.memory import Need, check_memory, held, size
-from tidemill.workers.actor_config import ActorConfig
 
 LEAST = 25_000_000  # bytes of a worker's process that are shared with none: Python, numpy and what it builds
 TOLD = 100_000  # bytes; less is not worth a word
@@ -49,18 +47,10 @@ def make_plan(needs: Iterable[Need]) -> Plan:
     return Plan(total, tuple(held(children=True)), free)
 
 
-def check_batch(experiment: Experiment) -> None:
-    """Raise `ConfigError`, with the sums, when a batch cannot fit however it is laid out,
-    by what every row has: before anything is measured."""
-    row = sum(field.nbytes for field in ROW_FIELDS.values())
-    needs: list[Need] = []
-    for actors in experiment.workers.values():
-        if isinstance(actors, ActorConfig):
-            for spec in actors.agents:
-                sums = f"{spec.sample_steps:,} rows x {actors.lanes:,} lanes x {row} bytes at least"
-                needs += [Need("samples", spec.sample_steps * actors.lanes * row, sums)] * (
-                    actors.count * actors.ring * bool(spec.streams)
-                )
+def check_least_memory(experiment: Experiment) -> None:
+    """Raise `ConfigError`, with the sums, when what workers say of their least memory
+    cannot fit, however they are laid out: before anything is measured."""
+    needs = [need for config in experiment.workers.values() for need in config.least_memory()]
     check_memory(needs, memory.available())
 
 

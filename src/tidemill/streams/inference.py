@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from tidemill.api.stream import Answer, InferenceClient, InferenceServer, Requests
 from tidemill.api.transport import Consumer, Producer
 from tidemill.core.errors import SchemaError
+from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.streams.inline import rows_of
 
 _HEADER = "header"  # int64 [4]: number, rows, version, policy
 _FLAG = "deterministic"
 _FLAGS: Schema = {_FLAG: Field((), "bool")}
+_SLOTS = 2  # of a channel, for each request that may wait
 
 
 def _slot(rows: int, fields: Schema) -> dict[str, Field]:
@@ -27,6 +29,15 @@ def _slot(rows: int, fields: Schema) -> dict[str, Field]:
         _HEADER: Field((4,), "int64"),
         **{name: Field((rows, *f.shape), f.dtype) for name, f in fields.items()},
     }
+
+
+def memory_need(observation: Schema, state: Schema, answer: Schema, rows: int, in_flight: int) -> Need:
+    """Return the memory of an asker's requests, and of their answers: up to `in_flight`
+    requests of up to `rows` rows wait at a time."""
+    fields = (*observation.values(), *_FLAGS.values(), *answer.values(), *state.values(), *state.values())
+    row, slots = sum(field.nbytes for field in fields), _SLOTS * in_flight
+    sums = f"{slots} slots x {rows:,} rows x {row:,} bytes"
+    return Need("requests and answers", slots * rows * row, sums)
 
 
 _Asked = tuple[Arrays, Arrays, bool | Array]
@@ -60,7 +71,7 @@ class ChannelInferenceClient(InferenceClient):
         in_flight: int,
     ) -> None:
         self._requests, self._answers = requests, answers
-        requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), 2 * in_flight)
+        requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), _SLOTS * in_flight)
         self._posted: dict[int, _Asked] = {}  # number → to be sent
         self._pending: dict[int, _Asked] = {}  # number → sent and not yet answered
         self._arrived: dict[int, _Held] = {}

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidemill.api.algorithm import PostProcessor
+from tidemill.api.algorithm import ROW_FIELDS, PostProcessor
 from tidemill.api.edges import Port
 from tidemill.api.environment import AgentInfo, EnvironmentConfig
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.core.config import Config, acting, check_several, layout_setting
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.memory import Need
 from tidemill.store.query import Query
 from tidemill.streams.sources import Newest, ParameterSource
 
@@ -280,6 +281,15 @@ class ActorConfig(WorkerConfig):
                 else (Port(spec.inference, "ask", policy=spec.policy),)
             )
         return tuple(dict.fromkeys(ports))
+
+    def least_memory(self) -> Sequence[Need]:
+        row = sum(field.nbytes for field in ROW_FIELDS.values())
+        needs = []
+        for spec in self.agents:
+            sums = f"{spec.sample_steps:,} rows x {self.lanes:,} lanes x {row} bytes at least"
+            if spec.streams:
+                needs.append(Need("samples", spec.sample_steps * self.lanes * row, sums))
+        return needs * (self.count * self.ring)
 
     def plays(self) -> dict[int, tuple[str, str]]:
         """Of specs that play the newest version; others are opponents, or evaluated

@@ -7,6 +7,7 @@ from tidemill.api.spaces import schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need, available, check_memory, give_back, held
 from tidemill.core.schema import layout
+from tidemill.streams.inference import memory_need
 from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
 from tidemill.workers.environments import build_environment
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
@@ -65,23 +66,9 @@ def memory_needs(context: Context, config: ActorConfig, environment: Environment
         if spec.inference != INLINE:
             policy = context.experiment.policies[spec.policy]
             answer, state = policy.answer(spaces), policy.state(spaces)
-            slot = sum(
-                f.nbytes
-                for f in (
-                    *schema_of_space(spaces.observation, "obs").values(),
-                    *answer.values(),
-                    *state.values(),
-                    *state.values(),
-                )
-            )
-            slots, rows = 2 * ring * len(config.agents), ring * seats * (1 + environment.same_step)
-            needs.append(
-                Need(
-                    "requests and answers",
-                    slots * rows * slot,
-                    f"{slots} slots x {rows:,} rows x {slot:,} bytes",
-                )
-            )
+            observation = schema_of_space(spaces.observation, "obs")
+            rows = ring * seats * (1 + environment.same_step)
+            needs.append(memory_need(observation, state, answer, rows, ring * len(config.agents)))
     return needs
 
 
