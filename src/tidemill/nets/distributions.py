@@ -11,6 +11,7 @@ from math import log, pi
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
@@ -41,16 +42,10 @@ class Distribution(ABC):
 
     @abstractmethod
     def sample(
-        self,
-        head: Floats,
-        log_std: Floats,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        action: Array,
-        log_prob: Array,
-    ) -> None:
+        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
+    ) -> Floats:
         """Draw n actions from `head` [size, n] (overwritten) and `log_std` [deviations,
-        1] into `action` [n, ...] and `log_prob` [n].
+        1] into `action` [n, ...]; return their log-probabilities [n].
 
         Where `deterministic` (bool, or bool [n]) is true, the mode is taken instead.
         """
@@ -90,23 +85,9 @@ class Categorical(Distribution):
         self._rows: NDArray[np.intp] = np.arange(0)
 
     def sample(
-        self,
-        head: Floats,
-        log_std: Floats,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        action: Array,
-        log_prob: Array,
-    ) -> None:
-        choice, chosen = self.draw(head, deterministic, rng)
-        action[...] = choice
-        log_prob[...] = chosen
-
-    def draw(
-        self, head: Floats, deterministic: bool | Array, rng: np.random.Generator
-    ) -> tuple[NDArray[np.intp], Floats]:
-        """Return (choices [n], their log-probabilities [n]) by inverting the cumulative
-        distribution."""
+        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
+    ) -> Floats:
+        # by inverting the cumulative distribution
         n = head.shape[1]
         # ufuncs' own reduce: half of what the methods of arrays take for few rows
         head -= np.maximum.reduce(head, axis=0)
@@ -119,8 +100,9 @@ class Categorical(Distribution):
             choice = np.add.reduce(sums[:-1] <= rng.random(n, np.float32) * total, axis=0)
             if deterministic is not False:
                 choice = np.where(deterministic, head.argmax(0), choice)
-        chosen = head.ravel().take(choice * n + np.arange(n))
-        return choice, chosen - np.log(total)
+        action[...] = choice
+        log_prob: Floats = head.ravel().take(choice * n + np.arange(n)) - np.log(total)
+        return log_prob
 
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         size, n = head.shape
@@ -182,20 +164,12 @@ class MultiCategorical(Distribution):
         self._scratch = Scratch()
 
     def sample(
-        self,
-        head: Floats,
-        log_std: Floats,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        action: Array,
-        log_prob: Array,
-    ) -> None:
+        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
+    ) -> Floats:
         total = np.zeros(head.shape[1], np.float32)
         for i, (branch, part) in enumerate(zip(self._branches, self._parts, strict=True)):
-            choice, chosen = branch.draw(head[part], deterministic, rng)
-            action[:, i] = choice
-            total += chosen
-        log_prob[...] = total
+            total += branch.sample(head[part], log_std, deterministic, rng, action[:, i])
+        return total
 
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         branches = enumerate(zip(self._branches, self._parts, strict=True))
@@ -243,14 +217,8 @@ class Bernoulli(Distribution):
         self._scratch = Scratch()
 
     def sample(
-        self,
-        head: Floats,
-        log_std: Floats,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        action: Array,
-        log_prob: Array,
-    ) -> None:
+        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
+    ) -> Floats:
         ones = head > 0
         if deterministic is not True:
             # rng.random() < p, said without dividing: u (1 + e^-x) < 1
@@ -259,7 +227,8 @@ class Bernoulli(Distribution):
             ones = drawn if deterministic is False else np.where(deterministic, ones, drawn)
         action[...] = ones.T
         # log p(bit) = -softplus(-x) for a one and -softplus(x) for a zero
-        log_prob[...] = -np.logaddexp(np.float32(0), np.where(ones, -head, head)).sum(0)
+        log_prob: Floats = -np.logaddexp(np.float32(0), np.where(ones, -head, head)).sum(0)
+        return log_prob
 
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         shape, n, scratch = head.shape, head.shape[1], self._scratch
@@ -338,26 +307,18 @@ class DiagonalGaussian(Distribution):
         self._units: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def sample(
-        self,
-        head: Floats,
-        log_std: Floats,
-        deterministic: bool | Array,
-        rng: np.random.Generator,
-        action: Array,
-        log_prob: Array,
-    ) -> None:
-        n = head.shape[1]
-        if deterministic is True:
-            log_prob[...] = -(log_std.sum() + self.size * HALF_LOG_TWO_PI)
-        else:
+        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
+    ) -> Floats:
+        n, total = head.shape[1], log_std.sum() + self.size * HALF_LOG_TWO_PI
+        log_prob: Floats = np.full(n, -total, np.float32)
+        if deterministic is not True:
             noise = rng.standard_normal((n, self.size), np.float32).T
             if deterministic is not False:
                 noise = np.where(deterministic, np.float32(0), noise)
             head += np.exp(log_std) * noise
-            log_prob[...] = np.add.reduce(np.square(noise), axis=0) * np.float32(-0.5) - (
-                log_std.sum() + self.size * HALF_LOG_TWO_PI
-            )
+            log_prob += np.add.reduce(np.square(noise), axis=0) * np.float32(-0.5)
         action[...] = (head.T * self._half + self._centre).reshape(n, *self._shape)
+        return log_prob
 
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         n, scratch = head.shape[1], self._scratch

@@ -73,8 +73,8 @@ class NumpyActorCritic(Network):
         value = np.matmul(last[-1], weights["critic.weight"])
         value += weights["critic.bias"]
         np.multiply(value, scale, out=out["value"][:n])
-        self._distribution.sample(
-            head, weights["log_std"], deterministic, rng, out["action"][:n], out["log_prob"][:n]
+        out["log_prob"][:n] = self._distribution.sample(
+            head, weights["log_std"], deterministic, rng, out["action"][:n]
         )
         return nothing
 

@@ -76,9 +76,9 @@ class TorchBackend(Network):
             for name, part in self.next_state().items():
                 out[name][:n] = part.numpy()
         np.multiply(value.numpy(), scale, out=out["value"][:n])
-        head_by_rows = np.ascontiguousarray(head.numpy().T)
-        self.distribution.sample(
-            head_by_rows, log_std, deterministic, rng, out["action"][:n], out["log_prob"][:n]
+        numbers = np.ascontiguousarray(head.numpy().T)
+        out["log_prob"][:n] = self.distribution.sample(
+            numbers, log_std, deterministic, rng, out["action"][:n]
         )
         return nothing
 
