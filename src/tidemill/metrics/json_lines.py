@@ -81,9 +81,9 @@ class JSONLines(MetricSink):
         self._file = -1
 
 
-def read_metrics(folder: Path) -> list[dict[str, float]]:
+def read_metrics(folder: str | Path) -> list[dict[str, float]]:
     """Return the records of the run in `folder`, in order (see `each_record`)."""
-    return list(each_record(folder))
+    return list(each_record(Path(folder)))
 
 
 def each_record(folder: Path) -> Iterator[dict[str, float]]:

@@ -34,7 +34,7 @@ AT_ONCE = 1 << 22  # numbers of the bootstrap that are in memory
 QUARTILES = 4  # curves from which on there is something between the quartiles
 
 
-def plot(runs: Sequence[Path], out: Path, x: str = "step", y: str = "return/mean") -> None:
+def plot(runs: Sequence[str | Path], out: str | Path, x: str = "step", y: str = "return/mean") -> None:
     """Draw metric `y` over metric `x` for the runs in the given folders, into the picture
     file `out`.
 
@@ -49,9 +49,10 @@ def plot(runs: Sequence[Path], out: Path, x: str = "step", y: str = "return/mean
         ) from None
     if not runs:
         raise RunError("nothing to plot: name one run folder or more")
+    folders, out = [Path(run) for run in runs], Path(out)
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
-    groups = _groups(runs, x, y)
+    groups = _groups(folders, x, y)
     for label, curves in groups.items():
         if len(curves) == 1:
             axes.plot(*curves[0], label=_literal(label), marker=_marker(curves[0][0]))
