@@ -10,6 +10,7 @@ from types import ModuleType
 
 # The old name of each module that a page or an example named, and its new name.
 MOVED = {
+    "tidemill.api.label": "tidemill.api.policy_header",
     "tidemill.bridge.channels": "tidemill.bridge.protocol.channels",
     "tidemill.bridge.environment": "tidemill.bridge.trainer_side.environment",
     "tidemill.bridge.files": "tidemill.bridge.protocol.files",
@@ -22,7 +23,6 @@ MOVED = {
     "tidemill.bridge.spaces": "tidemill.bridge.trainer_side.spaces",
     "tidemill.bridge.specs": "tidemill.bridge.protocol.specs",
     "tidemill.bridge.world": "tidemill.bridge.world_side.world",
-    "tidemill.api.label": "tidemill.api.policy_header",
     "tidemill.core.checkpoint": "tidemill.store.checkpoint",
     "tidemill.core.query": "tidemill.store.query",
     "tidemill.core.source": "tidemill.core.user_code",
@@ -38,16 +38,16 @@ MOVED = {
     "tidemill.run.layout": "tidemill.layouts.layout",
     "tidemill.run.load": "tidemill.trained.load",
     "tidemill.run.metrics": "tidemill.metrics.json_lines",
-    "tidemill.run.runners": "tidemill.training.runners",
-    "tidemill.run.session": "tidemill.training.train",
     "tidemill.run.play": "tidemill.trained.play",
     "tidemill.run.plot": "tidemill.trained.plot",
     "tidemill.run.presets": "tidemill.presets.experiments",
     "tidemill.run.probe": "tidemill.layouts.probe",
     "tidemill.run.provenance": "tidemill.run.source_info",
     "tidemill.run.resolve": "tidemill.presets.environment_names",
-    "tidemill.workers.frames": "tidemill.envs.frame_stack",
     "tidemill.run.retrain": "tidemill.trained.retrain",
+    "tidemill.run.runners": "tidemill.training.runners",
+    "tidemill.run.session": "tidemill.training.train",
+    "tidemill.workers.frames": "tidemill.envs.frame_stack",
 }
 
 
