@@ -12,7 +12,8 @@ import numpy as np
 
 from tidemill.algorithms.formulas import gae
 from tidemill.algorithms.minibatches import gae_of, gather
-from tidemill.algorithms.ppo import PPO, PPOLearner, _sums, _whole
+from tidemill.algorithms.policy_gradient import _sums, _whole
+from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.memory import keep_freed

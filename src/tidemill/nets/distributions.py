@@ -310,13 +310,14 @@ class DiagonalGaussian(Distribution):
         self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
     ) -> Floats:
         n, total = head.shape[1], log_std.sum() + self.size * HALF_LOG_TWO_PI
-        log_prob: Floats = np.full(n, -total, np.float32)
-        if deterministic is not True:
+        if deterministic is True:
+            log_prob: Floats = np.full(n, -total, np.float32)
+        else:
             noise = rng.standard_normal((n, self.size), np.float32).T
             if deterministic is not False:
                 noise = np.where(deterministic, np.float32(0), noise)
             head += np.exp(log_std) * noise
-            log_prob += np.add.reduce(np.square(noise), axis=0) * np.float32(-0.5)
+            log_prob = np.add.reduce(np.square(noise), axis=0) * np.float32(-0.5) - total
         action[...] = (head.T * self._half + self._centre).reshape(n, *self._shape)
         return log_prob
 
