@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from tidemill.run.trust import Trust, allow, named
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.streams.sources import Fixed, read_weights
 
+if TYPE_CHECKING:
+    from tidemill.trained.torch_policy import TorchPolicy
+
 
 class LoadedPolicy:
     """A policy with the weights of one checkpoint or version.
@@ -58,6 +61,7 @@ class LoadedPolicy:
         self.name, self.spaces, self.deterministic = name, spaces, True
         self.update, self.steps = int(facts["updates"]), int(facts["steps"])
         self.schema, self.state = config.answer(spaces), config.state(spaces)
+        self._config = config
         self._policy: Policy = config.build(spaces, seed)
         self._policy.load(parameters, self.update)
         self._readers = [
@@ -102,6 +106,18 @@ class LoadedPolicy:
             self._memory = {}
         for memory in self._memory.values():
             memory[which] = 0
+
+    def module(self) -> "TorchPolicy":
+        """Return the policy as a torch module, with copies of its weights: it takes
+        observations [n, ...] and returns what `act` does of them when `deterministic`,
+        normalised and scaled alike.
+
+        Policies of hidden layers from a Box to a Box or Discrete have one; others are
+        refused with a `ConfigError`.
+        """
+        from tidemill.trained.torch_policy import torch_policy
+
+        return torch_policy(self._config, self.spaces, self._policy.parameters())
 
     def act_rows(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
         """Answer rows as actors ask for them (see `Policy.act`), for callers that keep
