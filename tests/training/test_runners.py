@@ -363,7 +363,7 @@ def test_what_cannot_be_is_refused() -> None:
             with_slots(plain(), slots, ratio)
     on_policy = plain().replace(workers={**plain().workers, "trainer": Trainer(algorithm=PPO())})
     with pytest.raises(
-        ConfigError, match="trainer has a Queue: PPO learns from what its own policy has just done"
+        ConfigError, match="trainer is a Trainer: PPO learns from what its own policy has just done"
     ):
         with_slots(on_policy, 3, "1")
     with pytest.raises(ConfigError, match="training_steps"):
