@@ -59,3 +59,11 @@ def test_what_is_no_configuration_is_refused_by_name(tmp_path: Path) -> None:
     assert "name what to train" in refused("train")
     assert "name what to train" in refused("train", "CartPole-v1", "--config", file)
     assert "--set" in refused("train", "--config", file, "--algorithm", "dqn")
+
+
+def test_a_file_of_an_earlier_version_is_read_as_a_saved_run_of_it(tmp_path: Path) -> None:
+    printed = json.loads(tidemill("train", "CartPole-v1", "--print-config").stdout)
+    printed["experiment"]["workers"]["actor"]["min_healthy_slots"] = 1
+    (file := tmp_path / "experiment.json").write_text(json.dumps(printed))
+    again = tidemill("train", "--config", file, "--print-config")
+    assert again.exit_code == 0 and "min_healthy_slots" not in again.stdout

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 import tidemill
-from tidemill.bridge.world_side.sources import copy_files
 from tidemill.cli.friendly import friendly
 
 _PACKAGE = Path(tidemill.__file__).parent
@@ -19,6 +18,8 @@ def examples(
     ),
 ) -> None:
     """Copy the examples here: experiments of every kind, each one file that trains."""
+    from tidemill.bridge.world_side.sources import copy_files
+
     root = _PACKAGE / "examples"  # in a wheel
     if not root.is_dir():
         root = _PACKAGE.parents[1] / "examples"  # in a checkout

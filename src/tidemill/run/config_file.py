@@ -2,10 +2,11 @@
 ``--config FILE`` reads."""
 
 import json
+import sys
 from pathlib import Path
 
 from tidemill.api.experiment import Experiment
-from tidemill.core.config import decode, encode
+from tidemill.core.config import brought_up_to_date, decode, encode
 from tidemill.core.errors import ConfigError
 from tidemill.core.reading import read_json, read_plain
 from tidemill.core.secrets import check_revealed, hide
@@ -43,4 +44,7 @@ def read_config(path: Path, trust: Trust = False) -> tuple[Experiment, Path | No
     expect(found.files)
     if source is not None:
         load_file(source, f"--config {path}: source")
+    config, told = brought_up_to_date(config)
+    for text in told:
+        print(f"note: {path}: {text}", file=sys.stderr)
     return decode(Experiment, config), source
