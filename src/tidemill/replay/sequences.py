@@ -2,7 +2,7 @@
 cut into episodes. The rows themselves lie elsewhere.
 
 Row r of lane l lies at *place* l · length + r mod length. A transition begins at a row
-and ends `span` rows behind it, after n steps, or fewer where the episode was over before;
+and ends `span` rows later, after n steps, or fewer where the episode was over before;
 a place whose span is 0 begins none (yet, or any more). Neither lanes nor episodes ever
 mix: what a lane holds was written by one seat, and a span never leads out of an episode.
 """
@@ -65,7 +65,7 @@ class Sequences:
         self.least = 0
         """No episode is given up where fewer transitions would be left."""
         self.reached: Ints = np.zeros(lanes, np.int64)
-        """With `drop`: the most rows that a lane ever had; what lies behind its head is
+        """With `drop`: the most rows that a lane ever had; what lies after its head is
         of no episode."""
 
     @staticmethod
@@ -75,7 +75,7 @@ class Sequences:
         return 2 * (steps + frames) + 2
 
     def ahead(self, places: Ints, rows: NDArray[np.int32] | Ints | int) -> Ints:
-        """Return the places so many rows behind these (before them: negative), in the
+        """Return the places so many rows after these (before them: negative), in the
         same lanes; broadcasts."""
         start = places // self.length * self.length
         return start + (places - start + rows) % self.length
@@ -195,8 +195,8 @@ class Sequences:
     def _forget(self, places: Ints) -> None:
         """Give up what needs the rows at `places`, which are about to be written over."""
         for rows in range(self._frames):
-            behind = self.ahead(places, rows)
-            gone = behind[(self.span[behind] > 0) & (self.step[behind] >= rows)]
+            later = self.ahead(places, rows)
+            gone = later[(self.span[later] > 0) & (self.step[later] >= rows)]
             if len(gone):
                 self.span[gone] = 0
                 self.count -= len(gone)

@@ -1,4 +1,4 @@
-"""The contract for orders of service: which of an actor's environments is served next."""
+"""The contract of an order of service: which environment of an actor is served next."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
