@@ -1,5 +1,10 @@
 """Numbers by name that add up until somebody looks: statistics of environments on their
-way to a run's metrics."""
+way to a run's metrics.
+
+Actors send those of their environments (`Environment.statistics`) with their regular
+statistics, the controller adds them up, and the next record of an update has them as
+``environment/NAME``.
+"""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -1,5 +1,9 @@
 """Threads of numeric libraries: two workers whose libraries each take every core make one
-another many times slower."""
+another many times slower.
+
+Inline and in threads all workers share one process, whose BLAS was loaded with a thread
+per core; environment variables come too late then, so that threadpoolctl is needed.
+"""
 
 import os
 import sys

@@ -6,6 +6,9 @@ otherwise; everything else along a new first axis, so that [n] becomes [k, n] an
 width] an image of k channels. At an episode's first row the frames before it are copies
 of the first (as Gymnasium's FrameStackObservation has it). Discrete and binary parts, and
 ``action_mask``, which says what can be done now, stay as they are.
+
+Stacks are made between environment and agent: rows, policies, evaluation and videos see
+an environment whose observations are stacks, and nothing else knows of them.
 """
 
 from collections.abc import Sequence

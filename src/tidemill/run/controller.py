@@ -1,5 +1,13 @@
 """The controller of a run: configures the workers, starts them in order, watches them,
-records what they report, and ends them."""
+records what they report, and ends them.
+
+The controller watches the mean return, since only it hears of all actors' episodes;
+steps, updates and seconds are the trainer's to watch. Both end in the trainer's final
+checkpoint.
+
+Any worker's death ends the run: the steps and requests of the dead are not given to
+others. There is one cause to read, and a checkpoint to resume from.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext

@@ -4,6 +4,9 @@ shared one (processes) alike.
 Only the cost per message matters here: an index is one aligned 8-byte word, which x86-64
 reads and writes whole and in order (total store order); data are written before the word
 that announces them. Nothing is copied, packed or allocated per message.
+
+Python has no fence, so that processes on a weakly ordered CPU (ARM) are not covered.
+Threads are ordered by Python's lock.
 """
 
 from collections.abc import Callable, Mapping, Sequence

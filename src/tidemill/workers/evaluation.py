@@ -27,6 +27,11 @@ it is noted which of them have beaten it::
 A version's games are the first ones of each seat, as many of each: the first to finish
 would be the short ones. Episodes of other versions, or in which the version changed, are
 discarded and counted.
+
+An opponent that was never rated counts as the newest rated version before it.
+Evaluation takes longer than a push, so that most opponents were not evaluated
+themselves: left out, they cost half of the games, and once all rated versions were
+collected ratings began anew.
 """
 
 from bisect import bisect_right
