@@ -1,5 +1,9 @@
 """Standard output and standard error that end nothing, and hold nobody up: where nobody
 reads any more, or the disk is full, what is written is lost and whoever wrote it goes on.
+
+While a run goes on nobody waits for its reader: pipes and terminals are opened anew
+without blocking, and what they do not take within half a second is lost. How a run
+ended is written as usual, and waited for, but after a signal.
 """
 
 import io

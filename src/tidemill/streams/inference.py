@@ -5,6 +5,10 @@ to `rows` rows and a header (number, rows); an answer slot as many answers and (
 rows, version, policy). Answers are matched by number, and no number is used twice: an
 answer that nobody waits for, because it is late or a repetition, is dropped. A server
 takes a request only when there is room for its answer.
+
+So `respond` never waits and never fails, however often is asked. `ask_again` sends a
+request whose answer does not come once more, and the first answer counts; nobody calls
+it yet, since the death of a policy worker ends the run.
 """
 
 from collections import deque

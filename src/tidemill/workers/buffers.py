@@ -5,6 +5,11 @@ channel of an actor → copy into a slot of the next stream → processors, in p
 It takes a sample only when there is a slot for it, so that whoever fills its stream waits
 as it waits itself: nothing is dropped here. How old a row is counts from the version that
 acted on it, whatever was made of it since.
+
+Buffer workers are configured once those who fill what they take from are READY, level
+by level (`Experiment.forwarders`, which refuses circles), so that size, slots and
+memory are known at the start. A trainer whose `batch_size` is None takes what actors
+fill at a time, however many hands it goes through (`Experiment.samples_at_once`).
 """
 
 from collections.abc import Sequence
