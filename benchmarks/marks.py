@@ -88,8 +88,7 @@ def main() -> None:
             reached = f"{r['reached']:,.0f}" if r["reached"] is not None else "not"
             lines.append(
                 f"| {r['seed']} | {reached} | {r['last']:.1f} | {r['evaluation']:.1f} ({r['low']:.1f} … "
-                f"{r['high']:.1f}) "
-                f"| {r['seconds']:.1f} | {r['speed']:,.0f} |"
+                f"{r['high']:.1f}) | {r['seconds']:.1f} | {r['speed']:,.0f} |"
             )
         count = sum(r["reached"] is not None for r in rows)
         mean = statistics.mean(r["evaluation"] for r in rows)

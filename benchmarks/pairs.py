@@ -182,8 +182,8 @@ def main() -> int:
             low, high = interval(ratios)
             one_, other = (median(found[unit] for found in side) for side in zip(*pairs, strict=True))
             print(
-                f"{work:<16} {unit:<12} {one_:>10,.0f} -> {other:>10,.0f}   "
-                f"ratio {median(ratios):.3f} [{low:.3f}, {high:.3f}], {len(pairs)} pairs",
+                f"{work:<16} {unit:<12} {one_:>10,.0f} -> {other:>10,.0f}   ratio {median(ratios):.3f} "
+                f"[{low:.3f}, {high:.3f}], {len(pairs)} pairs",
                 flush=True,
             )
             if high < options.least:

@@ -83,8 +83,7 @@ def main() -> None:
         f"{experiment.limits.steps:,} env steps each;",
         "a run ends when its first member has trained them.",
         f"The manager decides every {manager.steps:,} env steps: the worst quarter goes on from the best "
-        "quarter's weights, its learning rate times "
-        f"{' or '.join(map(str, manager.factors))},",
+        f"quarter's weights, its learning rate times {' or '.join(map(str, manager.factors))},",
         f"or, with probability {manager.resample}, drawn anew from "
         f"{' to '.join(map(str, manager.explore['learning_rate']))}.",
         f"The evaluation plays {EPISODES} episodes of each member's final checkpoint, deterministically.",

@@ -293,8 +293,7 @@ def table(name, points, told):
     ]
     lines += [
         f"| {p['at']:,} | {p['steps_per_second']:,.0f} | {p['lowest']:,.0f}–{p['highest']:,.0f} | "
-        f"{p['ideal']:,.0f} "
-        f"| {p['steps_per_second'] / p['ideal']:.2f} | {p['unit_microseconds']:.2f} | "
+        f"{p['ideal']:,.0f} | {p['steps_per_second'] / p['ideal']:.2f} | {p['unit_microseconds']:.2f} | "
         f"{p['start_and_stop_seconds']:.1f} |"
         for p in points
     ]

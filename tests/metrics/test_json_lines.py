@@ -227,8 +227,8 @@ def test_tensorboard_that_cannot_write_stops_alone(
     write(tmp_path, 1, 2)
     assert steps(tmp_path) == [1, 2]
     assert [record.message for record in caplog.records] == [
-        "TensorBoard events: no more is written there ([Errno 28] No space left on device); "
-        "metrics.jsonl has all metrics"
+        "TensorBoard events: no more is written there ([Errno 28] No space left on device); metrics.jsonl "
+        "has all metrics"
     ]
 
 

@@ -19,9 +19,8 @@ def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it()
     (told,) = remarks(ppo("x", SERVER, lanes=16))
     assert told == (
         "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest, and the "
-        "first step that is lost ends the run. "
-        "Slots wait for nobody and bear lost steps: --slots 16 --algorithm dqn (Discrete actions) or sac "
-        "(Box)"
+        "first step that is lost ends the run. Slots wait for nobody and bear lost steps: --slots 16 "
+        "--algorithm dqn (Discrete actions) or sac (Box)"
     )
     (told,) = remarks(dqn("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
     assert told.startswith("DQN plays 8 sessions") and told.endswith("bear lost steps: --slots 8")

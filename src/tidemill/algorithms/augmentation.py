@@ -45,8 +45,7 @@ class RandomShift(ProcessorConfig):
             )
             raise ConfigError(
                 f"RandomShift shifts images, uint8 of 2 or 3 axes and at least {SMALLEST_IMAGE} pixels high "
-                "and wide, and the rows have none "
-                f"({seen}); leave it out"
+                f"and wide, and the rows have none ({seen}); leave it out"
             )
         return _Shift(images, self.pixels, seed)
 

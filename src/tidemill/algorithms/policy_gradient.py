@@ -110,8 +110,7 @@ class PolicyGradient(AlgorithmConfig):
         if self.chunk_steps is not None and not policy.recurrent:
             raise ConfigError(
                 f"chunk_steps = {self.chunk_steps}: a {type(policy).__name__} has no state, so that it is "
-                "trained on rows one by one; leave it out, "
-                "or take RecurrentActorCritic"
+                "trained on rows one by one; leave it out, or take RecurrentActorCritic"
             )
         return policy
 

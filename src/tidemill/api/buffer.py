@@ -251,7 +251,6 @@ def check_reuses(reuses: int, max_lag: int | None) -> None:
     if max_lag is not None and reuses > max_lag + 1:
         raise ConfigError(
             f"reuses = {reuses}, but max_policy_lag = {max_lag}: at its last use a sample is at least "
-            f"{reuses - 1} versions old, so that it would "
-            f"always be dropped before; take reuses = {max_lag + 1} or max_policy_lag = {reuses - 1} (or "
-            "more, since samples wait)"
+            f"{reuses - 1} versions old, so that it would always be dropped before; take reuses = "
+            f"{max_lag + 1} or max_policy_lag = {reuses - 1} (or more, since samples wait)"
         )

@@ -132,8 +132,7 @@ def _lacking(family: str, stream: str, sources: list[End], targets: list[End], e
     if family == "versions":
         return (
             f'{_names(targets)} draws policy "{stream}" from the parameter database, but no trainer stores '
-            "its versions there; "
-            "add a trainer of it, or set the database_seconds of the one that there is"
+            "its versions there; add a trainer of it, or set the database_seconds of the one that there is"
         )
     missing, present = _ENDS[family] if not sources else _ENDS[family][::-1]
     does, wanted = (f"{role}es" if role == "publish" else f"{role}s" for role in (present, missing))
@@ -175,14 +174,14 @@ def _check_lockstep(stream: str, sources: list[End], trainers: list[str]) -> Non
         if not port.lockstep:
             raise ConfigError(
                 f"{trainers[0]} has max_policy_lag = 0, which needs producers that wait for it, and "
-                f"{producer}, which produces {where}, does not; "
-                "take samples straight from actors, or allow some lag"
+                f"{producer}, which produces {where}, does not; take samples straight from actors, or allow "
+                "some lag"
             )
     if len(dict(sources)) < len(trainers):
         raise ConfigError(
             f"{', '.join(trainers)} have max_policy_lag = 0, so that each of them needs samples for each "
-            f"update, and only {_names(sources)} produces "
-            f"{where}; let there be at least as many producers as trainers, or allow some lag"
+            f"update, and only {_names(sources)} produces {where}; let there be at least as many producers "
+            "as trainers, or allow some lag"
         )
 
 
@@ -210,14 +209,14 @@ def _join_inference(stream: str, sources: list[End], targets: list[End]) -> list
         if unasked := sorted(policies - asked):
             raise ConfigError(
                 f'{server} serves policy "{unasked[0]}" on inference stream "{stream}", but '
-                f"{_names(sources)} asks for "
-                f"{_quoted(asked)} there; take it out of its policies, or let an agent spec ask for it"
+                f"{_names(sources)} asks for {_quoted(asked)} there; take it out of its policies, or let an "
+                "agent spec ask for it"
             )
     if idle := [server for server, count in load.items() if not count]:
         raise ConfigError(
             f'inference stream "{stream}" is asked by {_names(sources)}, and {", ".join(idle)} would never '
-            "be asked anything: each asker is served "
-            "by one policy worker for each policy; let there be fewer policy workers, or more actors"
+            "be asked anything: each asker is served by one policy worker for each policy; let there be "
+            "fewer policy workers, or more actors"
         )
     return edges
 

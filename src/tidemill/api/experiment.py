@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tidemill.api.curriculum import (
     PROGRESS,
@@ -202,6 +202,9 @@ class WorkerConfig(Config):
         raise TypeError(f"{type(self).__name__} has no build()")
 
 
+W = TypeVar("W", bound=WorkerConfig)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Config):
     """See the module's text.
@@ -248,6 +251,10 @@ class Experiment(Config):
         workers."""
         members = dict(self.members())
         return max(members[name].math_threads for name in names)
+
+    def groups(self, kind: type[W]) -> dict[str, W]:
+        """Return the groups of workers of one kind, in order: name → configuration."""
+        return {name: config for name, config in self.workers.items() if isinstance(config, kind)}
 
     def processes(self) -> list[list[str]]:
         """Return the workers that share a process, for each process, in order."""
@@ -427,8 +434,8 @@ class Experiment(Config):
             if not who:
                 raise ConfigError(
                     f"limits.mean_return = {self.limits.mean_return:g} (--stop-at-return) could be of "
-                    f"several: {several}; say of which by "
-                    'limits.return_of (--return-of), or "any" for the first that reaches it'
+                    f'several: {several}; say of which by limits.return_of (--return-of), or "any" for the '
+                    "first that reaches it"
                 )
             known = [*(name for name in names if name), *(policy for policy, _ in self._played()), "any"]
             raise ConfigError(

@@ -43,8 +43,8 @@ class Policy(ABC):
         exact runs each action has a seed of its own."""
         raise ConfigError(
             f"{type(self).__name__} has no reseed(seed), which exact runs need, so that what is drawn for an "
-            "action depends on slot, episode and "
-            "step alone; add it (self._rng = np.random.default_rng(seed), say), or train with exact = False"
+            "action depends on slot, episode and step alone; add it (self._rng = "
+            "np.random.default_rng(seed), say), or train with exact = False"
         )
 
     @abstractmethod
@@ -126,16 +126,16 @@ def check_parameters(declared: Mapping[str, Field], parameters: Mapping[str, Arr
         unknown = sorted(parameters.keys() - declared.keys())
         raise SchemaError(
             f"these parameters are of another network: missing {missing or 'none'}, unknown "
-            f"{unknown or 'none'}; "
-            "build the policy with the configuration and spaces that it was trained with"
+            f"{unknown or 'none'}; build the policy with the configuration and spaces that it was trained "
+            "with"
         )
     for name, field in declared.items():
         given = parameters[name]
         if given.shape != field.shape or given.dtype != field.dtype:
             raise SchemaError(
                 f"parameter {name} is {given.dtype}{list(given.shape)}, but this network's is "
-                f"{field.dtype}{list(field.shape)}; "
-                "build the policy with the configuration and spaces that it was trained with"
+                f"{field.dtype}{list(field.shape)}; build the policy with the configuration and spaces that "
+                "it was trained with"
             )
 
 
@@ -147,7 +147,6 @@ def check_next_state(policy: Policy, state: Arrays, out: Arrays) -> None:
         if after.shape[1:] != before.shape[1:] or after.dtype != before.dtype:
             raise SchemaError(
                 f"{type(policy).__name__} was given {name} as {before.dtype}{list(before.shape[1:])} and "
-                f"gives it back as {after.dtype}"
-                f"{list(after.shape[1:])}: a state keeps the form that state() of its configuration "
-                "declares. Write into out[...][:n] in place"
+                f"gives it back as {after.dtype}{list(after.shape[1:])}: a state keeps the form that state() "
+                "of its configuration declares. Write into out[...][:n] in place"
             )

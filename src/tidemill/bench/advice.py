@@ -133,9 +133,8 @@ def _advise_turns(shares: Mapping[str, float]) -> Advice:
     return Advice(
         "waits",
         f"Waiting: processes that gather and train by turns wait {wait:.0%} of the time, for each other or "
-        "for their environments. Let actors and "
-        "trainers have processes of their own (together = ()), with more lanes or threads where environments "
-        "wait.",
+        "for their environments. Let actors and trainers have processes of their own (together = ()), with "
+        "more lanes or threads where environments wait.",
     )
 
 

@@ -202,8 +202,8 @@ class _Copies:
             if not select([process.stdout], [], [], max(deadline - monotonic(), 0))[0]:
                 raise RunError(
                     f"{QUIET:g} s after it was told what to measure, the process that measures bare costs "
-                    "has not answered: a step or a reset of the "
-                    "environment does not return, or it takes longer to build than that"
+                    "has not answered: a step or a reset of the environment does not return, or it takes "
+                    "longer to build than that"
                 )
             text = process.stdout.readline()
             if not text:
@@ -278,13 +278,8 @@ def run_of(experiment: Experiment, records: Sequence[dict[str, float]]) -> Run:
 
 def _steps_per_sample(experiment: Experiment) -> float:
     """Return the env steps of a sample: dropped ones are counted in samples."""
-    sizes = [
-        c.lanes * s.sample_steps
-        for c in experiment.workers.values()
-        if isinstance(c, ActorConfig)
-        for s in c.agents
-        if s.samples
-    ]
+    actors = experiment.groups(ActorConfig).values()
+    sizes = [c.lanes * s.sample_steps for c in actors for s in c.agents if s.samples]
     return sum(sizes) / max(len(sizes), 1)
 
 
@@ -301,9 +296,7 @@ def in_threads(experiment: Experiment) -> bool:
     """Return whether lanes step in threads of their own, so that an actor which waits may
     be waiting for its environment."""
     return any(
-        bool(getattr(config.environment, "threads", 0))
-        for config in experiment.workers.values()
-        if isinstance(config, ActorConfig)
+        bool(getattr(config.environment, "threads", 0)) for config in experiment.groups(ActorConfig).values()
     )
 
 
@@ -336,8 +329,7 @@ def notes_of(
     elif costs["env"].wall > 2 * costs["env"].core:
         notes.append(
             f"the environment waits: a step takes {costs['env'].wall * 1e6:,.0f} µs, of which "
-            f"{costs['env'].core * 1e6:,.1f} on a core; "
-            "the bound knows cores alone"
+            f"{costs['env'].core * 1e6:,.1f} on a core; the bound knows cores alone"
         )
     devices = {str(getattr(config, "device", "cpu")) for config in experiment.workers.values()}
     if any(choose_device(device, 0) != "cpu" for device in devices):
@@ -352,8 +344,8 @@ def notes_of(
     others = sorted(
         {
             type(c.algorithm).__name__
-            for c in experiment.workers.values()
-            if isinstance(c, TrainerConfig) and not isinstance(c.algorithm, PPO)
+            for c in experiment.groups(TrainerConfig).values()
+            if not isinstance(c.algorithm, PPO)
         }
     )
     if others:
@@ -361,11 +353,7 @@ def notes_of(
             f"the reference knows PPO alone: {', '.join(others)} is counted as {facts['epochs']} "
             f"epoch{'s' * (facts['epochs'] > 1)} of that"
         )
-    if (
-        sum(isinstance(c, ActorConfig) for c in experiment.workers.values())
-        + sum(c.limited for c in experiment.workers.values())
-        > 2
-    ):
+    if len(experiment.groups(ActorConfig)) + sum(c.limited for c in experiment.workers.values()) > 2:
         notes.append("the bound is that of the first group of actors and its trainer alone")
     if run.updates < 5:
         notes.append(

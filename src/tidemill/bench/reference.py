@@ -382,8 +382,7 @@ def own_parts(
     if policy.recurrent:
         raise ConfigError(
             f"bench trains on rows one by one, and a {type(config).__name__} on rows in time; bench the "
-            "experiment with ActorCritic in its place, or "
-            "look at the shares of time that a run reports"
+            "experiment with ActorCritic in its place, or look at the shares of time that a run reports"
         )
     batch = len(next(iter(acted.values())))
     schema: Schema = {**config.answer(spaces), **config.state(spaces)}
@@ -413,13 +412,7 @@ def own_parts(
 
 def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     """Return what is measured (facts for the report) and how."""
-    found = [
-        (c, s)
-        for c in experiment.workers.values()
-        if isinstance(c, ActorConfig)
-        for s in c.agents
-        if s.streams
-    ]
+    found = [(c, s) for c in experiment.groups(ActorConfig).values() for s in c.agents if s.streams]
     if not found:
         raise ConfigError("bench needs actors whose samples are trained on")
     actors, spec = found[0]

@@ -160,7 +160,7 @@ def undivided(experiment: Experiment) -> Experiment:
     """Return the experiment as one actor of all lanes beside one trainer: what every
     layout is made from."""
     own = layout_of(experiment)
-    trainer = next(config for config in experiment.workers.values() if isinstance(config, Trainer))
+    (trainer,) = experiment.groups(Trainer).values()
     if trainer.batch_size is not None:
         raise ConfigError(
             f"its batch_size is set ({trainer.batch_size:,}), so that batches would change with its layout; "
@@ -253,7 +253,7 @@ def source_text(tuning: Tuning, out: Path, source: Path | None) -> str:
     tuned = apply(experiment, best.layout)
     note = ""
     if not why_given(tuned):
-        trainer = next(name for name, config in tuned.workers.items() if isinstance(config, Trainer))
+        (trainer,) = tuned.groups(Trainer)
         tuned = tuned.replace(together=(trainer,))
         note = (
             f'\n"together" names {trainer} alone: it has a process of its own, as before, and `--layout '

@@ -101,7 +101,7 @@ def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig
         if isinstance(made, EnvironmentConfig):
             return [made]
         if isinstance(made, Experiment):
-            return [worker.environment for worker in made.workers.values() if isinstance(worker, ActorConfig)]
+            return [actors.environment for actors in made.groups(ActorConfig).values()]
         close_made(made)  # it was an environment's maker
         return [environment_from(what, settings(env_arg), made)]
     return [environment_from(what, settings(env_arg))]

@@ -28,8 +28,7 @@ def serve(
     if not isinstance(environment, (Atari, Gymnasium)):
         raise ConfigError(
             f'"{what}" is a {type(environment).__name__} environment; one of Gymnasium or an Atari game can '
-            'be served: "CartPole-v1", '
-            '"FILE.py:NAME", "ALE/Pong-v5"'
+            'be served: "CartPole-v1", "FILE.py:NAME", "ALE/Pong-v5"'
         )
     try:
         from tidemill.remote.faults import Dice, Faults

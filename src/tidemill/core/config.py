@@ -161,8 +161,7 @@ def encode(value: Any, path: str = "experiment") -> Any:
     what = "a function" if callable(value) else f"a {type(value).__name__}"
     raise ConfigError(
         f"{path} is {what} ({shown(path, value)}); an experiment is plain data that other processes must be "
-        "able to read. "
-        'Name it instead, as "module:NAME" or "FILE.py:NAME"'
+        'able to read. Name it instead, as "module:NAME" or "FILE.py:NAME"'
     )
 
 

@@ -139,8 +139,7 @@ def _revealed(name: str, value: str) -> str:
         if variable not in os.environ:
             raise ConfigError(
                 f"{name} is read from the environment variable {variable}, which is not set; secrets are not "
-                "saved with runs, so give it again: "
-                f"{variable}=… before the command"
+                f"saved with runs, so give it again: {variable}=… before the command"
             )
         return os.environ[variable]
     if value.startswith("file:"):

@@ -71,8 +71,7 @@ class TurnLanes(AgentLanes):
             env.step(None)
         raise EnvironmentFault(
             f"{self.name}: lane {lane}: finished agents do not leave (the last was {env.agent_selection}); "
-            "step(None) must remove them: "
-            "call self._was_dead_step(action) there"
+            "step(None) must remove them: call self._was_dead_step(action) there"
         )
 
     def _doing(self, lane: int, given: list[Any]) -> str:

@@ -93,9 +93,8 @@ class TickCheck:
             return
         row = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
         raise EnvironmentFault(
-            f"{self._named(name, row, seats)} is not finite: {_short(array[row])}. "
-            "Tidemill trains on finite numbers only; find where the environment divides by zero or "
-            "overflows, or clip there"
+            f"{self._named(name, row, seats)} is not finite: {_short(array[row])}. Tidemill trains on finite "
+            "numbers only; find where the environment divides by zero or overflows, or clip there"
         )
 
     def _among(

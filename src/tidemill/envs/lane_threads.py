@@ -67,9 +67,8 @@ class Crew:
             self.close()
             raise ConfigError(
                 f"this machine lets no more threads start ({threading.active_count():,} run in this "
-                "process); take fewer slots or lanes, or an "
-                "environment that waits on one event loop for all of them (Asynchronous, Rest with form = "
-                '"loop")'
+                "process); take fewer slots or lanes, or an environment that waits on one event loop for "
+                'all of them (Asynchronous, Rest with form = "loop")'
             ) from None
 
     def on_ready(self, wake: Callable[[], None]) -> None:

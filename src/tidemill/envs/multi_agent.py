@@ -284,8 +284,7 @@ class AgentLanes(Environment):
         if self._done[seat] or self._truncated[seat]:
             raise EnvironmentFault(
                 f"{self.name}: lane {lane}: the episode of agent {self.agents[agent].name} ended and another "
-                "began within one step; "
-                "let the agent come back in a later one"
+                "began within one step; let the agent come back in a later one"
             )
         self._present[seat] = True
         self._told[OWN][seat] = self._kept(observation, lane, agent)
@@ -344,8 +343,7 @@ class AgentLanes(Environment):
         except KeyError:
             raise EnvironmentFault(
                 f"{self.name}: lane {lane} has an agent {agent!r} that is not among its possible_agents "
-                f"({', '.join(map(str, self._ids))}); "
-                "name all that may ever appear there"
+                f"({', '.join(map(str, self._ids))}); name all that may ever appear there"
             ) from None
 
     def _mask_of(self, lane: int, agent: int, info: Mapping[str, Any] | None) -> Any:

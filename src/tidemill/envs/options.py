@@ -26,8 +26,8 @@ def take_options(env: Any, name: str, options: Mapping[str, Any]) -> dict[str, A
         ):
             raise ConfigError(
                 f"{name}: {type(layer).__name__}.reset({', '.join(known)}) takes no options, so that the "
-                "experiment can have no curriculum; give it "
-                "the argument options=None, and have it read there what the stages say"
+                "experiment can have no curriculum; give it the argument options=None, and have it read "
+                "there what the stages say"
             )
         layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
     return dict(reveal(options))

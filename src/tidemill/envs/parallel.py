@@ -136,8 +136,7 @@ class ParallelLanes(AgentLanes):
         if not self._living[lane] and waiting:
             raise EnvironmentFault(
                 f"{self.name}: lane {lane}: {', '.join(map(str, waiting))} live (env.agents), but no agent "
-                "has an observation, so that none can act; "
-                "return an observation for those that are to act"
+                "has an observation, so that none can act; return an observation for those that are to act"
             )
         self._asked[lane] = [
             agent

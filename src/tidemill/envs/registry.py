@@ -58,9 +58,8 @@ def find_spec(env_id: str) -> Any:
         "ALE/Pong-v5."
     )
     raise ConfigError(
-        f'no environment "{env_id}" is registered; {hint} '
-        'One that a package registers when imported is named "module:ENV_ID", one that a function makes '
-        '"module:FUNCTION" or "FILE.py:FUNCTION"'
+        f'no environment "{env_id}" is registered; {hint} One that a package registers when imported is '
+        'named "module:ENV_ID", one that a function makes "module:FUNCTION" or "FILE.py:FUNCTION"'
     )
 
 

@@ -99,9 +99,8 @@ class Sharing:
                 if thread != its_thread and not (told.shape == held.shape and np.array_equal(told, held)):
                     raise EnvironmentFault(
                         f"{self._name}: copies of it in different threads write their observations into one "
-                        "array, so that each may tell another's. "
-                        "Give each copy an array of its own (made in __init__, not in the class or the "
-                        "module), or return a fresh one from reset and "
+                        "array, so that each may tell another's. Give each copy an array of its own (made "
+                        "in __init__, not in the class or the module), or return a fresh one from reset and "
                         "step; or step them in one thread (threads = 0, and the processes launcher)"
                     )
                 self.found = sharing.found = sharing.active = True

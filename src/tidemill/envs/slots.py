@@ -83,8 +83,8 @@ class Slots(EnvironmentConfig):
         if not 1 <= self.failures <= self.window_steps:
             raise ConfigError(
                 f"failures = {self.failures} among the last window_steps = {self.window_steps} steps cannot "
-                "be: take 1 to window_steps; a slot that "
-                "never rests for longer than backoff_s has max_backoff_s = backoff_s"
+                "be: take 1 to window_steps; a slot that never rests for longer than backoff_s has "
+                "max_backoff_s = backoff_s"
             )
 
         if self.max_episode_seconds is not None and self.max_episode_seconds <= 0:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import gymnasium
 
 _CURE = (
-    "use a wrapper (gymnasium.wrappers.TransformObservation or TransformAction) that turns it into "
-    "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
+    "use a wrapper (gymnasium.wrappers.TransformObservation or TransformAction) that turns it into Box, "
+    "Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
 )
 
 

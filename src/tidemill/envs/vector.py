@@ -130,8 +130,7 @@ def _check_vector(env: Any, name: str, lanes: int) -> None:
     if missing:
         raise ConfigError(
             f'"{name}" made a {type(env).__name__}, which is no gymnasium.vector.VectorEnv: it has no '
-            f"{', '.join(missing)}. Single environments are "
-            "named by Gymnasium(id=…)"
+            f"{', '.join(missing)}. Single environments are named by Gymnasium(id=…)"
         )
     raise ConfigError(
         f'vector environment "{name}" was asked for num_envs = {lanes} and has {env.num_envs}; it must take '
@@ -148,8 +147,8 @@ def autoreset_of(env: Any, name: str, declared: Autoreset | None) -> Autoreset:
         env.close()
         raise ConfigError(
             f'vector environment "{name}" does not publish how it resets finished lanes '
-            f'(metadata["autoreset_mode"] is {value!r}); read its '
-            'documentation and set autoreset to "next-step", "same-step" or "disabled"'
+            f'(metadata["autoreset_mode"] is {value!r}); read its documentation and set autoreset to '
+            '"next-step", "same-step" or "disabled"'
         )
     if mode is not None and declared is not None and mode != declared:
         env.close()
@@ -325,9 +324,8 @@ class VectorLanes(Environment):
         if self.autoreset != "disabled":
             raise ConfigError(
                 f"{self.name} resets finished lanes by itself, without options, so that the experiment can "
-                "have no curriculum; take "
-                'GymnasiumVector(autoreset="disabled") where it can be told that, or copies of a single '
-                "environment (Gymnasium)"
+                'have no curriculum; take GymnasiumVector(autoreset="disabled") where it can be told that, '
+                "or copies of a single environment (Gymnasium)"
             )
         self._options = take_options(self.env, self.name, options)
         if "reset_mask" in self._options:
@@ -508,7 +506,6 @@ class _Reader(LeafReader):
         if any(np.may_share_memory(row, now[lane]) for lane, row in zip(lanes, rows, strict=True)):
             raise EnvironmentFault(
                 f'{name}: {self.name} in infos["final_obs"] is the memory of what the lane sees next, which '
-                "has overwritten it; "
-                "the environment must copy an observation before it resets the lane"
+                "has overwritten it; the environment must copy an observation before it resets the lane"
             )
         return np.stack(rows)

@@ -318,9 +318,8 @@ def allow_descriptors(experiment: Experiment) -> None:
     if 0 <= hard < needed:
         raise ConfigError(
             f"this needs {needed:,} open files ({count:,} of shared memory, bells and links, {_SPARE} "
-            f"besides), and {hard:,} are allowed; make a "
-            "count smaller (of n equal trainers each has a channel to each other), or have the limit raised: "
-            "ulimit -Hn"
+            f"besides), and {hard:,} are allowed; make a count smaller (of n equal trainers each has a "
+            "channel to each other), or have the limit raised: ulimit -Hn"
         )
     if soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

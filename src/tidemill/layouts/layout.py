@@ -129,8 +129,7 @@ class Layout:
         if self.together and self.actors != self.trainers:
             raise ConfigError(
                 f"--layout {self}: together needs as many actors as trainers, not {self.actors} and "
-                f"{self.trainers}; "
-                "make them equal, or leave together out"
+                f"{self.trainers}; make them equal, or leave together out"
             )
 
     def __str__(self) -> str:

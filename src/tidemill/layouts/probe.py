@@ -60,7 +60,7 @@ class Arithmetic(msgspec.Struct):
 def measure(experiment: Experiment, source: str | None = None) -> Costs:
     """Return the costs of an experiment that has one group of actors and one of
     trainers."""
-    actors = next(c for c in experiment.workers.values() if isinstance(c, Actors))
+    (actors,) = experiment.groups(Actors).values()
     with _other_process() as other:
         env, wall = measure_environment(
             actors,
@@ -75,8 +75,8 @@ def measure(experiment: Experiment, source: str | None = None) -> Costs:
 
 def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> Arithmetic:
     """Return what policies and learner cost where the environment has `agents`."""
-    actors = next(c for c in experiment.workers.values() if isinstance(c, Actors))
-    trainer = next(c for c in experiment.workers.values() if isinstance(c, Trainer))
+    (actors,) = experiment.groups(Actors).values()
+    (trainer,) = experiment.groups(Trainer).values()
     groups = match_agents(agents, actors.agents)
     infer = call = train = 0.0
     parallel = True

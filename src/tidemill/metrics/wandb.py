@@ -32,8 +32,8 @@ class WeightsAndBiases(MetricSink):
             import wandb
         except ImportError:
             raise RunError(
-                "--log wandb needs the package wandb, which is not installed. Install it with: "
-                'pip install "tidemill[wandb]"'
+                "--log wandb needs the package wandb, which is not installed. Install it with: pip install "
+                '"tidemill[wandb]"'
             ) from None
         settings = wandb.Settings(
             console="off",

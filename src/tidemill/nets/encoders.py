@@ -116,8 +116,7 @@ class ObservationEncoder:
         if encoder == "nature_cnn" and not self.images:
             raise ConfigError(
                 f'encoder = "nature_cnn" needs a uint8 image of at least {SMALLEST_IMAGE}×{SMALLEST_IMAGE}, '
-                f"but the observation is {space}; "
-                'take "auto" or "mlp", or resize in a wrapper'
+                f'but the observation is {space}; take "auto" or "mlp", or resize in a wrapper'
             )
         if not self.images and not self.width:
             besides = f" besides the action mask {mask}" if mask else ""

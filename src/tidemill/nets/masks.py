@@ -51,10 +51,9 @@ class ActionMask:
         count = int(np.count_nonzero(nothing.any(1)))
         raise EnvironmentFault(
             f"{self.name} allows no action{where} in {count} of {len(nothing)} rows on which an agent had to "
-            f"act (first: row {row} of the batch); "
-            "only final observations may be like that. Let the environment allow at least one action (one "
-            "that does nothing, if need be), or leave "
-            "the agent out of the step"
+            f"act (first: row {row} of the batch); only final observations may be like that. Let the "
+            "environment allow at least one action (one that does nothing, if need be), or leave the agent "
+            "out of the step"
         )
 
 
@@ -90,8 +89,8 @@ def mask_of(spaces: Spaces, part: str | None) -> ActionMask | None:
         case _:
             raise ConfigError(
                 f'action_mask = "{part}", a part of the observation, but the action space is '
-                f"{spaces.action}: masks go with Discrete and "
-                f"MultiDiscrete; take action_mask = None to have {name} seen like any other part"
+                f"{spaces.action}: masks go with Discrete and MultiDiscrete; take action_mask = None to have "
+                f"{name} seen like any other part"
             )
     actions = (
         f"{sum(branches)}" if len(branches) == 1 else f"{'+'.join(map(str, branches))} = {sum(branches)}"

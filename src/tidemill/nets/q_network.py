@@ -85,8 +85,8 @@ class QNetwork(PolicyConfig):
         ):
             raise ConfigError(
                 f"atoms = {self.atoms} (at least 1) from least_return = {self.least_return} to "
-                f"greatest_return = {self.greatest_return} cannot be; "
-                "take 51 from the least to the greatest discounted return of an episode"
+                f"greatest_return = {self.greatest_return} cannot be; take 51 from the least to the greatest "
+                "discounted return of an episode"
             )
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
@@ -110,8 +110,8 @@ class QNetwork(PolicyConfig):
         if not isinstance(spaces.action, Discrete) or spaces.action.n < 1:
             raise ConfigError(
                 f"QNetwork chooses among Discrete actions, and the action space is {spaces.action}; take SAC "
-                "with SquashedGaussian for a Box, "
-                "or make the actions Discrete in a wrapper of the environment"
+                "with SquashedGaussian for a Box, or make the actions Discrete in a wrapper of the "
+                "environment"
             )
         mask = mask_of(spaces, self.action_mask)
         seen = {

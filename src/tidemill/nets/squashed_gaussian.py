@@ -73,8 +73,8 @@ class SquashedGaussian(PolicyConfig):
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
             raise ConfigError(
                 "SquashedGaussian needs bounds on both sides of every element, low < high, and the action "
-                f"space is {space}; give it some in a "
-                "wrapper (gymnasium.wrappers.RescaleAction), or take ActorCritic with PPO"
+                f"space is {space}; give it some in a wrapper (gymnasium.wrappers.RescaleAction), or take "
+                "ActorCritic with PPO"
             )
         return low / 2 + high / 2, high / 2 - low / 2
 

@@ -58,8 +58,8 @@ class ModuleNetwork(TorchBackend):
         ]
         if shapes != [[rows, outputs], [rows]]:
             raise ConfigError(
-                f"{make.__qualname__} gave {shapes} for {rows} rows; it must return (head "
-                f"[{rows}, {outputs}], value [{rows}])"
+                f"{make.__qualname__} gave {shapes} for {rows} rows; it must return (head [{rows}, "
+                f"{outputs}], value [{rows}])"
             )
 
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -157,8 +157,8 @@ def call(
         if left <= 0:
             raise RemoteTimeout(
                 f"{where}: no answer within {terms.deadline:g} s (deadline), in {tries} "
-                f"tr{'y' if tries == 1 else 'ies'}; last: {why}. "
-                "See whether the server is up and quick enough (tidemill doctor env URL), or raise deadline"
+                f"tr{'y' if tries == 1 else 'ies'}; last: {why}. See whether the server is up and quick "
+                "enough (tidemill doctor env URL), or raise deadline"
             )
         if (seconds := terms.breaker.wait()) > 0:
             yield Pause(min(seconds, left))
@@ -216,15 +216,13 @@ def call(
         if doubt and again == "never":
             raise ReplyLost(
                 f"{where}: it may have been applied, and its reply is lost ({why}). This server says that it "
-                "would apply it again, so that "
-                "the episode is given up; a server that remembers its last reply, or checks step numbers, "
-                'loses nothing ("repeats", docs/rest.md)'
+                "would apply it again, so that the episode is given up; a server that remembers its last "
+                'reply, or checks step numbers, loses nothing ("repeats", docs/rest.md)'
             )
         if not terms.budget.spend(cost):
             raise RemoteUnavailable(
                 f"{where}: failed in {tries} tr{'y' if tries == 1 else 'ies'} ({why}), and the host's retry "
-                "budget is used up; "
-                "see what the server says, or raise retries"
+                "budget is used up; see what the server says, or raise retries"
             )
         pause = max(pause, random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 20))))
         yield Pause(max(0.0, min(pause, until - awake())))

@@ -297,8 +297,8 @@ class _Latency:
             "latency",
             "ok" if not tried else "warn",
             f"step {_ms(self.steps[0])} (95 %: {_ms(self.steps[1])}, 99 %: {_ms(self.steps[2])}), reset "
-            f"{_ms(float(np.median(resets)))}, "
-            f"slowest call {_ms(self.slowest)}; {tried} of {len(steps) + len(resets)} calls were tried again",
+            f"{_ms(float(np.median(resets)))}, slowest call {_ms(self.slowest)}; {tried} of "
+            f"{len(steps) + len(resets)} calls were tried again",
             "see why calls fail: the network, or the server's limits" if tried else "",
         )
 

@@ -114,9 +114,8 @@ class Host:
         if (now.protocol, now.version, spaces) != (was.protocol, was.version, self.spaces):
             raise RemoteFault(
                 f"{self.url}: the server changed while this ran: environment {now.environment!r} with "
-                f"{spaces} under {now.protocol} {now.version} is "
-                f"not what it was, {was.environment!r} with {self.spaces}. Start the server as it was, or "
-                "begin a new run"
+                f"{spaces} under {now.protocol} {now.version} is not what it was, {was.environment!r} with "
+                f"{self.spaces}. Start the server as it was, or begin a new run"
             )
         return now
 
@@ -198,8 +197,8 @@ class Host:
         if isinstance(said, Lost) and said.late:
             raise ConfigError(
                 f'url = "{self.url}": somebody listens there, and did not say what it is within '
-                f"{self.settings.deadline:g} s (deadline); see whether "
-                "the server hangs, or raise deadline (--env-arg deadline=SECONDS)"
+                f"{self.settings.deadline:g} s (deadline); see whether the server hangs, or raise deadline "
+                "(--env-arg deadline=SECONDS)"
             )
         if isinstance(said, Lost):
             raise ConfigError(
@@ -224,15 +223,13 @@ def _read_description(url: str, said: Answer) -> Description:
     if not isinstance(plain, dict) or plain.get("protocol") != PROTOCOL:
         raise ConfigError(
             f'url = "{url}": what answers is no environment server (status {said.status} at '
-            f"{PREFIX}/environment); "
-            "name the server's address without any path of its calls, or see docs/rest.md for what it has to "
-            "answer"
+            f"{PREFIX}/environment); name the server's address without any path of its calls, or see "
+            "docs/rest.md for what it has to answer"
         )
     if plain.get("version") != VERSION:
         raise ConfigError(
             f'url = "{url}": the server speaks version {plain.get("version")!r} of {PROTOCOL}, this Tidemill '
-            f"version {VERSION}; "
-            "use a server of that version"
+            f"version {VERSION}; use a server of that version"
         )
     try:
         return msgspec.convert(plain, Description)

@@ -226,8 +226,8 @@ class OpenEnvSession:
                 ) from error
             raise RemoteTimeout(
                 f"{where}: no answer within {self._config.deadline:g} s (deadline), though it was waited for "
-                "all the while: "
-                "raise deadline above what a call takes, or see why the server does not answer"
+                "all the while: raise deadline above what a call takes, or see why the server does not "
+                "answer"
             ) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error

@@ -275,8 +275,7 @@ class Sessions:
                         404,
                         "unknown_session",
                         f"there is no session {name!r}; it was closed, or was left and gave way to another, "
-                        "or the server started anew. "
-                        "Reset a new one to episode 0",
+                        "or the server started anew. Reset a new one to episode 0",
                     )
                 left = self._make_room()
                 session = self._open[name] = _Session(caller)
@@ -310,8 +309,8 @@ class Sessions:
         if not left:
             why = (
                 f"all {self.limit} sessions are taken: play in fewer at a time, or start the server with a "
-                "higher limit (--max-sessions); those of "
-                f"clients that hung up give way {self._left_seconds:g} s after their last call"
+                "higher limit (--max-sessions); those of clients that hung up give way "
+                f"{self._left_seconds:g} s after their last call"
             )
             raise Refused(429, Problem(error="too_many_sessions", message=why), 1.0)
         return self._open.pop(min(left)[1])

@@ -98,17 +98,15 @@ class Session:
             raise self._wrong(
                 f"step {self.step}",
                 f"the answer has no {' and no '.join(result.missing)}. The answer to a step must have reward "
-                "(a number), terminated and truncated "
-                "(true or false each): let the server write all three, also where nothing is earned and "
-                "nothing ends (docs/rest.md)",
+                "(a number), terminated and truncated (true or false each): let the server write all three, "
+                "also where nothing is earned and nothing ends (docs/rest.md)",
             )
         if reward is None or not math.isfinite(reward):
             raise self._wrong(
                 f"step {self.step}",
                 f"reward is not finite but {reward}: NaN or infinite (null in JSON), or none at all. "
-                "Tidemill trains on finite "
-                "numbers only; find where the environment divides by zero or overflows, or write 0 where "
-                "nothing is earned",
+                "Tidemill trains on finite numbers only; find where the environment divides by zero or "
+                "overflows, or write 0 where nothing is earned",
             )
         return self._observation(result), reward, terminated, truncated, result.info
 

@@ -306,8 +306,8 @@ def space_from_wire(value: Any, where: str) -> Space:
         _check_space(space)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{where} is {brief(value)}, which is no space: {error}. Write it as docs/rest.md says, "
-            'for instance {"type": "box", "shape": [4], "dtype": "float32", "low": [null], "high": [null]}'
+            f"{where} is {brief(value)}, which is no space: {error}. Write it as docs/rest.md says, for "
+            'instance {"type": "box", "shape": [4], "dtype": "float32", "low": [null], "high": [null]}'
         ) from None
     return space
 

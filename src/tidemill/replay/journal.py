@@ -65,8 +65,8 @@ class JournalWriter:
                     self._file.close()
                     raise CheckpointError(
                         f"the journal {path} has {size:,} bytes, and had {end:,} when the checkpoint was "
-                        "written that the run goes on from: what "
-                        "came before is lost; put the whole file back, or resume with journal = False"
+                        "written that the run goes on from: what came before is lost; put the whole file "
+                        "back, or resume with journal = False"
                     )
                 self._file.truncate(end)
                 self._file.seek(end)

@@ -67,8 +67,8 @@ def check_slack(slack: int, holding: int) -> None:
     if slack <= holding:
         raise ConfigError(
             f"slack = {slack} can deadlock: a tick of a target begins once all of its lanes may step, and "
-            f"actors can hold {holding} steps that wait "
-            f"for others of their tick; make slack at least {holding + 1}, or lanes 1"
+            f"actors can hold {holding} steps that wait for others of their tick; make slack at least "
+            f"{holding + 1}, or lanes 1"
         )
 
 

@@ -39,8 +39,7 @@ class PriorityQueue(BufferConfig):
         if max_lag == 0:
             raise ConfigError(
                 "max_policy_lag = 0 makes producers wait until their sample was trained on, but a "
-                "PriorityQueue takes it off them at once; take "
-                "Queue, or allow some lag"
+                "PriorityQueue takes it off them at once; take Queue, or allow some lag"
             )
 
     def build(self, source: SampleConsumer, demand: Demand) -> Buffer:
@@ -71,8 +70,8 @@ class _OwnMemory(Buffer):
         if not places:
             raise ConfigError(
                 f"PriorityQueue: capacity = {config.capacity:,} rows{shared} cannot hold a sample of "
-                f"{largest:,}; make it at least "
-                f"{largest * demand.trainers:,}, or the actors' sample_steps or lanes less"
+                f"{largest:,}; make it at least {largest * demand.trainers:,}, or the actors' sample_steps "
+                "or lanes less"
             )
         if places * least < demand.rows if demand.rows is not None else places < demand.samples:
             wanted = (
@@ -82,8 +81,7 @@ class _OwnMemory(Buffer):
             )
             raise ConfigError(
                 f"PriorityQueue: capacity = {config.capacity:,} rows{shared} holds {places} samples of "
-                f"{least:,} rows, less than a batch of "
-                f"{wanted}; make it more, or batch_size less"
+                f"{least:,} rows, less than a batch of {wanted}; make it more, or batch_size less"
             )
         self._stride = max(layout(block.schema, block.lead)[1] for block in blocks)
         # of the system, page by page when it is first written

@@ -61,8 +61,8 @@ class _SlotQueue(Buffer):
             )
             raise ConfigError(
                 f"{whose} is more than the {most} rows that all {self._capacity} sample slots hold, so that "
-                "no batch would ever be full; make it "
-                "smaller, or the actors' slots, sample_steps or lanes more"
+                "no batch would ever be full; make it smaller, or the actors' slots, sample_steps or lanes "
+                "more"
             )
 
     def take(self, version: int) -> Sequence[Held] | None:

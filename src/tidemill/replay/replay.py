@@ -119,23 +119,22 @@ class UniformReplay(ReplayBuffer):
         least = Sequences.least_length(config.steps, config.frame_stack)
         if length < least:
             raise ConfigError(
-                f"{name}: capacity = {config.capacity:,} rows leave {length:,} for each of {lanes:,} "
-                f"seats, and each needs {least} for "
-                f"steps = {config.steps} and frame_stack = {config.frame_stack}; make it at least "
-                f"{least * lanes:,}"
+                f"{name}: capacity = {config.capacity:,} rows leave {length:,} for each of {lanes:,} seats, "
+                f"and each needs {least} for steps = {config.steps} and frame_stack = {config.frame_stack}; "
+                f"make it at least {least * lanes:,}"
             )
         if config.capacity < self._batch:
             raise ConfigError(
-                f"{name}: capacity = {config.capacity:,} rows is less than a batch of "
-                f"{self._batch:,}; make it more, or batch_size less"
+                f"{name}: capacity = {config.capacity:,} rows is less than a batch of {self._batch:,}; make "
+                "it more, or batch_size less"
             )
         # with episodes of a single step, half of the rows are last ones
         reached = lanes * (length - config.steps - config.frame_stack) // 2
         if config.warm_up > reached:
             raise ConfigError(
                 f"{name}: warm_up = {config.warm_up:,} transitions might never be reached: with {lanes:,} "
-                f"seats, capacity = {config.capacity:,} rows are sure to hold {reached:,}, "
-                "since episodes may be short; make warm_up less, or capacity more"
+                f"seats, capacity = {config.capacity:,} rows are sure to hold {reached:,}, since episodes "
+                "may be short; make warm_up less, or capacity more"
             )
         places = lanes * length
         self._store = Store(_common(blocks), config.frame_stack)
@@ -229,8 +228,7 @@ class UniformReplay(ReplayBuffer):
             if count_nonzero(stepped & begins):
                 raise SchemaError(
                     "a replay was sent rows whose first ones in an episode have acted already: they hold "
-                    "what is done in them, not what led to them; "
-                    "take ReplayActors in place of Actors"
+                    "what is done in them, not what led to them; take ReplayActors in place of Actors"
                 )
             committed += int(count_nonzero(stepped))
             if count_nonzero(row["info_mask"]):

@@ -71,8 +71,8 @@ def not_stacked(name: str, found: str, count: int) -> ConfigError:
     """Return what to raise where rows hold no stacks."""
     return ConfigError(
         f"Replay: frame_stack = {count}, but the rows' {name} is {found}, which is no stack of {count} "
-        "frames; take the frame_stack of the "
-        "ReplayActors whose rows these are, or 1 to keep observations as they come"
+        "frames; take the frame_stack of the ReplayActors whose rows these are, or 1 to keep observations "
+        "as they come"
     )
 
 
@@ -132,7 +132,6 @@ def _file(folder: Path, nbytes: int) -> int:
     except OSError as error:
         raise ConfigError(
             f"mapped = True: a file of {size(nbytes)} in {folder} cannot be made: {error.strerror}; free "
-            "space, make capacity less, or take a folder "
-            "of another disk for the run"
+            "space, make capacity less, or take a folder of another disk for the run"
         ) from None
     return descriptor

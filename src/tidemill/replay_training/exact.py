@@ -191,9 +191,8 @@ class ExactTarget(EnvTarget):
         if again.difference:
             self._tell(
                 f"{self._told_cut(episode)}: played again with the same seed and actions after the resume, "
-                f"it had {again.difference}. So this "
-                "environment is not deterministic, and the resumed run is not what it would have been "
-                "(tidemill check-env says more)"
+                f"it had {again.difference}. So this environment is not deterministic, and the resumed run "
+                "is not what it would have been (tidemill check-env says more)"
             )
             return True
         self.agent.go_on(episode, again.total)
@@ -297,16 +296,14 @@ class ExactRing(GrantedOrder, EnvRing):
         if environment.timed:
             raise ConfigError(
                 "exact = True needs episodes that depend on nothing but seeds and actions, and "
-                "max_episode_seconds cuts them by the clock; leave it out, "
-                "or take max_episode_steps"
+                "max_episode_seconds cuts them by the clock; leave it out, or take max_episode_steps"
             )
         (spec,) = config.agents
         if config.lanes > 1 or config.count > 1 or spec.inference != INLINE:
             raise ConfigError(
-                "exact = True needs one actor whose targets have one lane each and whose policy runs inline, "
-                f"not count = {config.count}, lanes = "
-                f'{config.lanes}, inference = "{spec.inference}"; set ring to the number of slots '
-                "(--slots), and count and lanes to 1"
+                "exact = True needs one actor whose targets have one lane each and whose policy runs "
+                f"inline, not count = {config.count}, lanes = {config.lanes}, inference = "
+                f'"{spec.inference}"; set ring to the number of slots (--slots), and count and lanes to 1'
             )
 
     @classmethod

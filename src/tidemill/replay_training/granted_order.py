@@ -53,9 +53,8 @@ def replay_obstacle(config: EnvironmentConfig, environment: Environment) -> tupl
     and what to do, after "ReplayActors"; ("", "") where one can."""
     if len(environment.agents) > 1:
         return (
-            f"go with environments of one agent, and this one has {len(environment.agents)}: a ratio "
-            "counts steps of the environment, and none "
-            "says how many transitions of several agents are one",
+            f"go with environments of one agent, and this one has {len(environment.agents)}: a ratio counts "
+            "steps of the environment, and none says how many transitions of several agents are one",
             "train several agents by an algorithm without a ratio (PPO, IMPALA) and Actors, or take an "
             "environment of one agent",
         )

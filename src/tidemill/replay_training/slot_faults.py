@@ -47,8 +47,7 @@ class SlotFaults:
             last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""
             raise EnvironmentFault(
                 f"slot {failed[0]} fails again and again, and an exact run goes on with all of its slots or "
-                "none; the first fault was: "
-                f"{self._first}{last}"
+                f"none; the first fault was: {self._first}{last}"
             )
 
     def end(self) -> None:

@@ -299,9 +299,8 @@ class ReplayTrainerWorker(Worker):
             self._summarise()
             raise NoProgress(
                 f"no step was stored for {limit:g} s (max_no_progress_s), with {hanging} in flight: "
-                "environments do not answer, or "
-                "fail (a server can be looked at by: tidemill doctor env URL). Mend that and resume, or set "
-                "max_no_progress_s higher",
+                "environments do not answer, or fail (a server can be looked at by: tidemill doctor env "
+                "URL). Mend that and resume, or set max_no_progress_s higher",
                 limit,
             )
 

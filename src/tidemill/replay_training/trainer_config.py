@@ -118,8 +118,8 @@ class ReplayTrainer(TrainerConfig):
         if self.ratio is None:
             raise ConfigError(
                 f"buffer = {type(self.buffer).__name__} is a replay memory, and nothing says how often to "
-                "train on it; set ratio, training tasks per "
-                'env step, like "1/4" or 1 (ReplayTrainer.ratio, --ratio, or AsyncTrainRunner(ratio=…))'
+                'train on it; set ratio, training tasks per env step, like "1/4" or 1 (ReplayTrainer.ratio, '
+                "--ratio, or AsyncTrainRunner(ratio=…))"
             )
         super().check(experiment)
 

@@ -212,8 +212,7 @@ class Controller:
             where = ", most likely in its environment" if member.config.owns_environment else ""
             self.notices.append(
                 f"{name} hangs{where}: it did not end within {CLOSE_DEADLINE:.0f} s after it was told to, "
-                "and was last heard "
-                f"{awake() - member.heard:.0f} s ago; it was ended by force"
+                f"and was last heard {awake() - member.heard:.0f} s ago; it was ended by force"
             )
 
     # ---- start -------------------------------------------------------------------------
@@ -260,9 +259,8 @@ class Controller:
             if awake() - max(asked, *(self.members[name].heard for name in waiting)) > READY_DEADLINE:
                 raise RunError(
                     f"{', '.join(waiting)} did not become {state.value}, and said nothing for "
-                    f"{READY_DEADLINE:.0f} s; "
-                    "a worker becomes ready once its environment or network is built: look into the run's "
-                    f"logs{self._still(waiting)}"
+                    f"{READY_DEADLINE:.0f} s; a worker becomes ready once its environment or network is "
+                    f"built: look into the run's logs{self._still(waiting)}"
                 )
             self._hear()
 
@@ -494,8 +492,7 @@ class Controller:
             if known != spaces:
                 raise RunError(
                     f'{name} plays policy "{policy}" in spaces that differ from those of another worker; '
-                    "give each kind of agents a policy: "
-                    f"{spaces} and {known}"
+                    f"give each kind of agents a policy: {spaces} and {known}"
                 )
         for stream, blocks in facts.samples.items():
             other = self._facts.samples.setdefault(stream, blocks)
@@ -511,8 +508,8 @@ class Controller:
                 )
                 raise RunError(
                     f'{name} fills sample stream "{stream}" with samples of {ours}, another worker with '
-                    f"samples of {theirs}; "
-                    "one stream has one shape of samples: give each kind of actors a stream"
+                    f"samples of {theirs}; one stream has one shape of samples: give each kind of actors a "
+                    "stream"
                 )
 
     def _look_for_stall(self) -> None:

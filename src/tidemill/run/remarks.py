@@ -10,8 +10,8 @@ from tidemill.workers.trainer_config import TrainerConfig
 
 def remarks(experiment: Experiment) -> Iterator[str]:
     """Yield a sentence for each limit that is worth a word."""
-    for name, actors in experiment.workers.items():
-        if isinstance(actors, ActorConfig) and actors.environment.remote:
+    for name, actors in experiment.groups(ActorConfig).items():
+        if actors.environment.remote:
             yield _remote(experiment, name, actors)
 
 
@@ -19,11 +19,7 @@ def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
     """Say what a server's environments are without slots."""
     sessions = actors.count * actors.ring * actors.lanes
     streams = {stream for spec in actors.agents for stream in spec.streams}
-    fed = [
-        config
-        for config in experiment.workers.values()
-        if isinstance(config, TrainerConfig) and config.samples in streams
-    ]
+    fed = [config for config in experiment.groups(TrainerConfig).values() if config.samples in streams]
     slots = f"--slots {sessions}" + (
         ""
         if fed and all(isinstance(config, ReplayTrainer) for config in fed)
@@ -37,6 +33,5 @@ def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
     learner = " and ".join(dict.fromkeys(type(config.algorithm).__name__ for config in fed)) or name
     return (
         f"{learner} plays {sessions} session{'s' * (sessions > 1)} of the server. {waits} first step that is "
-        "lost ends the run. "
-        f"Slots wait for nobody and bear lost steps: {slots}"
+        f"lost ends the run. Slots wait for nobody and bear lost steps: {slots}"
     )

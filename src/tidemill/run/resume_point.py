@@ -40,9 +40,8 @@ class Past:
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
                     f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed '
-                    "before its trainer wrote the first one "
-                    "(checkpoint_seconds), so that there is nothing to go on from; train anew, in another "
-                    "folder"
+                    "before its trainer wrote the first one (checkpoint_seconds), so that there is nothing "
+                    "to go on from; train anew, in another folder"
                 )
             path, _, facts, warnings = read_newest(folder.checkpoints(policy))
             newer = checkpoints(path.parent)
@@ -118,8 +117,8 @@ def without_reached_mark(folder: RunFolder, experiment: Experiment, given: Colle
         return experiment
     if without == Limits(window=limits.window):
         raise RunError(
-            f"{folder.path} has already reached its mark, {mark}, and has no other limit; "
-            f"go further with a higher one: {another}, or with --max-steps N"
+            f"{folder.path} has already reached its mark, {mark}, and has no other limit; go further with a "
+            f"higher one: {another}, or with --max-steps N"
         )
     print(
         f"note: the run has reached its mark, {mark}, and goes on without one ({another} sets another)",

@@ -235,9 +235,7 @@ def never_began(reason: str) -> dict[str, Any]:
 def _told_of_returns(experiment: Experiment) -> list[str]:
     """Say what the returns are of that may end the run, where that is not plain."""
     limits = experiment.limits
-    played = [
-        config for config in experiment.workers.values() if isinstance(config, ActorConfig) and config.plays()
-    ]
+    played = [config for config in experiment.groups(ActorConfig).values() if config.plays()]
     if limits.mean_return is None and "return/" not in limits.until:
         return []
     told = dict.fromkeys(config.environment.rewarded for config in played)

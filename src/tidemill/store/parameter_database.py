@@ -60,14 +60,12 @@ _OURS = re.compile(r"\.?\d+\.safetensors")
 _FORMAT = 1
 _TABLES = (
     "CREATE TABLE versions (policy TEXT, version INTEGER, sha256 TEXT NOT NULL, pushed REAL NOT NULL, "
-    "counters TEXT NOT NULL, "
-    "PRIMARY KEY (policy, version)) WITHOUT ROWID",
-    "CREATE TABLE tags (policy TEXT, tag TEXT, version INTEGER NOT NULL, PRIMARY KEY (policy, tag), "
-    "FOREIGN KEY (policy, version) REFERENCES versions) WITHOUT ROWID",
+    "counters TEXT NOT NULL, PRIMARY KEY (policy, version)) WITHOUT ROWID",
+    "CREATE TABLE tags (policy TEXT, tag TEXT, version INTEGER NOT NULL, PRIMARY KEY (policy, tag), FOREIGN "
+    "KEY (policy, version) REFERENCES versions) WITHOUT ROWID",
     "CREATE TABLE means (policy TEXT, version INTEGER, name TEXT, count INTEGER NOT NULL, mean REAL NOT "
-    "NULL, squares REAL NOT NULL, "
-    "PRIMARY KEY (policy, version, name), FOREIGN KEY (policy, version) REFERENCES versions ON DELETE "
-    "CASCADE) WITHOUT ROWID",
+    "NULL, squares REAL NOT NULL, PRIMARY KEY (policy, version, name), FOREIGN KEY (policy, version) "
+    "REFERENCES versions ON DELETE CASCADE) WITHOUT ROWID",
 )
 
 
@@ -668,6 +666,5 @@ def _held(path: Path) -> DeadlineError:
     who = f"process {', '.join(holders)}" if holders else "another process"
     return DeadlineError(
         f"{path} was not free within {BUSY:g} s: {who} holds its lock (the run's trainer or evaluation, a "
-        "tidemill params, or an SQLite tool); "
-        "let that finish or end it, then try again"
+        "tidemill params, or an SQLite tool); let that finish or end it, then try again"
     )

@@ -210,6 +210,6 @@ class _Reader:
     def _refuse(self, wanted: str, found: str) -> NoReturn:
         said = f'found "{found}"' if found else "it ends there"
         raise ConfigError(
-            f'the query "{self._text}" cannot be read: expected {wanted}, {said}; '
-            'write it as "win_rate > 0.8 and win_rate < 0.9 order by -win_rate limit 10"'
+            f'the query "{self._text}" cannot be read: expected {wanted}, {said}; write it as "win_rate > '
+            '0.8 and win_rate < 0.9 order by -win_rate limit 10"'
         )

@@ -172,8 +172,7 @@ class DrawnParameters(Subscription):
                 self._known = []
         raise RunError(
             f'policy "{self._name}": {ATTEMPTS} versions were drawn from {self._database.folder}, and each '
-            "was collected before it could be read; "
-            "keep more of them (database_versions)"
+            "was collected before it could be read; keep more of them (database_versions)"
         )
 
     def _look(self) -> None:

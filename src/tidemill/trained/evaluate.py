@@ -73,8 +73,8 @@ class Player:
             if spaces != policy.spaces:
                 raise RunError(
                     f'the agents "{spec.match}" see and do something else than policy "{policy.name}" was '
-                    "trained on; "
-                    f"evaluate it in the environment of its run.\nHere: {spaces}\nThen: {policy.spaces}"
+                    f"trained on; evaluate it in the environment of its run.\nHere: {spaces}\nThen: "
+                    f"{policy.spaces}"
                 )
         self._environment = environment
         self._bell, self._listener = LocalBell(), Listener()
@@ -354,7 +354,7 @@ def evaluate(
 
 def find_actors(experiment: Experiment, group: str | None) -> tuple[str, ActorConfig]:
     """Return name and configuration of the actors called `group`, or of the only ones."""
-    known = {name: config for name, config in experiment.workers.items() if isinstance(config, ActorConfig)}
+    known = experiment.groups(ActorConfig)
     if group is not None:
         if group not in known:
             raise RunError(f'the experiment has no actors called "{group}"; {did_you_mean(group, known)}')

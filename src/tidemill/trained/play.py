@@ -90,8 +90,7 @@ def play(
     if not actors.environment.draws:
         raise RunError(
             f"{type(actors.environment).__name__} has no pictures: what it plays runs elsewhere, where it "
-            "may show itself; "
-            f"tidemill eval {run} plays episodes and tells their returns"
+            f"may show itself; tidemill eval {run} plays episodes and tells their returns"
         )
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)
@@ -149,15 +148,14 @@ def _picture(environment: Environment) -> NDArray[np.uint8]:
         picture = environment.render()
     except Exception as error:  # drawing is the environment's own code, and its libraries'
         raise RunError(
-            f"the environment cannot draw: {type(error).__name__}: {error}; "
-            "MuJoCo draws without a display by what the variable MUJOCO_GL says: egl or osmesa, whichever "
-            "this machine has"
+            f"the environment cannot draw: {type(error).__name__}: {error}; MuJoCo draws without a display "
+            "by what the variable MUJOCO_GL says: egl or osmesa, whichever this machine has"
         ) from error
     if picture is None:
         raise RunError(
             "the environment draws no pictures: its render() gave None. One made by a function of your own "
-            "must take render_mode and "
-            'honour "rgb_array"; of a vector environment, take the plain one (Gymnasium) to be seen'
+            'must take render_mode and honour "rgb_array"; of a vector environment, take the plain one '
+            "(Gymnasium) to be seen"
         )
     if picture.ndim != 3 or picture.shape[2] != 3:
         raise RunError(f"the environment's picture has shape {picture.shape}; it must be [height, width, 3]")

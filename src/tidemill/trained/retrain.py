@@ -46,11 +46,7 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
     `CheckpointError` where there is none."""
     folder = RunFolder.open(Path(run))
     experiment = folder.experiment(None, trust, environments=False).experiment
-    found = [
-        (name, config)
-        for name, config in experiment.workers.items()
-        if isinstance(config, ReplayTrainer) and config.journal
-    ]
+    found = [(name, config) for name, config in experiment.groups(ReplayTrainer).items() if config.journal]
     if not found:
         raise RunError(
             f"{folder.path} has no journal: its trainer was not told to write one; train with "

@@ -63,8 +63,8 @@ def environments_of(what: Trainable) -> list[EnvironmentConfig]:
         return [environment_from(name_of_code(what), made=what)]
     if isinstance(what, str) and not what.rpartition(":")[0].endswith(".py"):
         return [environment_from(what)]
-    workers = make_experiment(what)[0].workers.values()
-    return [worker.environment for worker in workers if isinstance(worker, ActorConfig)]
+    actors = make_experiment(what)[0].groups(ActorConfig)
+    return [config.environment for config in actors.values()]
 
 
 def _last(called: str) -> str:
@@ -151,8 +151,7 @@ def resolve(
         if not isinstance(experiment, Experiment):
             raise ConfigError(
                 f"{what} gives a {type(experiment).__name__}, neither an Experiment nor an environment (a "
-                "gymnasium.Env, or what has async def reset "
-                "and step); return tidemill.Experiment(…)"
+                "gymnasium.Env, or what has async def reset and step); return tidemill.Experiment(…)"
             )
         if env_args:
             raise ConfigError(

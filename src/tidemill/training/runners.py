@@ -165,13 +165,8 @@ class TrainRunner(AsyncTrainRunner):
 
 
 def _refuse_another(experiment: Experiment, ratio: str | int | None) -> None:
-    for name, config in experiment.workers.items():
-        if (
-            ratio is not None
-            and isinstance(config, ReplayTrainer)
-            and config.ratio is not None
-            and parse_ratio(config.ratio) != parse_ratio(ratio)
-        ):
+    for name, config in experiment.groups(ReplayTrainer).items():
+        if ratio is not None and config.ratio is not None and parse_ratio(config.ratio) != parse_ratio(ratio):
             raise ConfigError(
                 f"ratio = {ratio!r}, and the experiment's {name} has ratio = {config.ratio!r}: say it in one "
                 "of both places"

@@ -24,7 +24,7 @@ def with_slots(
     Raises `ConfigError` for an experiment that has no replay memory, or several trainers.
     """
     workers: dict[str, WorkerConfig] = {**experiment.workers}
-    trainers = {name: config for name, config in workers.items() if isinstance(config, TrainerConfig)}
+    trainers = experiment.groups(TrainerConfig)
     if len(trainers) != 1:
         raise ConfigError(
             f"slots and ratios go with one trainer, and the experiment has {len(trainers)} "
@@ -34,11 +34,10 @@ def with_slots(
     if not isinstance(config, ReplayTrainer):
         raise ConfigError(
             f"slots and ratios go with a replay memory, and {name} is a {type(config).__name__}: "
-            f"{type(config.algorithm).__name__} learns "
-            "from what its own policy has just done. Take DQN (Discrete actions) or SAC (Box) with a Replay "
-            "(--algorithm dqn, sac), or leave slots "
-            "and ratios out: then environments play in lanes that wait for the slowest, and the first fault "
-            "of one ends the run"
+            f"{type(config.algorithm).__name__} learns from what its own policy has just done. Take DQN "
+            "(Discrete actions) or SAC (Box) with a Replay (--algorithm dqn, sac), or leave slots and "
+            "ratios out: then environments play in lanes that wait for the slowest, and the first fault of "
+            "one ends the run"
         )
     if ratio is not None:
         parse_ratio(ratio)
@@ -47,9 +46,7 @@ def with_slots(
     if slots is not None:
         if slots < 1:
             raise ConfigError(f"slots = {slots} must be at least 1")
-        for group, actors in experiment.workers.items():
-            if not isinstance(actors, ActorConfig):
-                continue
+        for group, actors in experiment.groups(ActorConfig).items():
             for spec in actors.agents:
                 if config.samples in spec.streams:
                     workers[group] = _in_slots(ReplayActors.like(actors, spec), slots)
@@ -63,14 +60,10 @@ def by_turns(experiment: Experiment, launch: str) -> Experiment:
     over takes longer than many a task."""
     groups = [
         name
-        for name, config in experiment.workers.items()
-        if isinstance(config, ReplayActors) and isinstance(config.environment, Slots)
+        for name, config in experiment.groups(ReplayActors).items()
+        if isinstance(config.environment, Slots)
     ]
-    trainers = [
-        name
-        for name, config in experiment.workers.items()
-        if isinstance(config, ReplayTrainer) and config.slack is None
-    ]
+    trainers = [name for name, config in experiment.groups(ReplayTrainer).items() if config.slack is None]
     if launch != "threads" or experiment.together or not groups or not trainers:
         return experiment
     return experiment.replace(together=(groups[0], trainers[0]))

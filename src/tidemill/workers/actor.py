@@ -51,8 +51,7 @@ def _check(config: ActorConfig, spaces: Sequence[Spaces]) -> None:
         if own != theirs:
             raise ConfigError(
                 f'agent specs "{other.match}" and "{spec.match}" play policy "{spec.policy}", but their '
-                "agents have different spaces; "
-                "give each kind a policy"
+                "agents have different spaces; give each kind a policy"
             )
 
 

@@ -72,8 +72,8 @@ class PlayerSpec(Config):
         if self.inference != INLINE and self.parameters != Newest():
             raise ConfigError(
                 f'agent spec "{self.match}": parameters = {self.parameters} is for inline policies, and '
-                "inference stream "
-                f'"{self.inference}" answers with the newest version; take inference = "inline"'
+                f'inference stream "{self.inference}" answers with the newest version; take inference = '
+                '"inline"'
             )
         if self.frame_stack < 1:
             raise ConfigError(
@@ -165,15 +165,14 @@ class AgentSpec(PlayerSpec):
         if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:
             raise ConfigError(
                 f"sample_steps = {self.sample_steps}, bootstrap = {self.bootstrap} (both at least 1: the "
-                "last row lends its value to the one before) "
-                f"and burn_in = {self.burn_in} (at least 0) cannot be"
+                f"last row lends its value to the one before) and burn_in = {self.burn_in} (at least 0) "
+                "cannot be"
             )
         if str(self.mode) == "stepwise":
             raise ConfigError(
                 'mode = "stepwise" is gone: actors that send step by step, for a replay memory, have a '
-                "configuration of their own; take "
-                "ReplayActors(environment=…, lanes=…, frame_stack=…) in place of "
-                'Actors(environment=…, agents=(AgentSpec(mode="stepwise"),))'
+                "configuration of their own; take ReplayActors(environment=…, lanes=…, frame_stack=…) in "
+                'place of Actors(environment=…, agents=(AgentSpec(mode="stepwise"),))'
             )
         from tidemill.workers.sample_writers import WRITERS
 

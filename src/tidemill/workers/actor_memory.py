@@ -82,12 +82,9 @@ def check_rows(context: Context, config: ActorConfig, environment: Environment) 
 
 def players(context: Context, config: ActorConfig) -> dict[str, ActorConfig]:
     """Return the groups of actors that play the environment of `config`."""
-    workers = context.experiment.workers.items()
-    return {
-        group: other
-        for group, other in workers
-        if isinstance(other, ActorConfig) and other.environment.bare() == config.environment.bare()
-    }
+    played = config.environment.bare()
+    actors = context.experiment.groups(ActorConfig)
+    return {group: other for group, other in actors.items() if other.environment.bare() == played}
 
 
 def lanes_of(config: ActorConfig) -> int:
@@ -104,16 +101,15 @@ def check_most_lanes(context: Context, config: ActorConfig, environment: Environ
         for group, other in groups.items()
     ]
     total = sum(map(lanes_of, groups.values()))
-    for group, worker in context.experiment.workers.items():
-        if isinstance(worker, TrainerConfig) and worker.evaluation_lanes:
+    for group, worker in context.experiment.groups(TrainerConfig).items():
+        if worker.evaluation_lanes:
             sums.append(f"{group}: {worker.evaluation_lanes} lane of the evaluation, at least")
             total += worker.evaluation_lanes
     if 0 < environment.most_lanes < total:
         raise ConfigError(
             f"{total:,} lanes of the environment are needed at a time ({'; '.join(sums)}), and there can be "
-            f"{environment.most_lanes:,}: its server "
-            "takes no more sessions. Take fewer slots (--slots, ring) or lanes, or a server that takes as "
-            f"many (serve-env --max-sessions {total})"
+            f"{environment.most_lanes:,}: its server takes no more sessions. Take fewer slots (--slots, "
+            f"ring) or lanes, or a server that takes as many (serve-env --max-sessions {total})"
         )
 
 

@@ -106,8 +106,7 @@ class BufferWorker(Worker):
             sizes = " and ".join(f"{rows} rows x {seats} seats" for rows, seats in leads)
             raise ConfigError(
                 f'{context.name} takes samples of different kinds from stream "{config.samples}" ({sizes}); '
-                "give each kind a stream and buffer "
-                "workers of its own"
+                "give each kind a stream and buffer workers of its own"
             )
         if config.policy is not None:
             self._policy = self._build_policy(config.policy, facts, schema, seed)
@@ -133,15 +132,13 @@ class BufferWorker(Worker):
         if name not in facts.spaces:
             raise ConfigError(
                 f'{context.name} processes with policy "{name}", but no agent spec plays it, so that nobody '
-                "knows its spaces; "
-                f"{did_you_mean(name, facts.spaces)}"
+                f"knows its spaces; {did_you_mean(name, facts.spaces)}"
             )
         spaces, config = facts.spaces[name], context.experiment.policies[name]
         if misfit := misfit_of_rows(schema, config, spaces):
             raise ConfigError(
                 f'{context.name} is to process the rows of stream "{self._config.samples}" with policy '
-                f'"{name}", which goes with other rows: '
-                f"{misfit}; name the policy that plays those agents"
+                f'"{name}", which goes with other rows: {misfit}; name the policy that plays those agents'
             )
         (edge,) = context.edges(f"parameters/{name}/")
         self._parameters = ParameterSubscriber(context.endpoints.reader(edge.name))

@@ -63,8 +63,8 @@ class Peers:
         if not isinstance(algorithm, DataParallel):
             raise ConfigError(
                 f"count = {config.count}: several equal trainers cannot run "
-                f"{type(config.algorithm).__name__}, since its algorithm is no "
-                "DataParallel (see tidemill.api.algorithm); set the trainer's count to 1"
+                f"{type(config.algorithm).__name__}, since its algorithm is no DataParallel (see "
+                "tidemill.api.algorithm); set the trainer's count to 1"
             )
         others = {rank: name for rank, name in enumerate(names) if name != context.name}
         senders = {

@@ -143,9 +143,7 @@ class Evaluation(WorkerConfig):
         is evaluated, and for two evaluations that go by one name or move one tag."""
         for worker in experiment.holders(self.samples, "produce"):
             self._check_judge(worker, experiment.workers[group_of(worker)])
-        evaluations = [
-            (group, config) for group, config in experiment.workers.items() if isinstance(config, Evaluation)
-        ]
+        evaluations = experiment.groups(Evaluation).items()
         for (group, one), (other_group, other) in combinations(evaluations, 2):
             if one.policy != other.policy:
                 continue
@@ -179,8 +177,8 @@ class Evaluation(WorkerConfig):
             if not is_so:
                 raise ConfigError(
                     f'{worker}: agent spec "{spec.match}" has {what}, but fills sample stream '
-                    f'"{self.samples}", where evaluation takes one row of '
-                    f'each episode of the version of "{self.policy}" that it points to; set {cure}'
+                    f'"{self.samples}", where evaluation takes one row of each episode of the version of '
+                    f'"{self.policy}" that it points to; set {cure}'
                 )
 
     def build(self, context: Context) -> "EvaluationWorker":
@@ -211,11 +209,8 @@ class EvaluationWorker(Worker):
                 "evaluation takes versions from the run's parameter database, but the run keeps no folder"
             )
         edges = context.edges(f"samples/{config.samples}/")
-        judges = [
-            judge
-            for edge in edges
-            if isinstance(judge := context.experiment.workers[group_of(edge.source)], ActorConfig)
-        ]
+        actors = context.experiment.groups(ActorConfig)
+        judges = [actors[group_of(edge.source)] for edge in edges]
         self._policy_index = list(context.experiment.policies).index(config.policy)
         self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
         channels = [context.endpoints.consumer(edge.name) for edge in edges]

@@ -99,16 +99,15 @@ class Learner:
         if config.policy not in facts.spaces:
             raise ConfigError(
                 f'policy "{config.policy}" is trained, but no agent spec plays it, so that nobody knows its '
-                "spaces; let one play it "
-                f"(samples=None keeps none of its rows); {did_you_mean(config.policy, facts.spaces)}"
+                "spaces; let one play it (samples=None keeps none of its rows); "
+                f"{did_you_mean(config.policy, facts.spaces)}"
             )
         own = self.samples = facts.samples[config.samples]
         self.spaces = facts.spaces[config.policy]
         if own.mode == "concise":
             raise ConfigError(
                 f'sample stream "{config.samples}" has an episode in each row (AgentSpec.mode = "concise"), '
-                "which cannot be trained on; "
-                'take mode = "full" for whole episodes'
+                'which cannot be trained on; take mode = "full" for whole episodes'
             )
         edges = context.edges(f"samples/{config.samples}/")
         source = ChannelSampleConsumer(
@@ -119,9 +118,8 @@ class Learner:
             if misfit := misfit_of_rows(offered.schema, policy, self.spaces):
                 raise ConfigError(
                     f'policy "{config.policy}" is trained on sample stream "{config.samples}", which holds '
-                    f"other rows than it goes with: {misfit}; "
-                    "take the stream of the agents that play it, or of agents with its spaces and whose "
-                    "policy has its state"
+                    f"other rows than it goes with: {misfit}; take the stream of the agents that play it, or "
+                    "of agents with its spaces and whose policy has its state"
                 )
         if context.resume is not None:
             assert self._folder is not None

@@ -45,21 +45,20 @@ def check_lockstep(experiment: Experiment, config: ActorConfig) -> None:
         if spec.mode != "fixed" or spec.bootstrap != 1:
             raise ConfigError(
                 f'agent spec "{spec.match}": mode = "{spec.mode}" and bootstrap = {spec.bootstrap}, but its '
-                "trainer has max_policy_lag = 0, so that "
-                'each sample must end where the version does; take mode = "fixed" and bootstrap = 1, or '
-                "allow some lag"
+                "trainer has max_policy_lag = 0, so that each sample must end where the version does; take "
+                'mode = "fixed" and bootstrap = 1, or allow some lag'
             )
         if spec.sample_steps != specs[0].sample_steps:
             raise ConfigError(
                 f'agent specs "{specs[0].match}" and "{spec.match}" have sample_steps = '
-                f"{specs[0].sample_steps} and {spec.sample_steps}, but "
-                "max_policy_lag = 0 ends the samples of all agents of an environment at once; make them equal"
+                f"{specs[0].sample_steps} and {spec.sample_steps}, but max_policy_lag = 0 ends the samples "
+                "of all agents of an environment at once; make them equal"
             )
         if spec.parameters != Newest():
             raise ConfigError(
                 f'agent spec "{spec.match}": parameters = {spec.parameters}, but its trainer has '
-                "max_policy_lag = 0 and trains only on rows that its "
-                "newest version acted on; take samples = None for agents that play others"
+                "max_policy_lag = 0 and trains only on rows that its newest version acted on; take samples "
+                "= None for agents that play others"
             )
         for trainer, policy in (
             item for stream in spec.streams for item in experiment.in_lockstep(stream).items()
@@ -67,9 +66,8 @@ def check_lockstep(experiment: Experiment, config: ActorConfig) -> None:
             if policy != spec.policy:
                 raise ConfigError(
                     f'agent spec "{spec.match}" plays policy "{spec.policy}", but {trainer}, which gets its '
-                    f'samples, trains "{policy}" with '
-                    "max_policy_lag = 0, only on rows that the newest version of that very policy acted on; "
-                    "give these samples another stream"
+                    f'samples, trains "{policy}" with max_policy_lag = 0, only on rows that the newest '
+                    "version of that very policy acted on; give these samples another stream"
                 )
 
 

@@ -111,9 +111,7 @@ class Population(WorkerConfig):
     def check(self, experiment: Experiment) -> None:
         """Raise `ConfigError` for members that could not go on from one another, or of
         which the metric is not recorded."""
-        populations = {
-            name: config for name, config in experiment.workers.items() if isinstance(config, Population)
-        }
+        populations = experiment.groups(Population)
         for member in self.members:
             managers = [name for name, config in populations.items() if member in config.members]
             if len(managers) > 1:
@@ -356,11 +354,7 @@ def explore(
 def _trainer_of(experiment: Experiment, policy: str) -> TrainerConfig:
     """Return the trainer of a member. Raises `ConfigError` for one that could not go on
     from another."""
-    trainers = [
-        config
-        for config in experiment.workers.values()
-        if isinstance(config, TrainerConfig) and config.policy == policy
-    ]
+    trainers = [each for each in experiment.groups(TrainerConfig).values() if each.policy == policy]
     if len(trainers) != 1 or trainers[0].count != 1:
         raise ConfigError(
             f'member "{policy}" of the population has {sum(trainer.count for trainer in trainers)} trainers; '
@@ -381,13 +375,13 @@ def populate(
     Raises `ConfigError` for an experiment that is more than one policy, one trainer,
     actors and evaluations.
     """
-    trainers = [name for name, config in experiment.workers.items() if isinstance(config, TrainerConfig)]
-    others = [
-        name
-        for name, config in experiment.workers.items()
-        if not isinstance(config, (ActorConfig, TrainerConfig, Evaluation))
-    ]
-    if (len(experiment.policies), len(trainers), others, experiment.together) != (1, 1, [], ()):
+    trainers = experiment.groups(TrainerConfig)
+    known = {*trainers, *experiment.groups(ActorConfig), *experiment.groups(Evaluation)}
+    if (
+        (len(experiment.policies), len(trainers)) != (1, 1)
+        or experiment.together
+        or {*experiment.workers} - known
+    ):
         raise ConfigError(
             "populate takes an experiment of one policy, one trainer, actors and evaluations; write a larger "
             "population out by hand"

@@ -177,8 +177,8 @@ class EnvRing(ServiceOrder):
     def check(cls, context: Context, config: ActorConfig, environment: Environment) -> None:
         if environment.voids:
             raise ConfigError(
-                f"{type(config.environment).__name__}: steps of this environment may be lost, which only "
-                "a replay memory can bear; take ReplayActors and a replay memory, or the environment itself, "
+                f"{type(config.environment).__name__}: steps of this environment may be lost, which only a "
+                "replay memory can bear; take ReplayActors and a replay memory, or the environment itself, "
                 "whose faults end the run"
             )
 

@@ -21,8 +21,8 @@ def row_schema(context: Context, spec: PlayerSpec, spaces: Spaces, info: Schema)
         if name in own or name.startswith("state.") != (name in state):
             raise ConfigError(
                 f'policy "{spec.policy}" ({type(policy).__name__}): its '
-                f'{"state" if name in state else "answer"}() has a field "{name}"; names of a '
-                f'state, and no others, begin with "state.", and rows have {", ".join(own)} besides'
+                f'{"state" if name in state else "answer"}() has a field "{name}"; names of a state, and no '
+                f'others, begin with "state.", and rows have {", ".join(own)} besides'
             )
     return {**own, **answer, **state, **{f"info.{name}": field for name, field in info.items()}}
 
@@ -66,8 +66,7 @@ def limit_of_steps(spec: PlayerSpec, environment: Environment) -> int:
     if not environment.max_episode_steps and spec.writer().needs_limit:
         raise ConfigError(
             f'agent spec "{spec.match}": mode = "{spec.mode}" keeps the rows of an episode until it is over, '
-            "and no limit of its steps is known, so "
-            "that memory cannot be sized; set Actors.max_episode_steps, or the limit of the environment "
-            "where it has one"
+            "and no limit of its steps is known, so that memory cannot be sized; set "
+            "Actors.max_episode_steps, or the limit of the environment where it has one"
         )
     return environment.max_episode_steps

@@ -78,8 +78,8 @@ class TrainerConfig(WorkerConfig):
         if experiment.limits.steps is None and experiment.limits.updates is None:
             self.algorithm.check_endless()
         streams = experiment.sources(self.samples)
-        for config in experiment.workers.values():
-            for spec in config.agents if isinstance(config, ActorConfig) else ():
+        for actors in experiment.groups(ActorConfig).values():
+            for spec in actors.agents:
                 if not streams.isdisjoint(spec.streams):
                     self.algorithm.check_made([name for post in spec.post for name in post.fields()])
 
@@ -154,8 +154,7 @@ class Trainer(TrainerConfig):
         if self.max_policy_lag == 0 and self.batch_size is not None:
             raise ConfigError(
                 f"batch_size = {self.batch_size}, but max_policy_lag = 0 trains on one sample of each "
-                "producer per update, whatever they hold; leave "
-                "it out, or allow some lag"
+                "producer per update, whatever they hold; leave it out, or allow some lag"
             )
 
     @classmethod

@@ -42,8 +42,8 @@ def shared_folder() -> Path:
         where = f"TMPDIR = {given}" if given else "the temporary directory"
         raise ConfigError(
             f"no memory file can be made in {where}: {error.strerror or error}. Let the environment variable "
-            "TMPDIR name a folder in which there is "
-            "room and in which you may write, for the trainer and for the simulator alike"
+            "TMPDIR name a folder in which there is room and in which you may write, for the trainer and "
+            "for the simulator alike"
         ) from None
 
 

@@ -133,8 +133,8 @@ def read_group(layout: MemoryLayout, memory: Memory, start: int, limit: int) -> 
         if size > limit - place:
             raise ImageError(
                 f'the group at byte {start} cannot be read by layout {layout.name}: its "{field.name}" would '
-                f"be {size} bytes from byte {place} on, "
-                f"and the memory ends at {limit}. Do both sides use the same layout?"
+                f"be {size} bytes from byte {place} on, and the memory ends at {limit}. Do both sides use "
+                "the same layout?"
             )
         places[field.name] = place
         if field in layout.spec:
@@ -289,8 +289,8 @@ def layout_of(memory: Memory) -> str:
     starts = ", ".join(map(str, unpack(f"<{len(begin) // 4}i", begin)))
     raise ImageError(
         f"the memory is of none of the layouts {', '.join(LAYOUTS)}: it has {len(memory)} bytes and begins "
-        f"with {starts or 'nothing'}. Trainer and "
-        "simulator must know one layout, of versions of Tidemill that fit"
+        f"with {starts or 'nothing'}. Trainer and simulator must know one layout, of versions of Tidemill "
+        "that fit"
     )
 
 

@@ -156,9 +156,8 @@ def next_path(path: Path, changes: int, what: str) -> Path:
     if len(os.fsencode(path.name)) >= longest:
         raise SimulatorError(
             f"the shared memory cannot take {what}: each change makes its file's name a character longer, "
-            f"and after {changes} changes it has "
-            f"{longest}, all that the file system allows. Add fewer worlds, and send large side-channel data "
-            "first: room for them is made once"
+            f"and after {changes} changes it has {longest}, all that the file system allows. Add fewer "
+            "worlds, and send large side-channel data first: room for them is made once"
         )
     return path.with_name(path.name + "_")
 

@@ -97,8 +97,8 @@ class SimulatorEnvironment(EnvironmentConfig):
     def one_row(self) -> str:
         return (
             "say that this simulator never does so, if that is true, by same_step=False (--env-arg "
-            "same_step=false): its agents begin their next "
-            "episodes in a later exchange than the one that ends one"
+            "same_step=false): its agents begin their next episodes in a later exchange than the one that "
+            "ends one"
         )
 
     @classmethod

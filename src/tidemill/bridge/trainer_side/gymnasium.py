@@ -93,8 +93,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         if present[1:].any():
             raise EnvironmentFault(
                 f'group "{self.group}" has {np.count_nonzero(present)} agents at a time, and a Gymnasium '
-                "environment one; take SimulatorVectorEnv, "
-                "or the PettingZoo environment"
+                "environment one; take SimulatorVectorEnv, or the PettingZoo environment"
             )
 
     def close(self) -> None:
@@ -195,8 +194,8 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         if not present.all():
             raise EnvironmentFault(
                 f'group "{self.group}": agent {int(np.argmin(present))} asked for no action in this '
-                "exchange, and a vector environment needs one "
-                "of each; take the PettingZoo environment, or Tidemill's"
+                "exchange, and a vector environment needs one of each; take the PettingZoo environment, or "
+                "Tidemill's"
             )
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -165,8 +165,7 @@ class Crowd:
         if not same_step:
             raise EnvironmentFault(
                 f'group "{self.name}": {len(seats)} agents ended an episode and others took their seats in '
-                "one exchange, although same_step = False "
-                "says that this never happens; leave it out"
+                "one exchange, although same_step = False says that this never happens; leave it out"
             )
         for place, _, rows in self._rows_of(seats):
             tick = ticks[place.tick]
@@ -441,8 +440,8 @@ class SimulatorLanes(Environment):
             if known is None:
                 raise EnvironmentFault(
                     f'{lane.name}: group "{name}" appeared after the start, and streams of samples cannot '
-                    "change under way; "
-                    f"declare it: groups=({describe([(name, spec)])},), and give it an agent spec"
+                    f"change under way; declare it: groups=({describe([(name, spec)])},), and give it an "
+                    "agent spec"
                 )
             # layout 0.3.2 tells more, which is no part of a declaration
             if Group.of(name, known) != Group.of(name, spec):
@@ -510,8 +509,7 @@ def parameter(name: str, value: Any) -> float | Sampler:
         pass
     raise ConfigError(
         f'parameter "{name}" = {value!r} must be a number, or a sampler: {{"uniform": [low, high]}}, '
-        f'{{"gaussian": [mean, deviation]}} or '
-        '{"multi_range": [[low, high], …]}'
+        '{"gaussian": [mean, deviation]} or {"multi_range": [[low, high], …]}'
     )
 
 

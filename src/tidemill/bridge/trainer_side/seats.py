@@ -108,10 +108,9 @@ class Seats:
             alive = self.count - len(order)
             raise EnvironmentFault(
                 f'group "{self.name}" has {alive + len(strangers)} agents alive, and {self.count} seats: '
-                f"{alive} that have begun an episode and not "
-                "ended it hold a seat, also while they ask for no decision. End or interrupt the episode of "
-                "an agent that is removed, or "
-                f'give the group more seats: seats={{"{self.name}": {alive + len(strangers)}}}'
+                f"{alive} that have begun an episode and not ended it hold a seat, also while they ask for "
+                "no decision. End or interrupt the episode of an agent that is removed, or give the group "
+                f'more seats: seats={{"{self.name}": {alive + len(strangers)}}}'
             )
         strangers = strangers[ids[strangers].argsort()]
         seats[strangers] = order[: len(strangers)]

@@ -125,8 +125,8 @@ class _Block:
         row = int(np.argmin(np.isfinite(values).all(axis=1)))
         raise EnvironmentFault(
             f'group "{self._group.name}": {field} of agent {agent_id[row]} is not finite: '
-            f"{np.array2string(values[row], threshold=8)}. "
-            "Tidemill trains on finite numbers only; find where the simulator divides by zero or overflows"
+            f"{np.array2string(values[row], threshold=8)}. Tidemill trains on finite numbers only; find "
+            "where the simulator divides by zero or overflows"
         )
 
 

@@ -120,8 +120,7 @@ class Bridge:
     def _taken(self, who: str) -> ConfigError:
         return ConfigError(
             f"another simulator{who} has joined the trainer at {self._path}, and a trainer takes one; end "
-            "that one, or start a trainer of its own "
-            "for this one"
+            "that one, or start a trainer of its own for this one"
         )
 
     @property

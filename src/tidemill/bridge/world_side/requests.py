@@ -167,9 +167,8 @@ class WorldRequests:
             )
         return SchemaError(
             f"{full}: in layout 0 those that ask and those that end share it. Make the world with a larger "
-            "max_agents, and tell the trainer how many "
-            f'agents live at a time, seats={{"{self._name}": …}}; or choose layout 0.3.2 in the trainer, '
-            "where the two are counted apart"
+            f'max_agents, and tell the trainer how many agents live at a time, seats={{"{self._name}": …}}; '
+            "or choose layout 0.3.2 in the trainer, where the two are counted apart"
         )
 
     def clear(self) -> None:

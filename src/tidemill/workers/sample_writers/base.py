@@ -132,8 +132,8 @@ class Columns(SampleWriter):
         if self.position.max() + 1 + self._terms.same_step > self._kept:
             raise EnvironmentFault(
                 f'an episode of the agents "{self._terms.spec.match}" goes on beyond the limit of its steps '
-                "that the environment promised; "
-                "give it the limit that holds, or one that we keep (Actors.max_episode_steps)"
+                "that the environment promised; give it the limit that holds, or one that we keep "
+                "(Actors.max_episode_steps)"
             )
         return True
 
