@@ -14,5 +14,5 @@ LAUNCHERS = {
 def make_launcher(launch: str | type[Launcher]) -> Launcher:
     """Return the launcher that a user has chosen: by name, "module:NAME", "FILE.py:NAME",
     or as a class. Raises `TidemillError` for one that there is not, or not here."""
-    made = named_class(launch, Launcher, LAUNCHERS, "--launch")  # type: ignore[type-abstract]
+    made = named_class(launch, Launcher, LAUNCHERS, "--launch")
     return made()

@@ -28,10 +28,7 @@ Sinks = str | Sequence[str | type[MetricSink]]
 
 def find_sinks(chosen: Sinks) -> list[type[MetricSink]]:
     """Return the classes of the chosen sinks. Raises `ConfigError`."""
-    return [
-        named_class(sink, MetricSink, SINKS, "--log")  # type: ignore[type-abstract]
-        for sink in split(chosen)
-    ]
+    return [named_class(sink, MetricSink, SINKS, "--log") for sink in split(chosen)]
 
 
 def split(chosen: Sinks) -> list[str | type[MetricSink]]:
