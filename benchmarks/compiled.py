@@ -23,7 +23,7 @@ from tidemill import PPO, ActorCritic
 from tidemill.api.spaces import Box
 from tidemill.bench.reference import (
     Columns,
-    Network,
+    ReferenceNetwork,
     log_prob_entropy,
     loss_of,
     plain_of,
@@ -34,7 +34,7 @@ from tidemill.core.threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 
 
-def stepping(ppo: PPO, network: Network, backend: str) -> Callable[[Columns], None]:
+def stepping(ppo: PPO, network: ReferenceNetwork, backend: str) -> Callable[[Columns], None]:
     """Return a function that does one minibatch with torch's autograd, compiled by
     `backend` unless that is empty."""
 
@@ -63,7 +63,7 @@ def measure(
     ppo = PPO(minibatch_size=minibatch)
     encoder = ObservationEncoder(observation, "auto")
     rows = count * minibatch
-    network = Network(config, encoder, actions)
+    network = ReferenceNetwork(config, encoder, actions)
     images = torch.randint(0, 256, (rows, *observation.shape), dtype=torch.uint8)
     columns = {
         "input": images if encoder.images else torch.randn(rows, encoder.width),

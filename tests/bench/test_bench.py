@@ -46,7 +46,14 @@ from tidemill.bench.measure import (
     notes_of,
     run_of,
 )
-from tidemill.bench.reference import Network, log_prob_entropy, loss_of, parts_of, plain_of, torch_step
+from tidemill.bench.reference import (
+    ReferenceNetwork,
+    log_prob_entropy,
+    loss_of,
+    parts_of,
+    plain_of,
+    torch_step,
+)
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
@@ -109,7 +116,7 @@ def test_both_ways_of_the_reference_have_the_same_gradient(
     ppo = PPO(entropy_coefficient=0.3, value_coefficient=0.7, max_gradient_norm=None)
     encoder = ObservationEncoder(spaces.observation, "auto")
     outputs = spaces.action.n if isinstance(spaces.action, Discrete) else 1
-    network = Network(policy, encoder, outputs)
+    network = ReferenceNetwork(policy, encoder, outputs)
     network.log_std.data += 0.3
     part = {name: torch.randn(50) for name in ("advantage", "target")} | {
         "input": torch.randn(50, encoder.width)

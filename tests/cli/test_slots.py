@@ -88,7 +88,9 @@ def test_settings_that_are_gone_are_refused_with_what_replaced_them_and_read_in_
         "Actors has no setting min_healthy_slots any more: slots that fail rest and come back; a run ends "
         "when no step is stored for "
     )
-    assert told + "ReplayTrainer.max_no_progress_s" in refused(*dqn, "--set", "workers.actor.min_healthy_slots=3")
+    assert told + "ReplayTrainer.max_no_progress_s" in refused(
+        *dqn, "--set", "workers.actor.min_healthy_slots=3"
+    )
     with pytest.raises(ConfigError, match="^" + told):
         Actors(environment=Gymnasium(id="CartPole-v1"), min_healthy_slots=3)  # type: ignore[call-arg]
     experiment = with_slots(experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn"), 4)

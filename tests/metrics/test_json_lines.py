@@ -17,7 +17,7 @@ from tidemill.api.metric_sink import LoggedRun
 from tidemill.core.errors import RunError
 from tidemill.metrics import json_lines, record_pace
 from tidemill.metrics.json_lines import JSONLines, each_record, read_metrics
-from tidemill.metrics.record_pace import BURST, RATE, Pace
+from tidemill.metrics.record_pace import BURST, RATE, RecordPace
 from tidemill.metrics.tensorboard import TensorBoard
 from tidemill.metrics.writer import MetricsWriter
 
@@ -115,7 +115,7 @@ def test_records_of_updates_are_let_through_in_a_burst_and_then_one_a_second(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(record_pace.time, "monotonic", lambda: now)
-    pace = Pace()
+    pace = RecordPace()
     assert sum(pace.allows() for _ in range(5000)) == BURST  # those of a short run, however quick
     allowed = []
     for tick in range(3600 * 16):  # an hour, 16 asked for a second

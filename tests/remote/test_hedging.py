@@ -12,7 +12,7 @@ from tests.remote.served import Ledger, Script, applied, client, serving
 from tests.run.watching import wait_until
 
 from tidemill.core.errors import RemoteFault, RemoteTimeout
-from tidemill.remote.restraints import Budget, Pace
+from tidemill.remote.restraints import Budget, CallTimes
 from tidemill.remote.session import AsyncRemoteEnv, RemoteEnv
 
 FORMS = {"threads": RemoteEnv, "loop": AsyncRemoteEnv}
@@ -201,7 +201,7 @@ def test_a_call_under_way_twice_is_broken_off_at_once():
 
 
 def test_an_answer_is_late_after_twice_what_the_slowest_call_of_late_took():
-    pace = Pace()
+    pace = CallTimes()
     assert pace.late(30.0) == 15.0  # nothing is known yet
     pace.took(0.001)
     assert pace.late(30.0) == 1.0

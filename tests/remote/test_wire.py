@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.remote.wire import ENCODINGS, Result, Values, decode, encode, space_from_wire, space_to_wire
+from tidemill.remote.wire import ENCODINGS, StepResult, Values, decode, encode, space_from_wire, space_to_wire
 
 SPACES = [
     Box((4,), "float32"),
@@ -60,8 +60,8 @@ def test_spaces_and_values_come_back_as_they_were(space, value, content_type):
 
 @pytest.mark.parametrize("content_type", ENCODINGS)
 def test_a_reward_that_is_not_finite_is_not_taken_for_a_number(content_type):
-    sent = Result(session="s", episode=0, step=1, observation=0, reward=math.nan)
-    reward = decode(encode(sent, content_type), content_type, Result).reward
+    sent = StepResult(session="s", episode=0, step=1, observation=0, reward=math.nan)
+    reward = decode(encode(sent, content_type), content_type, StepResult).reward
     assert reward is None or math.isnan(reward)
 
 
@@ -126,4 +126,4 @@ def test_actions_that_do_not_fit_are_not_written():
 
 def test_a_body_is_never_taken_for_another():
     with pytest.raises(msgspec.DecodeError):
-        decode(b"<html>", "application/json", Result)
+        decode(b"<html>", "application/json", StepResult)

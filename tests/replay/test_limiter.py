@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.core.errors import ConfigError
-from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
+from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio
 
 RATIOS = [Fraction(1, 4), Fraction(1), Fraction(3, 2), Fraction(8)]
 
 
-def debt(counts: Counts, steps: int, ratio: Fraction) -> int:
+def debt(counts: LimiterCounts, steps: int, ratio: Fraction) -> int:
     return 0 if counts.waived is None else floor(max(0, steps - counts.waived) * ratio)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.replay.stream import ROWS, Stream, mark_of
 
-from tidemill.api.buffer import Counts
+from tidemill.api.buffer import SampleCounts
 from tidemill.core.errors import ConfigError
 from tidemill.replay.priority_queue import PriorityQueue
 
@@ -29,7 +29,7 @@ def test_the_newest_are_used_first() -> None:
     for mark in range(4):
         stream.send(mark)
     assert [stream.take() for _ in range(5)] == [[3], [2], [1], [0], None]
-    assert stream.buffer.counts == Counts()
+    assert stream.buffer.counts == SampleCounts()
 
 
 def test_most_uses_left_come_first_then_the_newest() -> None:
@@ -39,7 +39,7 @@ def test_most_uses_left_come_first_then_the_newest() -> None:
     assert stream.take() == [1]
     stream.send(3)
     assert [stream.take() for _ in range(8)] == [[3], [3], [2], [1], [3], [2], [1], None]
-    assert stream.buffer.counts == Counts(reused=6)
+    assert stream.buffer.counts == SampleCounts(reused=6)
 
 
 def test_fewest_uses_left_are_evicted_first_then_the_oldest() -> None:
@@ -51,7 +51,7 @@ def test_fewest_uses_left_are_evicted_first_then_the_oldest() -> None:
     assert stream.take() == [4]  # in the place of 2, the older of those
     stream.send(5)
     assert stream.take() == [5]  # in the place of 3
-    assert stream.buffer.counts == Counts(evicted=2)
+    assert stream.buffer.counts == SampleCounts(evicted=2)
     assert [stream.take() for _ in range(8)] == [[1], [5], [4], [1], [5], [4], [1], None]
 
 
@@ -70,11 +70,11 @@ def test_staleness_counts_at_each_use() -> None:
     stream = stream_of(4, reuses=3, slots=4, max_lag=2)
     stream.send(1, version=5), stream.send(2, version=4), stream.send(3, version=2)
     assert stream.take(5) == [2]  # 3 was too old when it came
-    assert stream.buffer.counts == Counts(dropped=1)
+    assert stream.buffer.counts == SampleCounts(dropped=1)
     assert stream.take(6) == [1]
     assert stream.take(7) == [1] and stream.take(7) == [1]  # 2 has become too old
     assert stream.take(7) is None
-    assert stream.buffer.counts == Counts(dropped=2, reused=2)
+    assert stream.buffer.counts == SampleCounts(dropped=2, reused=2)
 
 
 def test_a_sample_is_what_was_sent_whatever_its_size() -> None:

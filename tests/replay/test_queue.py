@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.replay.stream import ROWS, Stream
 
-from tidemill.api.buffer import Counts
+from tidemill.api.buffer import SampleCounts
 from tidemill.core.errors import ConfigError
 from tidemill.replay.queue import Queue
 
@@ -21,14 +21,14 @@ def test_samples_are_used_in_order_where_they_lie() -> None:
     assert not stream.send(3)  # both are held until they were used
     stream.buffer.release()
     assert stream.send(3) and stream.send(4) and stream.take() == [3, 4]
-    assert stream.buffer.counts == Counts()
+    assert stream.buffer.counts == SampleCounts()
 
 
 def test_a_batch_is_used_so_many_times_in_succession() -> None:
     stream = Stream(Queue(reuses=3))
     assert stream.send(1) and stream.send(2)
     assert [stream.take(version) for version in range(7)] == [[1], [1], [1], [2], [2], [2], None]
-    assert stream.buffer.counts == Counts(reused=4)
+    assert stream.buffer.counts == SampleCounts(reused=4)
 
 
 def test_slots_are_held_until_the_last_use() -> None:
@@ -46,7 +46,7 @@ def test_what_became_too_old_between_two_uses_is_dropped_and_its_place_filled() 
     assert stream.take(10) == [1, 2]
     stream.send(3, 10)
     assert stream.take(11) == [2, 3]  # 1 is 3 behind
-    assert stream.buffer.counts == Counts(dropped=1, reused=1)
+    assert stream.buffer.counts == SampleCounts(dropped=1, reused=1)
     assert stream.take(12) == [2, 3]
     assert stream.take(12) is None  # 2 is used up
     stream.send(4, 12)

@@ -38,7 +38,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import run_lifecycle as life
 from tidemill.run.folder import RunFolder
 from tidemill.run.live_view import make_view, picture
-from tidemill.run.resume_point import Past
+from tidemill.run.resume_point import ResumePoint
 from tidemill.training.train import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
@@ -256,7 +256,7 @@ def test_a_stage_that_a_checkpoints_own_update_has_begun_is_where_a_resumed_run_
     # it was told before anybody looked whether that ends
     assert read_metrics(tmp_path)[-1]["curriculum/stage"] == 1.0
     folder = RunFolder(tmp_path)
-    assert Past.of(folder, folder.experiment().experiment).progress.stage == 1
+    assert ResumePoint.of(folder, folder.experiment().experiment).progress.stage == 1
 
 
 def test_evaluation_is_in_the_last_stage(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
-from tidemill.run.resume_point import Past
+from tidemill.run.resume_point import ResumePoint
 from tidemill.store.query import Query
 from tidemill.training.train import Result, train
 from tidemill.workers.episode_info import LONGEST, MOST, SAID, Listener, pack, unpack
@@ -237,7 +237,7 @@ def test_evaluations_conditions_and_queries_know_infos_and_so_does_a_resumed_run
     assert versions and versions[0].means["evaluation/info/terms/forward"].mean == 1.5
     (spec,) = evaluate(tmp_path / "run", episodes=3, quiet=True).specs
     assert {f"info/{name}": value for name, value in spec.info.items()} == SAYS
-    again = Past.of(RunFolder(tmp_path / "run"), made).progress
+    again = ResumePoint.of(RunFolder(tmp_path / "run"), made).progress
     again.begin(made)
     assert again.reached is not None
     assert {

@@ -4,18 +4,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from tidemill.api.control import Statistics
+from tidemill.api.control import WorkerStatistics
 from tidemill.run.progress import Member, Progress, how_merged
 
 
-def beat(seconds: float, **shares: float) -> Statistics:
-    return Statistics(
+def beat(seconds: float, **shares: float) -> WorkerStatistics:
+    return WorkerStatistics(
         1, {}, {"seconds": seconds, **{f"share/{place}": share for place, share in shares.items()}}
     )
 
 
-def update(number: int) -> Statistics:
-    return Statistics(
+def update(number: int) -> WorkerStatistics:
+    return WorkerStatistics(
         1,
         {"step": 10.0 * number, "update": float(number), "dropped": 0.0},
         {"seconds": float(number)},
@@ -23,13 +23,13 @@ def update(number: int) -> Statistics:
     )
 
 
-def recorded(progress: Progress, members: dict[str, Member], *updates: Statistics) -> dict[str, float]:
+def recorded(progress: Progress, members: dict[str, Member], *updates: WorkerStatistics) -> dict[str, float]:
     for message in updates:
         progress.count_update("trainer-0", message, members)
     return progress.record(members)
 
 
-def told(number: int, **values: float) -> Statistics:
+def told(number: int, **values: float) -> WorkerStatistics:
     message = update(number)
     message.values.update({name.replace("__", "/"): value for name, value in values.items()})
     return message

@@ -31,7 +31,7 @@ from tidemill.run.folder import EPISODES, RunFolder
 from tidemill.run.live_view import _figures
 from tidemill.run.progress import Progress
 from tidemill.run.reached import read_kept
-from tidemill.run.resume_point import Past
+from tidemill.run.resume_point import ResumePoint
 from tidemill.run.run_lifecycle import _told_of_returns
 from tidemill.run.snapshot import Snapshot
 from tidemill.training.train import Result, resume, train
@@ -220,7 +220,7 @@ def test_the_last_episodes_are_known_after_a_resume(tmp_path: Path) -> None:
     ).folder
     before = RunFolder(folder).read("summary.json")
     assert before["episodes"] > 60
-    found = Past.of(RunFolder(folder), RunFolder(folder).experiment()[0]).progress
+    found = ResumePoint.of(RunFolder(folder), RunFolder(folder).experiment()[0]).progress
     found.begin(RunFolder(folder).experiment()[0])
     assert found.mean_return == before["mean_return"] and found.reached is not None and found.reached.full("")
     # CartPole pays 1 a step
@@ -259,7 +259,7 @@ def test_what_is_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> None:
         good.replace(b'"returns"', b'"retruns"'),
     ):
         (folder / EPISODES).write_bytes(bad)
-        progress = Past.of(RunFolder(folder), RunFolder(folder).experiment()[0]).progress
+        progress = ResumePoint.of(RunFolder(folder), RunFolder(folder).experiment()[0]).progress
         progress.begin(RunFolder(folder).experiment()[0])
         assert progress.mean_return is None and progress.updates == 20
 

@@ -30,7 +30,7 @@ from tidemill.core.schema import Arrays, Field
 from tidemill.envs.step_limit import StepLimit
 from tidemill.run.folder import RunFolder
 from tidemill.testing.scripted import reward_of
-from tidemill.trained.evaluate import Evaluation, Played, Player, _play, bootstrap, evaluate
+from tidemill.trained.evaluate import EvaluationResult, Played, Player, _play, bootstrap, evaluate
 
 
 class Ticker:
@@ -180,7 +180,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).folder
 
 
-def same(first: Evaluation, second: Evaluation) -> bool:
+def same(first: EvaluationResult, second: EvaluationResult) -> bool:
     return first.specs == second.specs
 
 

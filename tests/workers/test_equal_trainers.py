@@ -22,8 +22,8 @@ from tidemill.api.control import (
     Save,
     Start,
     State,
-    Statistics,
     Status,
+    WorkerStatistics,
     pack,
     unpack_up,
 )
@@ -141,8 +141,8 @@ class Group:
         self.told[i] += [unpack_up(m) for m in self.links[i].receive() or []]
         return self.told[i]
 
-    def updates(self, i: int) -> list[Statistics]:
-        return [m for m in self.heard(i) if isinstance(m, Statistics) and m.update]
+    def updates(self, i: int) -> list[WorkerStatistics]:
+        return [m for m in self.heard(i) if isinstance(m, WorkerStatistics) and m.update]
 
     def weights(self) -> list[float]:
         return [float(worker.learner.policy.parameters()["w"][0]) for worker in self.workers]

@@ -18,7 +18,7 @@ from tidemill.streams.samples import NullSampleProducer
 from tidemill.testing.scripted import reward_of
 from tidemill.workers.actor_config import Actors, AgentSpec
 from tidemill.workers.lockstep import LockstepColumns, check_lockstep, lockstep_writer
-from tidemill.workers.sample_writers.base import Terms
+from tidemill.workers.sample_writers.base import WriterTerms
 from tidemill.workers.trainer_config import Trainer
 
 STEPS = 4
@@ -255,7 +255,7 @@ def test_a_seat_that_was_never_there_has_fillers_alone() -> None:
     schema = {**ROW_FIELDS, "obs": Field((), "float32")}
     spec, samples = AgentSpec(sample_steps=STEPS, burn_in=1), NullSampleProducer()
     need = spec.writer().sizes(spec, 3, 0, True, 1)
-    terms = Terms(spec, schema, schema, 3, need, True, samples, lambda: None)
+    terms = WriterTerms(spec, schema, schema, 3, need, True, samples, lambda: None)
     terms.offer(schema)
     blocks = lockstep_writer(terms)
     assert isinstance(blocks, LockstepColumns)

@@ -12,7 +12,17 @@ from tests.workers.world import Known, KnownPolicy
 
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import Held
-from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, State, Statistics, Status, pack, unpack_up
+from tidemill.api.control import (
+    Adopt,
+    Facts,
+    Notice,
+    SampleFacts,
+    State,
+    Status,
+    WorkerStatistics,
+    pack,
+    unpack_up,
+)
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
@@ -152,8 +162,8 @@ class Bench:
         self.told += [unpack_up(m) for m in self.link.receive() or []]
         return self.told
 
-    def updates(self) -> list[Statistics]:
-        return [m for m in self.heard() if isinstance(m, Statistics) and m.update]
+    def updates(self) -> list[WorkerStatistics]:
+        return [m for m in self.heard() if isinstance(m, WorkerStatistics) and m.update]
 
     def published(self) -> tuple[int, float]:
         assert self.reader.attach()

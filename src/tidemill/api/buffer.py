@@ -44,7 +44,7 @@ from tidemill.core.memory import Need
 
 
 @dataclass
-class Counts:
+class SampleCounts:
     """Samples that a buffer did not simply hand on once, since the trainer last took the
     counts away.
 
@@ -126,7 +126,7 @@ class Buffer(ABC):
 
     def __init__(self, source: SampleConsumer, demand: Demand) -> None:
         self._source, self._demand = source, demand
-        self.counts = Counts()
+        self.counts = SampleCounts()
         """The trainer puts new ones in their place when it has read them."""
         self.least = 0
         """Samples whose oldest trained row is of a version before this one are dropped,

@@ -2,7 +2,7 @@
 else is understood.
 
 Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`,
-`Statistics`, `Episodes`, `Measured`, `Tallied`, `Relay`, `Notice`.
+`WorkerStatistics`, `Episodes`, `Measured`, `Tallied`, `Relay`, `Notice`.
 """
 
 import enum
@@ -114,7 +114,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     waited: float = 0.0
 
 
-class Statistics(msgspec.Struct, frozen=True, tag=True):
+class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     """Numbers of the worker: `values` by metric name; `time` holds what depends on the
     clock (rates, shares by place of `Clock`), so that the rest is equal in equal runs.
     `polls` is the progress counter of the poll loop, the heartbeat. A trainer sends one
@@ -177,7 +177,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt
-Up = Status | Statistics | Episodes | Measured | Tallied | Relay | Saving | Notice
+Up = Status | WorkerStatistics | Episodes | Measured | Tallied | Relay | Saving | Notice
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

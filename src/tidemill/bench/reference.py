@@ -140,7 +140,7 @@ def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
 # ---- infer and train -------------------------------------------------------------------
 
 
-class Network(nn.Module):
+class ReferenceNetwork(nn.Module):
     """Actor and critic: two MLPs, one with the outputs of both, or Mnih et al.'s
     convolutions (channels last) under two heads."""
 
@@ -206,7 +206,7 @@ def log_prob_entropy(head: Tensor, log_std: Tensor, action: Tensor) -> tuple[Ten
     return log_prob, (constant + 0.5 * head.shape[-1]).expand(len(head))
 
 
-def infer_part(network: Network, observation: Tensor, discrete: bool) -> Callable[[], int]:
+def infer_part(network: ReferenceNetwork, observation: Tensor, discrete: bool) -> Callable[[], int]:
     """Return a function that answers `observation` once, in torch."""
 
     @torch.inference_mode()
@@ -310,7 +310,7 @@ def network_parts(
     if len(encoder.images) + bool(encoder.width) != 1 or (encoder.images and config.towers(encoder) > 1):
         return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     discrete = isinstance(spaces.action, Discrete)
-    network = Network(
+    network = ReferenceNetwork(
         config,
         encoder,
         spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)),
@@ -356,7 +356,7 @@ def network_parts(
     return kind, {"infer torch": infer, "infer numpy": infer_numpy, **trains}
 
 
-def plain_of(network: Network, config: ActorCritic, ppo: PPO) -> PlainMLPs:
+def plain_of(network: ReferenceNetwork, config: ActorCritic, ppo: PPO) -> PlainMLPs:
     """Return the same MLPs in numpy, with weights of their own."""
     given = [weight.detach().numpy() for weight in network.parameters()]
     return PlainMLPs([weight.T if weight.ndim == 2 else weight for weight in given], config, ppo)

@@ -23,7 +23,7 @@ class Raised:
         self.error = error
 
 
-class Crew:
+class LaneThreads:
     """Lane i is stepped by thread ``i % threads``, always the same one, so that an
     environment may keep what belongs to a thread.
 

@@ -21,7 +21,7 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, load_attribute, name_of_code
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
-from tidemill.envs.lane_threads import Crew, Raised
+from tidemill.envs.lane_threads import LaneThreads, Raised
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, fps_of, outside, pictures
 from tidemill.envs.sharing import Sharing
@@ -161,7 +161,7 @@ class LaneLoop(Environment):
         name: str,
         seed: int,
         threads: int = 0,
-        crew: "Crew | Tasks | None" = None,
+        crew: "LaneThreads | Tasks | None" = None,
         limit: int = 0,
     ) -> None:
         """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps
@@ -197,7 +197,7 @@ class LaneLoop(Environment):
         self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
         self._results: list[Result] = []
         self._given: list[Any] = []
-        self._crew = crew or (Crew(name, self.lanes, threads) if threads else None)
+        self._crew = crew or (LaneThreads(name, self.lanes, threads) if threads else None)
         self._resets: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
         self._pending = False  # with a crew: sent and not yet received
         # newest observation of each lane: what an idle one shows

@@ -18,7 +18,7 @@ MOST = 16  # at a time: engines that start want cores
 LONGEST = 600.0  # seconds for one; at a run's start the controller's deadline comes before
 
 
-class Making:
+class EnvironmentMaker:
     """A thread that makes an environment. First it closes the one that was `lost`, and
     waits `pause` seconds (nothing is made once `closed` is set). `wake` is called from it
     in the end. It lives on as long as what it made, since an engine may be told to end
@@ -131,10 +131,10 @@ def make_all(make: Callable[[int], Environment], numbers: Iterable[int]) -> Iter
     if not slow:
         yield from map(make, left)
         return
-    making: deque[Making] = deque()
+    making: deque[EnvironmentMaker] = deque()
     try:
         while True:
-            making += (Making(partial(make, number)) for number in islice(left, MOST - len(making)))
+            making += (EnvironmentMaker(partial(make, number)) for number in islice(left, MOST - len(making)))
             if not making:
                 return
             made = making[0].take()  # one that nobody waits for any longer is given up, too

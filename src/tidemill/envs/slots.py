@@ -25,7 +25,7 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import Told
-from tidemill.envs.parallel_build import Making
+from tidemill.envs.parallel_build import EnvironmentMaker
 from tidemill.envs.wrapper import Wrapper
 
 
@@ -149,7 +149,7 @@ class SlotEnvironment(Wrapper):
         self._answered = self._void = False
         self._since = self._began_at = 0.0
         self._lost: list[Environment] = []  # that may not be closed yet
-        self._mending: Making | None = None
+        self._mending: EnvironmentMaker | None = None
         self._closed = threading.Event()
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
@@ -308,7 +308,9 @@ class SlotEnvironment(Wrapper):
         )
         pause = min(middle * self._chance.uniform(0.5, 1.5), config.max_backoff_s)
         self._made += 1
-        self._mending = Making(partial(self._remake, self._made), self._wake, lost, pause, self._closed)
+        self._mending = EnvironmentMaker(
+            partial(self._remake, self._made), self._wake, lost, pause, self._closed
+        )
         if self._reset[0]:
             self._mend()
         else:

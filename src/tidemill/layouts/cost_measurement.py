@@ -36,7 +36,7 @@ PRECISE, LEAST = 0.02, 0.25
 # ---- processes -------------------------------------------------------------------------
 
 
-class Order(msgspec.Struct):
+class MeasurementOrder(msgspec.Struct):
     """What a process is to measure. `agents` is for one that measures policies and
     learner alone; `runner` is the process that it ends with, `path` where that looks for
     modules."""
@@ -58,7 +58,9 @@ def order_of(
     experiment: Experiment, source: Path | str | None, agents: list[AgentInfo] | None = None
 ) -> bytes:
     """Return what a process that `start` has started is told first."""
-    order = Order(encode(experiment), str(source) if source else None, os.getpid(), own_path(), agents)
+    order = MeasurementOrder(
+        encode(experiment), str(source) if source else None, os.getpid(), own_path(), agents
+    )
     content = msgspec.msgpack.encode(order)
     return len(content).to_bytes(4, "little") + content
 
@@ -77,7 +79,7 @@ def start(module: str, errors: int | IO[str], own_session: bool = True) -> "subp
     )
 
 
-def obey() -> tuple[Order, TextIO]:
+def obey() -> tuple[MeasurementOrder, TextIO]:
     """Make this process one that measures as workers work, and return what it is told and
     where its answers go: what an environment prints is no answer."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -85,7 +87,7 @@ def obey() -> tuple[Order, TextIO]:
     limit_threads(1)
     keep_freed()
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=Order)
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=MeasurementOrder)
     Thread(target=_end_with, args=(order.runner,), daemon=True).start()
     begin_to_work()
     travel(order.path)

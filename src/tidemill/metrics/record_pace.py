@@ -8,7 +8,7 @@ BURST = 1000
 RATE = 1.0  # of them a second in the long run: one has 1 to 2 KB
 
 
-class Pace:
+class RecordPace:
     """Lets `BURST` records through, and `RATE` a second from then on: a credit for each
     that comes back with time."""
 

@@ -18,7 +18,7 @@ from tidemill.nets.cells import check_stretches
 from tidemill.nets.masks import forbid
 from tidemill.nets.mlp import Floats, Layer, Towers
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.trainable import Evaluation, LibraryName, Network, nothing
+from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 from tidemill.nets.weights import ActorCriticShape, views
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class NumpyActorCritic(Network):
             out[f"state.{part}"][:n] = array
         return given
 
-    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> ActionEvaluation:
         self.forward_count += 1
         weights, self._forbidden = self.weights, inputs.get("forbidden")
         self._last = last = self._training.forward(inputs["features"])
@@ -104,7 +104,9 @@ class NumpyActorCritic(Network):
             forbid(head, self._forbidden)
         value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (n,)))
         value += weights["critic.bias"]
-        return Evaluation(*self._distribution.forward(head, weights["log_std"], action["action"]), value)
+        return ActionEvaluation(
+            *self._distribution.forward(head, weights["log_std"], action["action"]), value
+        )
 
     def _unroll(self, last: Floats, inputs: Mapping[str, Any]) -> Floats:
         """Run the cell through whole stretches; return what it gives in the rows that are
@@ -152,7 +154,7 @@ class NumpyActorCritic(Network):
         of_given[:, self._rows] = of_last
         return self._training_cell.backward(of_given, gradient, bool(self._layers))
 
-    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
+    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> ActionEvaluation:
         from tidemill.nets.torch_gradients import evaluate
 
         return evaluate(self, self.trainable_parameters()[0], inputs, action)

@@ -16,7 +16,7 @@ from tidemill.nets.mlp import Floats
 from tidemill.nets.torch_backend import TorchBackend
 from tidemill.nets.torch_device import Mirror, convolution_type
 from tidemill.nets.torch_gradients import bind, leaf
-from tidemill.nets.trainable import Evaluation
+from tidemill.nets.trainable import ActionEvaluation
 from tidemill.nets.weights import CONVOLUTIONS, ActorCriticShape, views
 
 State = list[Tensor]
@@ -106,7 +106,7 @@ class TorchActorCritic(TorchBackend):
             head = head.masked_fill(forbidden, FORBIDDEN)
         return head, torch.addmv(weights["critic.bias"], critic, weights["critic.weight"])
 
-    def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> Evaluation:
+    def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> ActionEvaluation:
         if self.recurrent:
             check_stretches(inputs)
         return super().evaluate(inputs, action)

@@ -16,7 +16,7 @@ from tidemill.nets.device_acting import DeviceActing
 from tidemill.nets.distributions import Distribution
 from tidemill.nets.torch_device import tensors
 from tidemill.nets.torch_gradients import bind, weighed
-from tidemill.nets.trainable import Evaluation, LibraryName, Network, nothing
+from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 
 
 class TorchBackend(Network):
@@ -34,7 +34,7 @@ class TorchBackend(Network):
         self.distribution, self.device = distribution, torch.device(device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._bound: Tensor | None = None  # where `backward` wrote last
-        self._kept: Evaluation | None = None
+        self._kept: ActionEvaluation | None = None
         self._acting: DeviceActing | None = None
 
     @abstractmethod
@@ -82,16 +82,16 @@ class TorchBackend(Network):
         )
         return nothing
 
-    def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> Evaluation:
+    def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> ActionEvaluation:
         """See `TrainablePolicy.evaluate`."""
         head, value = self.heads(inputs)
         log_prob, entropy = self.distribution.evaluate(head, self.log_std(), action["action"])
-        return Evaluation(log_prob, entropy, value)
+        return ActionEvaluation(log_prob, entropy, value)
 
-    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> ActionEvaluation:
         """See `Network.forward`."""
         self._kept = self.evaluate(dict(inputs), dict(action))
-        return Evaluation(*(tensor.detach() for tensor in self._kept))
+        return ActionEvaluation(*(tensor.detach() for tensor in self._kept))
 
     def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
         """See `Network.backward`."""

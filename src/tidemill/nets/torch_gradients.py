@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tidemill.nets.trainable import Evaluation, Network
+from tidemill.nets.trainable import ActionEvaluation, Network
 
 
 def leaf(weights: Tensor) -> Tensor:
@@ -37,13 +37,13 @@ def weighed(tensor: Tensor, factor: Tensor) -> Tensor:
 
 def evaluate(
     network: Network, weights: Tensor, inputs: dict[str, Tensor], action: dict[str, Tensor]
-) -> Evaluation:
+) -> ActionEvaluation:
     """Return the evaluation by a network whose library is numpy, with gradients for
     `weights`, its `trainable_parameters`."""
     arrays = [
         {name: tensor.detach().numpy() for name, tensor in tensors.items()} for tensors in (inputs, action)
     ]
-    return Evaluation(*_Evaluate.apply(network, *arrays, weights))  # type: ignore[no-untyped-call]
+    return ActionEvaluation(*_Evaluate.apply(network, *arrays, weights))  # type: ignore[no-untyped-call]
 
 
 class _Evaluate(torch.autograd.Function):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LibraryName = Literal["numpy", "torch"]
 
 
-class Evaluation(NamedTuple):
+class ActionEvaluation(NamedTuple):
     """What a policy thinks of n rows: tensors with gradients from `evaluate`, plain
     arrays of the network's library from `forward`."""
 
@@ -66,11 +66,11 @@ class Network(ABC):
         self, inputs: Arrays, deterministic: bool | Array, rng: Generator, scale: np.float32, out: Arrays
     ) -> Callable[[], None]:
         """Begin to answer n ≥ 1 rows by what `rng` draws; what is returned ends it, as of
-        `Policy.begin`. Actions, their ``log_prob``, values times `scale` and the
-        next state are written into ``out[name][:n]``."""
+        `Policy.begin`. Actions, their ``log_prob``, values times `scale` and the next
+        state are written into ``out[name][:n]``."""
 
     @abstractmethod
-    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Evaluation:
+    def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> ActionEvaluation:
         """Return what `evaluate` returns, as plain arrays that the next `forward` may
         rewrite. What `backward` needs is kept."""
 
@@ -84,7 +84,7 @@ class Network(ABC):
         takes time."""
 
     @abstractmethod
-    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
+    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> ActionEvaluation:
         """See `TrainablePolicy.evaluate`."""
 
     @abstractmethod
@@ -135,8 +135,8 @@ class TrainablePolicy(Policy):
         network.forward(inputs[minibatch], action[minibatch]) → derivatives of the loss
         network.backward(of_log_prob, of_entropy, of_value, gradient)
 
-    Between equal trainers ``moments`` are summed before ``fold_moments``, in place of
-    ``fold``.
+    Between equal trainers
+    ``moments`` are summed before ``fold_moments``, in place of ``fold``.
 
     A policy that remembers (`recurrent`) is evaluated on m stretches of L rows, of which
     k are asked for. Its inputs are those of all L·m rows, time first (row t of stretch i
@@ -203,7 +203,7 @@ class TrainablePolicy(Policy):
         if self.mask is not None:
             self.mask.check(observation)
 
-    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> Evaluation:
+    def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> ActionEvaluation:
         """Return the evaluation of n rows: `inputs` as `prepare` made them, `action` by
         leaf name as stored in rows."""
         return self.network.evaluate(inputs, action)
@@ -215,9 +215,9 @@ class TrainablePolicy(Policy):
         return self.network.trainable_parameters()
 
     def parameters(self) -> Arrays:
-        """Return the weights and the statistics ``returns.*`` (float64), and
-        ``observation.*`` where observations are normalised. From a GPU they are copied;
-        the next call rewrites them."""
+        """Return the weights and the statistics
+        ``returns.*`` (float64), and ``observation.*`` where observations are normalised.
+        From a GPU they are copied; the next call rewrites them."""
         self.network.pull()
         return self._named()
 
@@ -242,8 +242,8 @@ class TrainablePolicy(Policy):
 
     @property
     def value_scale(self) -> float:
-        """What `Evaluation.value` is multiplied by to give reward units: the running
-        deviation of the λ-returns."""
+        """What `ActionEvaluation.value` is multiplied by to give reward units: the
+        running deviation of the λ-returns."""
         return float(self._scale)
 
     def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """When a call is sent, sent again, or given up: without any input or output, so that both
 forms of the client do the same.
 
-A plan is a generator: it yields what is to be done (`Send`, `Pause`, `HANG_UP`), is sent
+A plan is a generator: it yields what is to be done (`Send`, `Sleep`, `HANG_UP`), is sent
 what came of it, and returns the call's result or raises a `RemoteFault`. What a plan may
 do is bounded by the call's total deadline, by the host's retry budget, and by its
 breaker.
@@ -32,7 +32,7 @@ from tidemill.core.errors import (
     SessionLost,
 )
 from tidemill.envs.space_io import brief
-from tidemill.remote.restraints import Breaker, Budget, Pace
+from tidemill.remote.restraints import Breaker, Budget, CallTimes
 from tidemill.remote.wire import ENCODINGS, Problem, decode, misread
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before the first retry, and before any
@@ -59,7 +59,7 @@ class Send(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pause:
+class Sleep:
     """Wait so long."""
 
     seconds: float
@@ -73,7 +73,7 @@ class HangUp:
 HANG_UP = HangUp()
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """A whole answer, `seconds` after its request was sent."""
 
     status: int
@@ -100,19 +100,19 @@ class Lost(NamedTuple):
 
     @property
     def settles(self) -> bool:
-        """False, see `Answer`."""
+        """False, see `HttpAnswer`."""
         return False
 
 
-Plan = Generator[Send | Pause | HangUp, Answer | Lost | None, T]
+Plan = Generator[Send | Sleep | HangUp, HttpAnswer | Lost | None, T]
 
 
 @dataclass(frozen=True)
-class Terms:
+class CallTerms:
     """How calls to one host are made.
 
     deadline: seconds for a call, with all its retries and pauses
-    attempt: seconds after which an answer is late; None: as the call's `Pace` says
+    attempt: seconds after which an answer is late; None: as the call's `CallTimes` says
     """
 
     url: str
@@ -123,12 +123,12 @@ class Terms:
 
 
 def call(
-    terms: Terms,
+    terms: CallTerms,
     what: str,
     request: Send,
     kind: Callable[..., T],
     again: Again,
-    pace: Pace,
+    pace: CallTimes,
     stale: Callable[[T], str | None] = lambda _: None,
     applied: Callable[[Problem], bool] = lambda _: False,
 ) -> Plan[T]:
@@ -161,7 +161,7 @@ def call(
                 "enough (tidemill doctor env URL), or raise deadline"
             )
         if (seconds := terms.breaker.wait()) > 0:
-            yield Pause(min(seconds, left))
+            yield Sleep(min(seconds, left))
             continue
         told, tries = False, tries + 1
         late = (terms.attempt or pace.late(terms.deadline)) if again == "late" else math.inf
@@ -174,7 +174,7 @@ def call(
             if not told:
                 terms.breaker.gave_up()
         pause, cost = 0.0, 1
-        if isinstance(said, Answer) and said.status == 200:
+        if isinstance(said, HttpAnswer) and said.status == 200:
             terms.breaker.succeeded()
             pace.took(said.seconds)
             try:
@@ -190,7 +190,7 @@ def call(
                 return result
             yield HANG_UP
             doubt, why = True, reason
-        elif isinstance(said, Answer):
+        elif isinstance(said, HttpAnswer):
             why = _refused(terms, where, said, applied)
             problem = _problem(said)
             pause = said.retry_after
@@ -225,10 +225,10 @@ def call(
                 "budget is used up; see what the server says, or raise retries"
             )
         pause = max(pause, random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 20))))
-        yield Pause(max(0.0, min(pause, until - awake())))
+        yield Sleep(max(0.0, min(pause, until - awake())))
 
 
-def _problem(said: Answer) -> Problem | None:
+def _problem(said: HttpAnswer) -> Problem | None:
     """What a server of the protocol tells; None where something else answered."""
     with suppress(msgspec.DecodeError, RecursionError):
         problem: Problem = decode(said.body, said.content_type, Problem)
@@ -236,7 +236,7 @@ def _problem(said: Answer) -> Problem | None:
     return None
 
 
-def _refused(terms: Terms, where: str, said: Answer, applied: Callable[[Problem], bool]) -> str:
+def _refused(terms: CallTerms, where: str, said: HttpAnswer, applied: Callable[[Problem], bool]) -> str:
     """Return why a refusal is worth another try, and raise otherwise."""
     problem = _problem(said)
     why = (
@@ -274,7 +274,7 @@ def _refused(terms: Terms, where: str, said: Answer, applied: Callable[[Problem]
     raise RemoteFault(f"{where}: answered {why}; {cure}")
 
 
-def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, seconds: float) -> Answer:
+def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, seconds: float) -> HttpAnswer:
     """Return an answer with what its headers say."""
     found = {name.lower(): value.decode("latin1") for name, value in headers}
     content_type = found.get(b"content-type", "").partition(";")[0].strip().lower()
@@ -282,7 +282,7 @@ def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, seconds
         retry_after = min(3600.0, max(0.0, float(found.get(b"retry-after", "0"))))
     except ValueError:  # a date
         retry_after = 0.0
-    return Answer(
+    return HttpAnswer(
         status, content_type if content_type in ENCODINGS else "application/json", retry_after, body, seconds
     )
 
@@ -290,7 +290,7 @@ def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, seconds
 class Blocking(Protocol):
     """What carries out a plan, blocking."""
 
-    def send(self, wanted: Send) -> Answer | Lost:
+    def send(self, wanted: Send) -> HttpAnswer | Lost:
         """Send a request and return what came of it."""
 
     def pause(self, seconds: float) -> None:
@@ -303,7 +303,7 @@ class Blocking(Protocol):
 class Awaited(Protocol):
     """The same on an event loop."""
 
-    async def send(self, wanted: Send) -> Answer | Lost:
+    async def send(self, wanted: Send) -> HttpAnswer | Lost:
         """Send a request and return what came of it."""
 
     async def hang_up(self) -> None:
@@ -312,14 +312,14 @@ class Awaited(Protocol):
 
 def drive(plan: Plan[T], connection: Blocking) -> T:
     """Carry out a plan, blocking."""
-    said: Answer | Lost | None = None
+    said: HttpAnswer | Lost | None = None
     try:
         while True:
             wanted = plan.send(said)
             said = None
             if isinstance(wanted, Send):
                 said = connection.send(wanted)
-            elif isinstance(wanted, Pause):
+            elif isinstance(wanted, Sleep):
                 connection.pause(wanted.seconds)
             else:
                 connection.hang_up()
@@ -332,14 +332,14 @@ def drive(plan: Plan[T], connection: Blocking) -> T:
 
 async def drive_async(plan: Plan[T], connection: Awaited) -> T:
     """Carry out a plan on an event loop."""
-    said: Answer | Lost | None = None
+    said: HttpAnswer | Lost | None = None
     try:
         while True:
             wanted = plan.send(said)
             said = None
             if isinstance(wanted, Send):
                 said = await connection.send(wanted)
-            elif isinstance(wanted, Pause):
+            elif isinstance(wanted, Sleep):
                 await asyncio.sleep(wanted.seconds)
             else:
                 await connection.hang_up()

@@ -20,7 +20,7 @@ import httpcore
 
 from tidemill.core.clock import awake
 from tidemill.core.errors import RemoteFault
-from tidemill.remote.calls import Answer, Lost, Send, answer
+from tidemill.remote.calls import HttpAnswer, Lost, Send, answer
 from tidemill.remote.wire import LARGEST
 
 
@@ -118,7 +118,7 @@ class Connection:
         self._connection: httpcore.HTTP11Connection | None = None
         self._interrupted = threading.Event()
 
-    def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> Answer | Lost:
+    def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> HttpAnswer | Lost:
         """Send a request and return what came of it. Call `at_late` when it is late.
         Raises `RemoteFault` when it was interrupted."""
         since = awake()
@@ -296,7 +296,7 @@ class AsyncConnection:
         self._at_late: Callable[[], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
-    async def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> Answer | Lost:
+    async def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> HttpAnswer | Lost:
         """Send a request and return what came of it. Call `at_late` when it is late."""
         loop = asyncio.get_running_loop()
         since = loop.time()

@@ -13,9 +13,9 @@ import msgspec
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, RemoteFault
-from tidemill.remote.calls import Answer, Lost, Plan, Send, Terms, call
+from tidemill.remote.calls import CallTerms, HttpAnswer, Lost, Plan, Send, call
 from tidemill.remote.connections import Address, Connection
-from tidemill.remote.restraints import Breaker, Budget, Pace
+from tidemill.remote.restraints import Breaker, Budget, CallTimes
 from tidemill.remote.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
 START_SECONDS = 10.0  # for a server that is starting to say what it is, at the start
@@ -61,8 +61,8 @@ class Host:
         """Ask the server for its description."""
         self.url, self.settings = settings.url, settings
         self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
-        self.terms = Terms(settings.url, settings.deadline, settings.attempt, self.breaker, self.budget)
-        self.paces = {kind: Pace() for kind in ("environment", "reset", "step")}
+        self.terms = CallTerms(settings.url, settings.deadline, settings.attempt, self.breaker, self.budget)
+        self.paces = {kind: CallTimes() for kind in ("environment", "reset", "step")}
         self.known = _known.setdefault(settings, Known())
         self.unanswered = 0
         """How many sessions in a row were told to be over, and no answer came in time."""
@@ -186,7 +186,7 @@ class Host:
                 # at once.
                 busy = (
                     said.status in (429, 502, 503, 504)
-                    if isinstance(said, Answer)
+                    if isinstance(said, HttpAnswer)
                     else said.sent or self.known.answered
                 )
                 if not busy or monotonic() > until:
@@ -210,7 +210,7 @@ class Host:
         return described
 
 
-def _read_description(url: str, said: Answer) -> Description:
+def _read_description(url: str, said: HttpAnswer) -> Description:
     if said.status in (401, 403):
         raise ConfigError(
             f'url = "{url}": the server wants another token ({said.status}); set token, or TIDEMILL_TOKEN, '

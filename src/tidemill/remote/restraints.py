@@ -92,7 +92,7 @@ class Budget:
             return True
 
 
-class Pace:
+class CallTimes:
     """How long calls of one kind take, and so when an answer is late. Used by many
     threads: what one of them loses the next tells again."""
 

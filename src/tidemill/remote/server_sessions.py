@@ -19,14 +19,14 @@ from tidemill.envs.spaces import from_gymnasium
 from tidemill.remote.wire import (
     PROTOCOL,
     VERSION,
-    Counts,
     Description,
-    Kept,
+    KeptSessions,
     Problem,
     ResetCall,
-    Result,
+    ServerCounts,
     SessionsCall,
     StepCall,
+    StepResult,
     Values,
     space_to_wire,
 )
@@ -70,7 +70,7 @@ class _Session:
         self.env: Any = None
         self.episode, self.step = -1, 0
         self.over = self.closed = False
-        self.reply: Result | None = None
+        self.reply: StepResult | None = None
         self.raised: Refused | None = None  # what its environment raised, and with that its end
         self.used = time.monotonic()
 
@@ -139,7 +139,7 @@ class Sessions:
         self._actions = Values(self.spaces.action, "action")
         self._lock = threading.Lock()
         self._open: dict[str, _Session] = {}
-        self._counts = Counts(sessions=0, opened=0, resets=0, applied=0, repeated=0, refused=0)
+        self._counts = ServerCounts(sessions=0, opened=0, resets=0, applied=0, repeated=0, refused=0)
         self.instance = secrets.token_hex(8)
 
     def describe(self, max_body_bytes: int) -> Description:
@@ -159,18 +159,20 @@ class Sessions:
             encodings=("json", "msgpack"),
         )
 
-    def counts(self) -> Counts:
+    def counts(self) -> ServerCounts:
         """Return how often what was done so far."""
         with self._lock:
             self._counts.sessions = len(self._open)
-            return Counts(**{name: getattr(self._counts, name) for name in Counts.__struct_fields__})
+            return ServerCounts(
+                **{name: getattr(self._counts, name) for name in ServerCounts.__struct_fields__}
+            )
 
     def count_refused(self) -> None:
         """One more call that was not done."""
         with self._lock:
             self._counts.refused += 1
 
-    def reset(self, call: ResetCall, caller: Caller) -> Result:
+    def reset(self, call: ResetCall, caller: Caller) -> StepResult:
         """Begin an episode; episode 0 opens the session. Raises `Refused`."""
         with self._taken(call.session, caller, opens=call.episode == 0) as session:
             if call.episode == session.episode and session.step == 0 and session.reply is not None:
@@ -189,7 +191,7 @@ class Sessions:
             session.episode, session.step, session.over = call.episode, 0, False
             return self._reply(call.session, session, observation, info, "resets")
 
-    def step(self, call: StepCall, caller: Caller) -> Result:
+    def step(self, call: StepCall, caller: Caller) -> StepResult:
         """Apply a step, once. Raises `Refused`."""
         with self._taken(call.session, caller, opens=False) as session:
             if (
@@ -225,17 +227,17 @@ class Sessions:
                 call.session, session, observation, info, "applied", reward, terminated, truncated
             )
 
-    def close(self, call: SessionsCall, caller: Caller) -> Kept:
+    def close(self, call: SessionsCall, caller: Caller) -> KeptSessions:
         """End sessions. Raises `Refused` when one is busy for too long."""
-        return Kept(sessions=tuple(name for name in call.sessions if self._end(name)))
+        return KeptSessions(sessions=tuple(name for name in call.sessions if self._end(name)))
 
-    def keep(self, call: SessionsCall, caller: Caller) -> Kept:
+    def keep(self, call: SessionsCall, caller: Caller) -> KeptSessions:
         """Keep sessions from being closed as idle, and have them be this caller's."""
         with self._lock:
             here = tuple(name for name in call.sessions if name in self._open)
             for name in here:
                 self._open[name].named(caller)
-        return Kept(sessions=here)
+        return KeptSessions(sessions=here)
 
     def close_idle(self) -> None:
         """End sessions that were not heard of for `idle_seconds`."""
@@ -343,10 +345,10 @@ class Sessions:
         reward: float = 0.0,
         terminated: bool = False,
         truncated: bool = False,
-    ) -> Result:
+    ) -> StepResult:
         with self._lock:
             setattr(self._counts, what, getattr(self._counts, what) + 1)
-        session.reply = Result(
+        session.reply = StepResult(
             session=name,
             episode=session.episode,
             step=session.step,
@@ -358,7 +360,7 @@ class Sessions:
         )
         return session.reply
 
-    def _again(self, reply: Result) -> Result:
+    def _again(self, reply: StepResult) -> StepResult:
         with self._lock:
             self._counts.repeated += 1
         return reply

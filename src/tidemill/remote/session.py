@@ -10,7 +10,7 @@ from msgspec import UNSET
 from tidemill.core.errors import EnvironmentFault, ProtocolFault, RemoteFault
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.spaces import to_gymnasium
-from tidemill.remote.calls import Again, Answer, Lost, Plan, Send, call, drive, drive_async
+from tidemill.remote.calls import Again, HttpAnswer, Lost, Plan, Send, call, drive, drive_async
 from tidemill.remote.hedging import AsyncHedged, Hedged
 from tidemill.remote.host import UNANSWERED, Host
 from tidemill.remote.wire import (
@@ -18,9 +18,9 @@ from tidemill.remote.wire import (
     Problem,
     Repeats,
     ResetCall,
-    Result,
     SessionsCall,
     StepCall,
+    StepResult,
     encode,
 )
 
@@ -90,7 +90,7 @@ class Session:
         self.host.known.proven, self.broken = True, False
         return step
 
-    def _told(self, result: Result) -> Step:
+    def _told(self, result: StepResult) -> Step:
         """Return a step's answer as Gymnasium's. Raises `ProtocolFault` for what is
         missing or wrong in it."""
         reward, terminated, truncated = result.reward, result.terminated, result.truncated
@@ -145,7 +145,7 @@ class Session:
         finally:
             if said is None or not said.settles:
                 host.leave_untold(ended)
-            if isinstance(said, Answer):
+            if isinstance(said, HttpAnswer):
                 host.unanswered = 0
                 breaker.succeeded()
             elif isinstance(said, Lost) and not said.late:
@@ -154,13 +154,13 @@ class Session:
                 host.unanswered += 1
                 breaker.gave_up()
 
-    def _call(self, path: str, what: str, asked: ResetCall | StepCall, again: Again) -> Plan[Result]:
+    def _call(self, path: str, what: str, asked: ResetCall | StepCall, again: Again) -> Plan[StepResult]:
         host = self.host
         request = Send("POST", f"{PREFIX}/{path}", encode(asked, host.content_type), host.content_type, 0.0)
         what = f"{what} ({self._key()})"
         try:
-            result: Result = yield from call(
-                host.terms, what, request, Result, again, host.paces[path], self._stale, self._applied
+            result: StepResult = yield from call(
+                host.terms, what, request, StepResult, again, host.paces[path], self._stale, self._applied
             )
         except ProtocolFault as error:
             error.first = not host.known.proven
@@ -169,7 +169,7 @@ class Session:
         host.heard(self.name)
         return result
 
-    def _stale(self, result: Result) -> str | None:
+    def _stale(self, result: StepResult) -> str | None:
         if (result.session, result.episode, result.step) == (self.name, self.episode, self.step):
             return None
         return f"what came answers step {result.step} of episode {result.episode} in session {result.session}"
@@ -177,7 +177,7 @@ class Session:
     def _applied(self, problem: Problem) -> bool:
         return self.step > 0 and (problem.episode, problem.step) == (self.episode, self.step)
 
-    def _observation(self, result: Result) -> Any:
+    def _observation(self, result: StepResult) -> Any:
         try:
             return self.host.observations.read(result.observation)
         except EnvironmentFault as error:

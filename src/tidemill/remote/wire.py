@@ -108,7 +108,7 @@ class SessionsCall(msgspec.Struct, kw_only=True):
     sessions: tuple[str, ...]
 
 
-class Result(msgspec.Struct, kw_only=True):
+class StepResult(msgspec.Struct, kw_only=True):
     """What reset (step 0) and step answer. `step` is the server's own count of steps that
     it applied in this episode. What resets may leave out steps may not: `missing` says
     what is. A reward that is no finite number comes as null in JSON."""
@@ -130,13 +130,13 @@ class Result(msgspec.Struct, kw_only=True):
         ]
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class KeptSessions(msgspec.Struct, kw_only=True):
     """What close and keep answer: those of the sessions that were there."""
 
     sessions: tuple[str, ...]
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class ServerCounts(msgspec.Struct, kw_only=True):
     """What ``GET /v1/counts`` answers: what a server did since it was first started.
     `applied` counts steps, `repeated` replies given again."""
 

@@ -73,7 +73,7 @@ def check_slack(slack: int, holding: int) -> None:
 
 
 @dataclass
-class Counts:
+class LimiterCounts:
     """S, C, V, K and W (see the module's text). `base` is K where W was set last: debts
     count from there."""
 
@@ -100,7 +100,7 @@ class Limiter:
         self,
         ratio: Fraction,
         slack: int,
-        counts: Counts | None = None,
+        counts: LimiterCounts | None = None,
         lost: bool = True,
         clock: Callable[[], float] = awake,
     ) -> None:
@@ -109,7 +109,7 @@ class Limiter:
         self._a, self._b = ratio.numerator, ratio.denominator
         self.queue = max(-(-slack * self._a // self._b), -(-self._a // self._b))
         """Qt."""
-        self._n = Counts(**asdict(counts or Counts()))
+        self._n = LimiterCounts(**asdict(counts or LimiterCounts()))
         if lost:
             self._n.voided = self._n.started - self._n.committed
         self._budget: int | None = None
@@ -126,10 +126,10 @@ class Limiter:
     # ---- what is known -----------------------------------------------------------------
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> LimiterCounts:
         """A copy of the counters, all of one instant."""
         with self._lock:
-            return Counts(**vars(self._n))
+            return LimiterCounts(**vars(self._n))
 
     @property
     def in_flight(self) -> int:

@@ -12,7 +12,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.journal import Journaled, JournalWriter, journal_path
-from tidemill.replay.limiter import Counts, Limiter, check_slack, parse_ratio
+from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio
 from tidemill.replay_training.credit_grants import CreditGrants
 from tidemill.replay_training.open_episodes import FILE as SLOTS
 from tidemill.replay_training.open_episodes import OpenEpisodes, Unfinished, read_slots
@@ -112,7 +112,7 @@ class ReplayIngest:
                 f"checkpoint {found.path} is of a run without a ratio, and this one has ratio = "
                 f"{config.ratio}; train anew"
             )
-        counts = Counts(**kept)
+        counts = LimiterCounts(**kept)
         if Fraction(found.facts["ratio"]) != ratio:
             tell(
                 f"ratio was {found.facts['ratio']} and is {ratio}: steps that are stored from now on owe by "

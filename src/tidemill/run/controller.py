@@ -31,9 +31,9 @@ from tidemill.api.control import (
     Saving,
     Start,
     State,
-    Statistics,
     Status,
     Tallied,
+    WorkerStatistics,
     pack,
     unpack_up,
 )
@@ -45,7 +45,7 @@ from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_m
 from tidemill.core.secrets import known, mask
 from tidemill.core.shortage import why
 from tidemill.layouts.memory_plan import Plan, make_plan
-from tidemill.metrics.record_pace import Pace
+from tidemill.metrics.record_pace import RecordPace
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall import SILENT, explain_stall
@@ -75,7 +75,7 @@ class Controller:
     """Runs one job on one launcher.
 
     record: called with the metrics of updates: of each one, or of several together where
-        a `Pace` holds them back
+        a `RecordPace` holds them back
     watch: called about ten times a second, for views and remote commands
     interrupts: the signals that end the run
     progress: where a resumed run goes on from
@@ -111,7 +111,7 @@ class Controller:
         self._facts = Facts()
         self._told: list[tuple[float, str, str]] = []  # when, by which worker, and what notices said
         self._several, self._judged = job.experiment.told_by_several(), job.experiment.judged()
-        self._pace = Pace()
+        self._pace = RecordPace()
         # what infos say was compared with what conditions wait for
         self._listened = not job.experiment.players()
         self._secrets = known(encode(job.experiment))  # nothing that is told, or written down, holds them
@@ -355,7 +355,7 @@ class Controller:
                 self._record_rest()
             case Status():
                 self._take_status(name, member, message)
-            case Statistics():
+            case WorkerStatistics():
                 self._take_statistics(name, member, message)
             case Measured():
                 self._take_measured(name, message)
@@ -390,7 +390,7 @@ class Controller:
                 raise RunError(f"{name} ended before it was told to")
             self.reason = message.reason
 
-    def _take_statistics(self, name: str, member: Member, message: Statistics) -> None:
+    def _take_statistics(self, name: str, member: Member, message: WorkerStatistics) -> None:
         """Count an update that a trainer has finished, or note what any worker tells of
         its time."""
         if message.update:

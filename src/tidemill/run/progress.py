@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidemill.api.control import Episodes, State, Statistics
+from tidemill.api.control import Episodes, State, WorkerStatistics
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.transport import Link
 from tidemill.core.clock import awake
 from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally, summary
-from tidemill.run.reached import KEPT, Kept, Reached
+from tidemill.run.reached import KEPT, CheckpointEpisodes, EpisodeWindows
 from tidemill.workers.trainer_config import COUNTED
 
 NEWEST = {
@@ -44,7 +44,7 @@ class Member:
     recorded: bool = True  # since it was last heard
     # seconds by place of its clock since the last record
     spent: dict[str, float] = field(default_factory=dict)
-    update: Statistics = field(default_factory=lambda: Statistics(0))  # a trainer's last update
+    update: WorkerStatistics = field(default_factory=lambda: WorkerStatistics(0))  # a trainer's last update
     updates: Tally = field(default_factory=Tally)  # what its updates told since the last record
     heard: float = field(default_factory=awake)
     saving: bool = False  # it writes a checkpoint
@@ -55,7 +55,7 @@ class Member:
         seconds: others hang."""
         return self.saving or awake() - self.heard < seconds
 
-    def told_regularly(self, message: Statistics) -> None:
+    def told_regularly(self, message: WorkerStatistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the
         rest."""
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
@@ -68,7 +68,7 @@ class Member:
         shares = {place: seconds / total for place, seconds in self.spent.items()} if total else self.shares
         self.told = {k.removeprefix("share/"): v for k, v in (message.values | message.time).items()} | shares
 
-    def updated(self, message: Statistics) -> None:
+    def updated(self, message: WorkerStatistics) -> None:
         """Note what an update told. One that stands for several, of a trainer whose tasks
         are short, weighs as much; one for none, where there was nothing to train, as
         nothing."""
@@ -118,9 +118,9 @@ class Progress:
     seconds: float = 0.0
     dropped: int = 0
     episodes: int = 0
-    reached: Reached | None = None
+    reached: EpisodeWindows | None = None
     """What the last episodes have reached; None before the run begins."""
-    kept: dict[str, list[Kept]] = field(default_factory=dict)
+    kept: dict[str, list[CheckpointEpisodes]] = field(default_factory=dict)
     """The last episodes at the newest checkpoints of each policy, the oldest first."""
     to_keep: bool = False
     """There are other ones in `kept` since somebody wrote them down."""
@@ -158,7 +158,7 @@ class Progress:
     def begin(self, experiment: Experiment) -> None:
         """Count the episodes of `experiment` from now on, after those that were kept of
         this stage."""
-        self.reached, self.stages = Reached(experiment), len(experiment.curriculum)
+        self.reached, self.stages = EpisodeWindows(experiment), len(experiment.curriculum)
         for points in self.kept.values():
             if points and points[-1].stage == self.stage:
                 self.reached.restore(points[-1].episodes)
@@ -168,7 +168,10 @@ class Progress:
         many `updates`."""
         if self.reached is not None:
             earlier = [point for point in self.kept.get(policy, ()) if point.updates < updates]
-            self.kept[policy] = [*earlier, Kept(updates, self.stage, self.reached.plain(policy))][-KEPT:]
+            self.kept[policy] = [
+                *earlier,
+                CheckpointEpisodes(updates, self.stage, self.reached.plain(policy)),
+            ][-KEPT:]
             self.to_keep = True
 
     def keep_last(self) -> None:
@@ -227,7 +230,7 @@ class Progress:
         if message.stage == self.stage and self.reached is not None:
             self.reached.add(group, message)
 
-    def count_update(self, name: str, message: Statistics, members: Mapping[str, Member]) -> None:
+    def count_update(self, name: str, message: WorkerStatistics, members: Mapping[str, Member]) -> None:
         """Count an update of trainer `name`. Several trainers share the environment:
         steps and updates are those of the one that is furthest, what was dropped is their
         sum. A resumed one that has not been heard yet counts as before."""

@@ -88,7 +88,7 @@ class KeptEpisodes(msgspec.Struct, frozen=True):
         return len(self.returns) == len(self.lengths) == len(self.won) == len(self.said)
 
 
-class Kept(msgspec.Struct, frozen=True):
+class CheckpointEpisodes(msgspec.Struct, frozen=True):
     """The last episodes of one policy at a checkpoint: the `updates` that it is of, the
     curriculum's stage (from 0) in which they began, and they by name (see
     `Experiment.players`)."""
@@ -98,7 +98,7 @@ class Kept(msgspec.Struct, frozen=True):
     episodes: dict[str, KeptEpisodes]
 
 
-class Reached:
+class EpisodeWindows:
     """The last episodes of each policy and spec of an experiment, under the names that
     `Experiment.players` gives them. Where several specs play a policy, its episodes are
     the last ones of each: those of one spec come in a row, and what the others did would
@@ -182,10 +182,10 @@ def won_of(reached: float, said: Numbers) -> float:
     return 1.0 if reached > 0 else 0.0 if reached < 0 else 0.5
 
 
-def read_kept(data: bytes) -> dict[str, list[Kept]]:
+def read_kept(data: bytes) -> dict[str, list[CheckpointEpisodes]]:
     """Return what ``episodes.json`` holds; nothing where it is damaged: a resumed run
     then counts its episodes from 0."""
     try:
-        return msgspec.json.decode(data, type=dict[str, list[Kept]])
+        return msgspec.json.decode(data, type=dict[str, list[CheckpointEpisodes]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}

@@ -20,7 +20,7 @@ from tidemill.store.checkpoint import checkpoints, read_newest
 
 
 @dataclass(frozen=True)
-class Past:
+class ResumePoint:
     """The newest good checkpoint's name, how far the run was then, and whether an
     iteration or a phase was to be ended then, or training owed."""
 

@@ -253,7 +253,7 @@ class SpecEvaluation:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """What `evaluate` found, as written into ``evaluation-<update>.json``; one entry of
     `specs` per agent spec. `episodes` are the environment's."""
 
@@ -285,7 +285,7 @@ def evaluate(
     actor: str | None = None,
     trust: Trust = False,
     quiet: bool = False,
-) -> Evaluation:
+) -> EvaluationResult:
     """Play `episodes` episodes of the run's environment with its trained policies, and
     return (and write down) what they reached.
 
@@ -339,7 +339,7 @@ def evaluate(
         )
         for number, (spec, policy) in enumerate(zip(actors.agents, policies, strict=True))
     ]
-    evaluation = Evaluation(
+    evaluation = EvaluationResult(
         episodes, lanes, root, deterministic, player.steps, round(perf_counter() - began, 3), specs
     )
     try:

@@ -23,7 +23,7 @@ from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.remarks import remarks
-from tidemill.run.resume_point import Past, without_reached_mark
+from tidemill.run.resume_point import ResumePoint, without_reached_mark
 from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import Life, never_began
 from tidemill.run.source_info import check_other_processes, own_source, source_file
@@ -195,7 +195,7 @@ def resume(
         folder.lock()
         try:
             folder.tidy()
-            past = Past.of(folder, experiment)
+            past = ResumePoint.of(folder, experiment)
             past.refuse_reached(folder.path, experiment.limits)
             folder.write_experiment(experiment, source)
             folder.write(LAUNCHER, _launched(launch, log))

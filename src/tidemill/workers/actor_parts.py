@@ -14,7 +14,7 @@ from tidemill.workers.episode_info import Listener
 from tidemill.workers.inference_clients import ClientKey
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
-from tidemill.workers.sample_writers.base import Terms
+from tidemill.workers.sample_writers.base import WriterTerms
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class ActorParts:
         """Return who answers the requests of `spec` in `target`."""
         return self.clients[ClientKey.of(spec, target)]
 
-    def terms(self, number: int, seats: int, target: int) -> Terms:
+    def terms(self, number: int, seats: int, target: int) -> WriterTerms:
         """Return what the rows of spec `number` are written by, `seats` of them in a tick
         of `target`."""
         context, config, environment = self.context, self.config, self.environments[target]
         spec, own = config.agents[number], self.spaces[number]
         row = row_schema(context, spec, own, environment.info)
         limit, same_step = limit_of_steps(spec, environment), environment.same_step
-        return Terms(
+        return WriterTerms(
             spec,
             row,
             sample_schema(spec, row, len(environment.agents) - len(self.groups[number])),

@@ -25,9 +25,9 @@ from tidemill.api.control import (
     Save,
     Start,
     State,
-    Statistics,
     Status,
     Up,
+    WorkerStatistics,
     pack,
     unpack_down,
 )
@@ -267,7 +267,7 @@ class Worker(WorkerHandle):
         time["rescues"] = self.rescues
         time["seconds"] = seconds
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
-        self.report(Statistics(self.polls, self._stats(), time))
+        self.report(WorkerStatistics(self.polls, self._stats(), time))
 
 
 def _tail(text: str, most: int) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tidemill.api.buffer import Counts
+from tidemill.api.buffer import SampleCounts
 from tidemill.api.experiment import Limits
 from tidemill.workers.data_parallel import Agreed
 
@@ -23,7 +23,7 @@ class Counters:
     adopted: int = 0
     seconds: float = 0.0
 
-    def add(self, counts: Counts | Agreed) -> None:
+    def add(self, counts: SampleCounts | Agreed) -> None:
         """Count what became of samples."""
         self.dropped += int(counts.dropped)
         self.evicted += int(counts.evicted)

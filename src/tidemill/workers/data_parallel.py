@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from tidemill.api.algorithm import Algorithm, DataParallel, Sample
-from tidemill.api.buffer import Counts, Held
+from tidemill.api.buffer import Held, SampleCounts
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.clock import Clock, awake
@@ -42,7 +42,7 @@ class Agreed(NamedTuple):
     reused: float
 
 
-class Peers:
+class EqualTrainers:
     """One trainer's equals; without a `summing` there are none, and a sum is what it
     brings. `clock` is the trainer's."""
 
@@ -114,7 +114,7 @@ class Peers:
             self._clock.enter(left)
 
     def agree(
-        self, ending: bool, batch: Sequence[Held], counts: Counts
+        self, ending: bool, batch: Sequence[Held], counts: SampleCounts
     ) -> Generator[PollResult, None, Agreed]:
         """Return what all together bring to the update that is due."""
         rows = sum(held.trained for held in batch)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tidemill.api.algorithm import Algorithm, DataParallel
 from tidemill.api.buffer import Demand, Held
-from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, Saving, Statistics, Up
+from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy, check_weights
@@ -28,7 +28,7 @@ from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.counters import Counters
-from tidemill.workers.data_parallel import Peers
+from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
 from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
@@ -79,7 +79,7 @@ class Learner:
         self._report, self._alive, self._extras = report, alive, extras
         self.counters = Counters()
         self.returns = TrainingReturns()
-        self.peers = Peers(clock)
+        self.peers = EqualTrainers(clock)
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._saved = -1, -1  # updates and steps at the newest checkpoint
         self._last_save = self._counted_at = 0.0
@@ -154,7 +154,7 @@ class Learner:
         else:
             self.algorithm = self._build_algorithm()
             self.policy.version = 0
-        self.peers = Peers.of(context, config, self.algorithm, self._clock)
+        self.peers = EqualTrainers.of(context, config, self.algorithm, self._clock)
         edges = context.edges(f"parameters/{config.policy}/")
         if edges:
             self._publisher = ParameterPublisher(context.endpoints.writer(edges[0].name), self.policy)
@@ -285,7 +285,7 @@ class Learner:
         counters = self.counters
         told = {name: float(getattr(counters, name)) for name in COUNTED}
         values = {"step": float(counters.steps), "update": float(counters.updates), **told, **metrics}
-        self._report(Statistics(polls, values, {"seconds": counters.seconds}, update=True))
+        self._report(WorkerStatistics(polls, values, {"seconds": counters.seconds}, update=True))
 
     def notice(self, text: str) -> None:
         """Report a text for the user."""

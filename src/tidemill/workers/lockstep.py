@@ -27,7 +27,7 @@ from tidemill.streams.sources import Newest
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec
 from tidemill.workers.agent import Agent
 from tidemill.workers.parameter_refresh import ParameterRefresh
-from tidemill.workers.sample_writers.base import Columns, Terms, fill
+from tidemill.workers.sample_writers.base import Columns, WriterTerms, fill
 from tidemill.workers.sample_writers.fixed import InStep
 
 
@@ -95,7 +95,7 @@ class LockstepRows(InStep):
 class LockstepColumns(Columns):
     """Each seat at a row of its own; a sample has a column of each, in order."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WriterTerms) -> None:
         super().__init__(terms)
         self._everyone = np.arange(terms.seats)
 
@@ -137,7 +137,7 @@ class LockstepColumns(Columns):
         self._terms.on_sent()
 
 
-def lockstep_writer(terms: Terms) -> LockstepRows | LockstepColumns:
+def lockstep_writer(terms: WriterTerms) -> LockstepRows | LockstepColumns:
     """Return the writer of an agent spec in lockstep."""
     return LockstepColumns(terms) if terms.same_step else LockstepRows(terms)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tidemill.api.buffer import Buffer, Counts, Held
+from tidemill.api.buffer import Buffer, Held, SampleCounts
 from tidemill.api.control import Adopt, Facts, State
 from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError
@@ -86,7 +86,7 @@ class TrainerWorker(Worker):
                 if self._reason is None:
                     yield PollResult()
             batch = taken or ()
-            counts, self._buffer.counts = self._buffer.counts, Counts()
+            counts, self._buffer.counts = self._buffer.counts, SampleCounts()
             agreed = yield from learner.peers.agree(self._reason is not None, batch, counts)
             counters.add(agreed)
             if agreed.ending:

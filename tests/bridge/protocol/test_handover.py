@@ -10,13 +10,13 @@ from functools import partial
 import pytest
 
 from tidemill.bridge.protocol import handover as turns
-from tidemill.bridge.protocol.handover import Futex, Turns
+from tidemill.bridge.protocol.handover import Futex, Handover
 
 WORD, TURN, CLOSED = 8, 8, 11
 
 
 def side(memory, mine, closed=None):
-    made = Turns(WORD, TURN, mine, closed)
+    made = Handover(WORD, TURN, mine, closed)
     made.attach(memory)
     return made
 

@@ -79,7 +79,7 @@ class Futex:
             self._wake(*self._wake_arguments)
 
 
-class Turns:
+class Handover:
     """One side's waiting and handing over; it learns from wait to wait whether spinning
     pays.
 

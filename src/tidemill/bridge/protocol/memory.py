@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from tidemill.bridge.protocol.handover import Turns
+from tidemill.bridge.protocol.handover import Handover
 from tidemill.bridge.protocol.image import (
     LARGEST,
     GroupImage,
@@ -42,7 +42,7 @@ class SharedMemory(ABC):
     """
 
     data: mmap.mmap
-    turns: Turns
+    turns: Handover
     _header: dict[str, int]
 
     def __init__(self, layout: MemoryLayout, path: Path, side: int) -> None:
@@ -63,7 +63,7 @@ class SharedMemory(ABC):
         """Wait for the turn and return the command that came with it: STEP, RESET, QUERY
         or CLOSE; None after so many seconds.
 
-        `look` is called while it waits, see `Turns.wait`.
+        `look` is called while it waits, see `Handover.wait`.
         """
 
     @property

@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 
 from tidemill.bridge.protocol.files import NEW_SUFFIX, create_file, open_file
-from tidemill.bridge.protocol.handover import Turns
+from tidemill.bridge.protocol.handover import Handover
 from tidemill.bridge.protocol.image import groups_place, read_groups, read_header, read_int, write_int
 from tidemill.bridge.protocol.memory import Look, SharedMemory, check_size, next_path, write_header
 from tidemill.bridge.protocol.tables import CHANGE_FILE, CLOSE, COMMANDS, MemoryLayout
@@ -20,7 +20,7 @@ class OneFile(SharedMemory):
     def __init__(self, layout: MemoryLayout, path: Path, side: int, *, create: bool) -> None:
         super().__init__(layout, path, side)
         self._turn, self._command = layout.offset("turn"), layout.offset("command")
-        self.turns = Turns(layout.word, self._turn, side)
+        self.turns = Handover(layout.word, self._turn, side)
         self._changed = 0
         if create:
             data = create_file(path.with_name(path.name + NEW_SUFFIX), layout.header_bytes + 8)

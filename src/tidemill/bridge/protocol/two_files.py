@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 
 from tidemill.bridge.protocol.files import NEW_SUFFIX, create_file, open_file
-from tidemill.bridge.protocol.handover import Turns
+from tidemill.bridge.protocol.handover import Handover
 from tidemill.bridge.protocol.image import groups_place, read_groups, read_header, write_int
 from tidemill.bridge.protocol.memory import Look, SharedMemory, check_size, next_path, write_header
 from tidemill.bridge.protocol.tables import CLOSE, QUERY, RESET, SIMULATOR, STEP, TRAINER, MemoryLayout
@@ -35,7 +35,7 @@ class TwoFiles(SharedMemory):
         self._mine, self._theirs = self._at["trainer_blocked"], self._at["simulator_blocked"]
         if side == SIMULATOR:
             self._mine, self._theirs = self._theirs, self._mine
-        self.turns = Turns(layout.word, self._mine, 0, self._at["closed"])
+        self.turns = Handover(layout.word, self._mine, 0, self._at["closed"])
         self._settled = side == SIMULATOR
         if create:
             self._first = create_file(path.with_name(path.name + NEW_SUFFIX), layout.header_bytes)

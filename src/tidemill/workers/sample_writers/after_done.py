@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from tidemill.workers.sample_writers.base import Seats, Sizes, Slot, Terms
+from tidemill.workers.sample_writers.base import Seats, Sizes, Slot, WriterTerms
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class AfterDone(ClosedEpisodes):
         # what the episode before left over, and a whole one
         return Sizes(spec.rows + limit + same_step, spec.rows, seats, slots)
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WriterTerms) -> None:
         super().__init__(terms)
         self._slot = Slot(terms, {})
 

@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Terms:
+class WriterTerms:
     """What a writer is made from.
 
     row: fields of a row as an agent writes it (`row_schema`)
@@ -114,7 +114,7 @@ class SampleWriter(ABC):
 class Columns(SampleWriter):
     """Each seat at a row of its own, in memory of so many rows per seat."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WriterTerms) -> None:
         self._terms, self._kept = terms, terms.need.kept
         # since whole columns are read, of few seats at a time
         by_seat = allocate(terms.schema, (terms.seats, self._kept))
@@ -141,7 +141,7 @@ class Columns(SampleWriter):
 class Slot:
     """A slot that is filled column by column, in the order in which seats finish."""
 
-    def __init__(self, terms: Terms, arrays: Arrays) -> None:
+    def __init__(self, terms: WriterTerms, arrays: Arrays) -> None:
         """Begin with a slot that was reserved before, {} for none."""
         self._terms, self.arrays = terms, arrays
         self._filled = 0

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tidemill.workers.sample_writers.base import Columns, Seats, Terms, fill
+from tidemill.workers.sample_writers.base import Columns, Seats, WriterTerms, fill
 
 
 class ClosedEpisodes(Columns):
@@ -10,7 +10,7 @@ class ClosedEpisodes(Columns):
     episode begins that was not looked at yet, `_closed` the one after its newest final
     row."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WriterTerms) -> None:
         super().__init__(terms)
         self._begin, self._closed = self.position.copy(), self.position.copy()
 

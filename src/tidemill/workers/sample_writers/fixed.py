@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from tidemill.core.schema import Arrays, allocate
-from tidemill.workers.sample_writers.base import Columns, SampleWriter, Sizes, Slot, Terms, fill
+from tidemill.workers.sample_writers.base import Columns, SampleWriter, Sizes, Slot, WriterTerms, fill
 
 if TYPE_CHECKING:
     from tidemill.workers.actor_config import PlayerSpec
@@ -16,7 +16,7 @@ class InStep(SampleWriter):
 
     settings: ClassVar[Collection[str]] = ("sample_steps", "burn_in", "bootstrap")
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WriterTerms) -> None:
         self._terms = terms
         self._rows, self._overlap = terms.spec.rows, terms.spec.burn_in + terms.spec.bootstrap
         self.arrays = {}
@@ -71,7 +71,7 @@ class InStep(SampleWriter):
 class FixedColumns(Columns):
     """Samples of so many rows, sent when a seat's last one is answered."""
 
-    def __init__(self, terms: Terms, slot: Arrays) -> None:
+    def __init__(self, terms: WriterTerms, slot: Arrays) -> None:
         super().__init__(terms)
         self._slot = Slot(terms, slot)
 
