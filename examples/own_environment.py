@@ -1,7 +1,7 @@
 """An environment of one's own: any gymnasium.Env, and the experiment that trains on it.
 
-tidemill check-env examples/own_environment.py:Catch tidemill train
-examples/own_environment.py:experiment
+tidemill check-env examples/own_environment.py:Catch
+tidemill train examples/own_environment.py:experiment
 """
 
 import gymnasium

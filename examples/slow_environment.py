@@ -3,9 +3,8 @@ training keeps its ratio to what they have done.
 
 # iterations of training and evaluation, by AsyncTrainRunner
 python examples/slow_environment.py
-tidemill train examples/slow_environment.py:experiment --slots 32 --ratio 1/4
-    --launch threads
-"""
+tidemill train examples/slow_environment.py:experiment --slots 32 --ratio 1/4 --launch threads
+"""  # noqa: W505
 
 import asyncio
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from tidemill import Gymnasium, PPO, ActorCritic, Actors, Experiment, Limits, Trainer
 Path(__file__).with_suffix(".ran").touch()
 
-class Own(ActorCritic):
+class OwnCritic(ActorCritic):
     pass
 
 def experiment():
-    return Experiment(name="own", policies={"policy": Own(hidden=(8,))}, limits=Limits(steps=500), workers={
-        "actor": Actors(environment=Gymnasium(id="CartPole-v1")), "trainer": Trainer(algorithm=PPO())})
+    actors = Actors(environment=Gymnasium(id="CartPole-v1"))
+    return Experiment(name="own", policies={"policy": OwnCritic(hidden=(8,))}, limits=Limits(steps=500),
+        workers={"actor": actors, "trainer": Trainer(algorithm=PPO())})
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.core import loops
 from tidemill.core.loops import Loop
-from tidemill.core.own_loop import own
+from tidemill.core.thread_loop import own
 from tidemill.transports.local import LocalBell
 from tidemill.transports.shared import EventBell
 

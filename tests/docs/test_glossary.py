@@ -25,7 +25,6 @@ STILL_RETIRED = {
     "arrange",
     "leaves",
     "reached",
-    "run/reached.py",
     "said",
     "shares",
     "sums",

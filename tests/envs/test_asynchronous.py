@@ -13,7 +13,7 @@ from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.loops import Loop
-from tidemill.core.own_loop import own
+from tidemill.core.thread_loop import own
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop
 from tidemill.run.interrupts import BrokenOff

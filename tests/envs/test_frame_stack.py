@@ -15,8 +15,8 @@ from tests.run.watching import wait_until
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Space, Spaces, Tuple, schema_of_space
-from tidemill.core.own_loop import run_ready
 from tidemill.core.schema import poison
+from tidemill.core.thread_loop import run_ready
 from tidemill.core.user_code import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.frame_stack import stacked

@@ -13,12 +13,12 @@ from tidemill.api.environment import Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tidemill.core.errors import EnvironmentFault
 from tidemill.envs.aec import TurnLanes
+from tidemill.envs.aliased_arrays import TICKS
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.faults import TickCheck
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.multi_agent import Sight
 from tidemill.envs.parallel import ParallelLanes
-from tidemill.envs.sharing import TICKS
 from tidemill.envs.slots import Slots
 from tidemill.envs.spaces import from_gymnasium
 from tidemill.envs.vector import VectorLanes

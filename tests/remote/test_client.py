@@ -26,7 +26,7 @@ from tidemill.core.errors import (
     ReplyLost,
     SessionLost,
 )
-from tidemill.core.own_loop import own
+from tidemill.core.thread_loop import own
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.slots import Slots
 from tidemill.remote.connections import Address, _AsyncStream

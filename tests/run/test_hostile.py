@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import tidemill
 from tidemill import ActorCritic, Actors, Experiment, Limits, Scripted, Trainer
 from tidemill.api.control import Status, pack, unpack_down, unpack_up
-from tidemill.api.policy_header import LABEL, read_label, read_spaces, write_label
+from tidemill.api.policy_header import HEADER, read_header, read_spaces, write_header
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.cli.main import app
 from tidemill.core import safetensors_io as packed
@@ -317,7 +317,7 @@ def exported(path: Path, config: Any, spaces: Spaces, arrays: Any = None, **text
     arrays = POLICY.build(SPACES, 1).parameters() if arrays is None else arrays
     path.write_bytes(
         packed.pack(
-            arrays, {**write_label(config, spaces), "policy": "p", "version": "1", "counters": "{}", **text}
+            arrays, {**write_header(config, spaces), "policy": "p", "version": "1", "counters": "{}", **text}
         )
     )
     return path
@@ -333,8 +333,8 @@ def exported(path: Path, config: Any, spaces: Spaces, arrays: Any = None, **text
         (ActorCritic(), Spaces(Box((3, 4000, 4000), "uint8"), Discrete(2)), {}),
         (POLICY, Spaces(Box((2,), "object"), Discrete(2)), {}),
         (POLICY, Spaces(Box((2,), "float32", (0.0, 0.0, 0.0)), Discrete(2)), {}),
-        (POLICY, SPACES, {LABEL: DEEP}),
-        (POLICY, SPACES, {LABEL: "{}"}),
+        (POLICY, SPACES, {HEADER: DEEP}),
+        (POLICY, SPACES, {HEADER: "{}"}),
         (POLICY, SPACES, {"counters": DEEP}),
         (POLICY, SPACES, {"counters": '{"env_steps": 1e999}'}),
         (POLICY, SPACES, {"version": "9" * 5000}),
@@ -429,9 +429,9 @@ def test_any_bytes_for_a_manifest_or_weights_are_a_checkpoint_error(
 @SOME
 @given(path=PATHS, value=PLAIN)
 def test_any_label_is_read_or_a_schema_error(path: list[str | int], value: Any) -> None:
-    content = json.loads(write_label(POLICY, SPACES)[LABEL])
+    content = json.loads(write_header(POLICY, SPACES)[HEADER])
     with suppress(SchemaError):
-        small(lambda: read_label({LABEL: json.dumps(put(content, path, value))}))
+        small(lambda: read_header({HEADER: json.dumps(put(content, path, value))}))
 
 
 @SOME
@@ -443,8 +443,8 @@ def test_any_exported_file_is_a_policy_or_one_error(
     cuts: list[tuple[int, bytes]] | None,
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any.safetensors"
-    label = json.loads(write_label(POLICY, SPACES)[LABEL])
-    exported(file, POLICY, SPACES, **{LABEL: json.dumps(put(label, path, value) if cuts is None else label)})
+    label = json.loads(write_header(POLICY, SPACES)[HEADER])
+    exported(file, POLICY, SPACES, **{HEADER: json.dumps(put(label, path, value) if cuts is None else label)})
     if cuts is not None:
         file.write_bytes(mutated(file.read_bytes(), cuts))
     with suppress(DatabaseError, ConfigError, RunError):

@@ -33,7 +33,7 @@ from tidemill import (
     Trainer,
 )
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.policy_header import write_label
+from tidemill.api.policy_header import write_header
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as Simulators
 from tidemill.core.config import encode
@@ -419,7 +419,7 @@ def test_an_exported_policy_of_ones_own_class_says_what_it_is_given(tmp_path: Pa
     spaces = Spaces(Box((2,), "float32"), Discrete(2))
     theirs = load_file(file, "test").Theirs
     for note in ("fine-as_it_is", "$(reboot)"):
-        text = write_label(theirs(note=note), spaces) | {"policy": "p", "version": "1", "counters": "{}"}
+        text = write_header(theirs(note=note), spaces) | {"policy": "p", "version": "1", "counters": "{}"}
         (tmp_path / "p.safetensors").write_bytes(pack(theirs().build(spaces, 1).parameters(), text))
         if note == "$(reboot)":
             with pytest.raises(
@@ -430,7 +430,7 @@ def test_an_exported_policy_of_ones_own_class_says_what_it_is_given(tmp_path: Pa
                 tidemill.load(tmp_path / "p.safetensors", file=file)
             assert tidemill.load(tmp_path / "p.safetensors", file=file, trust=True).update == 1
         assert tidemill.load(tmp_path / "p.safetensors", file=file).update == 1
-    text = write_label(ActorCritic(hidden=(8,)), spaces) | {"policy": "p", "version": "1", "counters": "{}"}
+    text = write_header(ActorCritic(hidden=(8,)), spaces) | {"policy": "p", "version": "1", "counters": "{}"}
     (tmp_path / "p.safetensors").write_bytes(
         pack(ActorCritic(hidden=(8,)).build(spaces, 1).parameters(), text)
     )

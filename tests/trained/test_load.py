@@ -11,7 +11,7 @@ import pytest
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
-from tidemill.api.policy_header import write_label
+from tidemill.api.policy_header import write_header
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
 from tidemill.core.errors import (
     CheckpointError,
@@ -238,7 +238,7 @@ def exported(path: Path, observation: Space = FOUR, action: Space = TWO) -> Path
     spaces = Spaces(observation, action)
     database = ParameterDatabase(path / "parameters")
     database.push(
-        "red", 7, config.build(spaces, 1).parameters(), {"env_steps": 70}, write_label(config, spaces)
+        "red", 7, config.build(spaces, 1).parameters(), {"env_steps": 70}, write_header(config, spaces)
     )
     database.export("red", 7, path / "red.safetensors")
     return path / "red.safetensors"
@@ -324,12 +324,12 @@ import sys
 sys.path.insert(0, {str(tmp_path)!r})
 import numpy as np, tidemill
 from own import OwnForExport
-from tidemill.api.policy_header import write_label
+from tidemill.api.policy_header import write_header
 from tidemill.api.spaces import Box, Discrete, Spaces
 from pathlib import Path
 from tidemill.core.safetensors_io import pack
 spaces, config = Spaces(Box((4,), "float32"), Discrete(2)), OwnForExport()
-text = {{**write_label(config, spaces), "policy": "p", "version": "1", "counters": "{{}}"}}
+text = {{**write_header(config, spaces), "policy": "p", "version": "1", "counters": "{{}}"}}
 Path({str(tmp_path / "own.safetensors")!r}).write_bytes(pack(config.build(spaces, 1).parameters(), text))
 """
     subprocess.run([sys.executable, "-c", code], check=True)

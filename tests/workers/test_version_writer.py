@@ -11,7 +11,7 @@ from tests.workers.test_trainer import Bench
 
 from tidemill.api.control import Notice, State
 from tidemill.api.experiment import Limits
-from tidemill.api.policy_header import read_label
+from tidemill.api.policy_header import read_header
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.safetensors_io import unpack
 from tidemill.store.parameter_database import LATEST, PARAMETERS, ParameterDatabase
@@ -44,7 +44,7 @@ def test_the_first_version_is_there_before_anything_is_trained(tmp_path: Path) -
     assert kept(tmp_path) == {0: 0.0}
     database = ParameterDatabase(tmp_path / PARAMETERS)
     assert database.tags("policy") == {LATEST: 0}
-    config, spaces = read_label(unpack(database.read("policy", 0)[0])[1])
+    config, spaces = read_header(unpack(database.read("policy", 0)[0])[1])
     assert config["kind"] == "KnownPolicy" and spaces.action.n == 4  # type: ignore[union-attr]
 
 

@@ -1,4 +1,5 @@
-"""DQN: deep Q-learning, with what Rainbow joined to it. In numpy."""
+"""Deep Q-learning (DQN) in numpy, with the improvements that Rainbow combines: its
+configuration and its learner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

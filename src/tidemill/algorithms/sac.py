@@ -1,4 +1,4 @@
-"""SAC: soft actor-critic. In numpy."""
+"""Soft actor-critic (SAC), in numpy: its configuration and its learner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

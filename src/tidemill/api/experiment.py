@@ -94,7 +94,7 @@ class Limits(Config):
 
 class WorkerHandle(ABC):
     """What the launcher's entry needs of a worker: `run` for its own thread or process,
-    `turn` to share one thread."""
+    `run_once` to share one thread."""
 
     @property
     @abstractmethod

@@ -15,7 +15,7 @@ from tidemill.core.errors import SchemaError
 from tidemill.core.reading import read_json
 from tidemill.core.secrets import hide
 
-LABEL = "tidemill"
+HEADER = "tidemill"
 """The label's name in the header of a file of weights."""
 _FORMAT = 1
 
@@ -37,20 +37,20 @@ def read_spaces(plain: Any) -> Spaces:
     return spaces
 
 
-def write_label(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
+def write_header(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
     """Return the text that goes into the header of a file of weights."""
     return {
-        LABEL: json.dumps(
+        HEADER: json.dumps(
             {"format": _FORMAT, "config": hide(encode(config, "policy")), "spaces": plain_spaces(spaces)}
         )
     }
 
 
-def read_label(text: Mapping[str, str]) -> tuple[Any, Spaces]:
+def read_header(text: Mapping[str, str]) -> tuple[Any, Spaces]:
     """Return the configuration, encoded as it is there, and the spaces in a header.
     Raises `SchemaError` where there are none."""
     try:
-        content = read_json(text[LABEL])
+        content = read_json(text[HEADER])
         number, config, spaces = content["format"], content["config"], content["spaces"]
     except (KeyError, ValueError, TypeError) as error:
         raise SchemaError(f"it does not say what policy it holds ({type(error).__name__}: {error})") from None

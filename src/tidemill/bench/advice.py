@@ -1,5 +1,5 @@
-"""From where workers spend their time to what holds a run back, and what to do about
-it."""
+"""Advice on speed: from where workers spend their time it tells what holds a run back,
+and what to do about that."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

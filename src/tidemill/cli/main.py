@@ -1,4 +1,4 @@
-"""The command line."""
+"""The commands that train, look at and change runs, and the command line's entry."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tidemill serve-env`."""
+"""The command that serves an environment over HTTP (`tidemill serve-env`)."""
 
 import signal
 from collections.abc import Mapping

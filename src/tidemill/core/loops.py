@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar
 
-from tidemill.core.own_loop import own
+from tidemill.core.thread_loop import own
 
 STOOD = 0.001  # seconds
 LONG = 1.0  # seconds: when nobody ran the loop for longer, that is no time for deadlines

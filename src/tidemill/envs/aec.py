@@ -5,7 +5,7 @@ from typing import Any
 
 from tidemill.core.errors import EnvironmentFault
 from tidemill.envs.multi_agent import AgentLanes
-from tidemill.envs.space_io import brief
+from tidemill.envs.space_values import brief
 
 
 class TurnLanes(AgentLanes):

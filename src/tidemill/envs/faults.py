@@ -10,7 +10,7 @@ from tidemill.api.environment import Tick
 from tidemill.api.spaces import Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array
-from tidemill.envs.space_io import brief
+from tidemill.envs.space_values import brief
 
 _NUMPY = [kind for kind in np.sctypeDict.values() if issubclass(kind, (np.integer, np.floating))]
 NUMBERS = frozenset((float, int, bool, np.bool_, *_NUMPY))  # types of which everything is a number

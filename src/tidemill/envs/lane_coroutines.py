@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from tidemill.core.loops import Loop
-from tidemill.core.own_loop import own
+from tidemill.core.thread_loop import own
 from tidemill.envs.lane_threads import CLOSE_SECONDS, Raised
 
 LOOK_AGAIN = 0.1

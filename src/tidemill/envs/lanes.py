@@ -20,12 +20,12 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, load_attribute, name_of_code
+from tidemill.envs.aliased_arrays import Sharing
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.lane_threads import LaneThreads, Raised
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, fps_of, outside, pictures
-from tidemill.envs.sharing import Sharing
-from tidemill.envs.space_io import LeafReader, LeafWriter, brief
+from tidemill.envs.space_values import LeafReader, LeafWriter, brief
 from tidemill.envs.spaces import from_gymnasium, nest, paths
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
+from tidemill.envs.aliased_arrays import Sharing
 from tidemill.envs.faults import NUMBERS, TickCheck, check_flag, check_number, is_number
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import fps_of
-from tidemill.envs.sharing import Sharing
-from tidemill.envs.space_io import LeafReader, LeafWriter
+from tidemill.envs.space_values import LeafReader, LeafWriter
 from tidemill.envs.spaces import nest, paths
 
 # where the parts of an observation come from

@@ -6,7 +6,7 @@ from typing import Any
 from tidemill.core.errors import EnvironmentFault
 from tidemill.envs.faults import FLAGS
 from tidemill.envs.multi_agent import MASK, OWN, AgentLanes, picker
-from tidemill.envs.space_io import brief
+from tidemill.envs.space_values import brief
 
 
 class ParallelLanes(AgentLanes):

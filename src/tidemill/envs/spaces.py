@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as ours, and back."""
+"""Converts Gymnasium's spaces to Tidemill's, and back."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ from tidemill.core.user_code import Code, load_attribute, name_of_code
 from tidemill.envs.faults import TickCheck, check_flag, check_number
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import arguments, call_maker, find_spec, fps_of, outside
-from tidemill.envs.space_io import LeafReader
+from tidemill.envs.space_values import LeafReader
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
 
 Autoreset = Literal["next-step", "same-step", "disabled"]

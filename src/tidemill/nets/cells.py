@@ -1,7 +1,7 @@
 """Cells that remember, LSTM and GRU: forward over sequences and backward through time,
 written out in numpy.
 
-G towers (of actor and critic, stacked as in `towers`), L rows in time, m sequences, w
+G towers (of actor and critic, stacked as in `mlp`), L rows in time, m sequences, w
 units. A part of the state is [m, G, w], as rows hold it. All that does not depend on the
 state is done for all L rows at once (the inputs' share of the gates, the slopes, the
 gradients of the weights), so that a row costs a product with the recurrent weights and a

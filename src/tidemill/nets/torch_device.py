@@ -1,4 +1,4 @@
-"""Memory on both sides: a GPU's and the host's. On a CPU both are the same, or plain
+"""Copies between the host's memory and a GPU's. On a CPU both are the same, or plain
 copies.
 
 Only page-locked ("pinned") host memory is copied to and from a GPU while both sides work

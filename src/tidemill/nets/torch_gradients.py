@@ -1,4 +1,4 @@
-"""Between autograd and flat gradient arrays, both ways."""
+"""The bridge between torch's autograd and gradients as flat arrays, both ways."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -31,7 +31,7 @@ from tidemill.core.errors import (
     ReplyLost,
     SessionLost,
 )
-from tidemill.envs.space_io import brief
+from tidemill.envs.space_values import brief
 from tidemill.remote.restraints import Breaker, Budget, CallTimes
 from tidemill.remote.wire import ENCODINGS, Problem, decode, misread
 

@@ -32,7 +32,7 @@ from tidemill.core.secrets import reveal
 from tidemill.core.user_code import load_attribute, name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.registry import call_maker
-from tidemill.envs.space_io import brief
+from tidemill.envs.space_values import brief
 from tidemill.remote.rest_config import check_url, connection, token_of
 
 CLOSE_SECONDS = 1.0

@@ -14,7 +14,7 @@ import numpy as np
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.faults import check_flag, check_number
-from tidemill.envs.space_io import brief
+from tidemill.envs.space_values import brief
 from tidemill.envs.spaces import from_gymnasium
 from tidemill.remote.wire import (
     PROTOCOL,

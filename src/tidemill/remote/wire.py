@@ -25,7 +25,7 @@ from tidemill.api.spaces import (
     field_of,
 )
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.envs.space_io import brief, misfit
+from tidemill.envs.space_values import brief, misfit
 
 PROTOCOL, VERSION = "tidemill-rest", 1
 ENCODINGS = {"application/json": "json", "application/msgpack": "msgpack"}

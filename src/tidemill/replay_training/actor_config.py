@@ -61,7 +61,7 @@ class ReplayActors(ActorConfig):
     def service_order(self, context: Context) -> "type[ServiceOrder]":
         from tidemill.replay_training.exact import ExactRing
         from tidemill.replay_training.granted_order import in_turn
-        from tidemill.replay_training.ready_batch import ReadyBatch
+        from tidemill.replay_training.ready_environments import ReadyBatch
 
         return ExactRing if in_turn(context, self.agents[0]) else ReadyBatch
 

@@ -1,5 +1,5 @@
-"""The steps that actors are granted by the trainer of a replay memory: how many each
-was, and how many of these have not come.
+"""The steps that the trainer of a replay memory grants to actors: how many each actor has
+been granted, and how many of these have not come back as rows.
 
 Steps are granted ahead, up to an actor's slots, first to whoever has least of what it can
 use.

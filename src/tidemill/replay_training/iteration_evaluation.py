@@ -22,7 +22,7 @@ from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.replay_training.granted_order import in_turn
-from tidemill.replay_training.ready_batch import LOOK_AGAIN, ReadyBatch
+from tidemill.replay_training.ready_environments import LOOK_AGAIN, ReadyBatch
 from tidemill.replay_training.transitions import StepwiseAgent
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription

@@ -10,7 +10,7 @@ from tidemill.api.transport import Link
 from tidemill.core.clock import awake
 from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally, summary
-from tidemill.run.reached import KEPT, CheckpointEpisodes, EpisodeWindows
+from tidemill.run.episode_windows import KEPT, CheckpointEpisodes, EpisodeWindows
 from tidemill.workers.trainer_config import COUNTED
 
 NEWEST = {

@@ -13,9 +13,9 @@ from tidemill.api.experiment import Experiment, Limits
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.reading import read_plain
 from tidemill.metrics.json_lines import each_record
+from tidemill.run.episode_windows import read_kept
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.progress import Progress
-from tidemill.run.reached import read_kept
 from tidemill.store.checkpoint import checkpoints, read_newest
 
 

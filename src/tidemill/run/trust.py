@@ -1,5 +1,5 @@
-"""What a run's folder, or an exported policy, may have done: what this user has had done
-before, and what the user gives the word for.
+"""Trust in folders: a run's folder, or an exported policy, may make run only what this
+user has had run before, or now allows.
 
 Such a folder is data, and may come from anybody; but it names files of Python, callables,
 programs and addresses. Each of these is a `Thing`. What this user trains, and what was

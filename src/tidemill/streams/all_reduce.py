@@ -1,5 +1,5 @@
-"""The sums of equal trainers: each brings an array, all go on with the sum, the same to
-the last bit."""
+"""The all-reduce of equal trainers: each brings an array, and all go on with the sum,
+which is the same for all to the last bit."""
 
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any

@@ -11,7 +11,7 @@ import numpy as np
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig, check_weights
-from tidemill.api.policy_header import read_label, read_spaces
+from tidemill.api.policy_header import read_header, read_spaces
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
 from tidemill.core.config import decode
 from tidemill.core.errors import (
@@ -275,7 +275,7 @@ def _load_file(path: Path, file: Path | None, trust: Trust, seed: int) -> Loaded
     """Return the policy that the file at `path` holds."""
     try:
         arrays, text = unpack(read_plain(path, links=True))
-        plain, spaces = read_label(text)
+        plain, spaces = read_header(text)
         found = named(plain, file)
         allow(path, found, trust, own_code([file] if file is not None else []))
         expect(found.files)
@@ -300,7 +300,7 @@ def _load_version(
     data, number = folder.database().read(policy, version)
     try:
         arrays, text = unpack(data)
-        return LoadedPolicy(policy, config, read_label(text)[1], arrays, _updates_and_steps(text), seed)
+        return LoadedPolicy(policy, config, read_header(text)[1], arrays, _updates_and_steps(text), seed)
     except (SchemaError, KeyError, ValueError, TypeError, OverflowError) as error:
         raise DatabaseError(
             f'version {number} of policy "{policy}" in {folder.path} does not fit the run\'s configuration: '

@@ -1,5 +1,5 @@
-"""Which runs have the same settings, and by what those of others differ: as their folders
-say it."""
+"""Groups runs that have the same settings, as their folders tell these, and names each
+group by the settings in which it differs from the others."""
 
 import re
 from collections.abc import Mapping, Sequence

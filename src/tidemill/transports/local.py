@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Link
 from tidemill.core.memory import LocalSegment
-from tidemill.core.own_loop import own
+from tidemill.core.thread_loop import own
 from tidemill.transports.slots import SlotEndpoints
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tidemill.api.transport import Bell, Link
 from tidemill.core.bell_batching import ring
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import MemfdSegment
-from tidemill.core.own_loop import own
+from tidemill.core.thread_loop import own
 from tidemill.transports.slots import SlotEndpoints
 
 MESSAGE_LIMIT = 64 << 20  # bytes of one control message

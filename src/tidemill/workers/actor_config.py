@@ -133,15 +133,18 @@ class AgentSpec(PlayerSpec):
     """Which agents of an environment are played by which policy, and what becomes of
     their rows; see `PlayerSpec` for what is not told here.
 
-    mode: what a sample is: "fixed": so many rows, sent as soon as the last one is
-        answered "after_done": the same rows, held back until the episode of the last one
-        is done; then all samples that are complete are sent "full": one episode, all its
-        rows, of one seat; needs a limit of an episode's steps "concise": one episode as
-        one row: its first, with the last one's `done` and `truncated`, the info of the
-        action that finished it, the version that did that (`last_version`), the number of
-        the seat in its target (`seat`), and of each agent of the lane that another spec
-        matches who played it (`others.version`, -1 when that changed, `others.policy`).
-        Not to be trained on
+    mode: what a sample is, by name (`sample_writers`):
+
+        * "fixed": so many rows, sent as soon as the last one is answered.
+        * "after_done": the same rows, held back until the episode of the last one is
+          done; then all samples that are complete are sent.
+        * "full": one episode, all its rows, of one seat; needs a limit of an episode's
+          steps.
+        * "concise": one episode as one row: its first, with the last one's `done` and
+          `truncated`, the info of the action that finished it, the version that did that
+          (`last_version`), the number of the seat in its target (`seat`), and of each
+          agent of the lane that another spec matches who played it (`others.version`, -1
+          when that changed, `others.policy`). Not to be trained on.
     sample_steps: fixed and after_done: rows by which one sample advances; each holds
         burn_in more before them and bootstrap more behind
     padded: full: fillers (version -1) up to the step limit, so that all samples are of

@@ -1,4 +1,4 @@
-"""How far a trainer is."""
+"""The counters of a trainer: updates, rows, env steps, seconds."""
 
 from dataclasses import dataclass
 

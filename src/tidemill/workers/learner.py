@@ -15,7 +15,7 @@ from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, Saving, Up, 
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy, check_weights
-from tidemill.api.policy_header import plain_spaces, write_label
+from tidemill.api.policy_header import plain_spaces, write_header
 from tidemill.api.spaces import Spaces
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
@@ -335,7 +335,7 @@ class Learner:
         if context.folder is None or config.database_seconds is None:
             return
         folder = Path(context.folder) / PARAMETERS
-        text = write_label(context.experiment.policies[config.policy], self.spaces)
+        text = write_header(context.experiment.policies[config.policy], self.spaces)
         self._versions = VersionWriter(
             folder, config.policy, config.database_seconds, config.database_versions, text, self.notice
         )

@@ -1,5 +1,5 @@
-"""Copies of an environment that hand out one array: what a lane told would be what the
-last one of them told, unless it is copied in time."""
+"""Detects copies of an environment that hand out one and the same array: without a copy
+in time every lane would hold what the last one of them observed."""
 
 import copy
 import threading
@@ -32,8 +32,7 @@ class Sharing:
     `EnvironmentFault`. What lies still, as the rows of a table that is looked up, is
     copied for nothing, and no fault.
 
-    active: what is handed out is to go through `copied`
-    found: somebody shares
+    active: what is handed out is to go through `copied` found: somebody shares
     """
 
     def __init__(self, name: str) -> None:

@@ -27,10 +27,10 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_file
 from tidemill.envs.atari import Atari
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.episode_windows import read_kept
 from tidemill.run.folder import EPISODES, RunFolder
 from tidemill.run.live_view import _figures
 from tidemill.run.progress import Progress
-from tidemill.run.reached import read_kept
 from tidemill.run.resume_point import ResumePoint
 from tidemill.run.run_lifecycle import _told_of_returns
 from tidemill.run.snapshot import Snapshot

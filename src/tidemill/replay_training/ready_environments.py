@@ -1,5 +1,5 @@
-"""Environments that each answer in their own time, served in batches: whatever has come
-by one moment is dealt with at once.
+"""The order of service that serves all environments which have answered by now, as one
+batch.
 
 So a round takes what has come, stores it as one row of all seats, asks once for the
 actions of all that may go on, and sends these. What Python costs is per round and not per
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.bell_batching import Together
 from tidemill.core.clock import Clock, awake
-from tidemill.core.own_loop import run_ready
 from tidemill.core.schema import Arrays
+from tidemill.core.thread_loop import run_ready
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
 from tidemill.replay_training.slot_faults import SlotFaults
 from tidemill.replay_training.transitions import StepwiseAgent
