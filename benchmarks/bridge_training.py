@@ -43,7 +43,7 @@ from tidemill import (
     bridge,
 )
 from tidemill.bridge.worlds import reach
-from tidemill.bridge.worlds.game import Randoms
+from tidemill.bridge.worlds.game import RandomStreams
 from tidemill.metrics.json_lines import read_metrics
 
 AGENTS, SAMPLE_STEPS = 10, 256
@@ -60,7 +60,7 @@ class ReachVector(gymnasium.vector.VectorEnv):
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
         self.single_action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-        self._field = reach.Square(Randoms(1, num_envs), num_envs)
+        self._field = reach.Square(RandomStreams(1, num_envs), num_envs)
         self._over = np.ones(num_envs, bool)
 
     def reset(self, *, seed=None, options=None):

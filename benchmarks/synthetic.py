@@ -88,7 +88,7 @@ def slow_learner():
 def main():
     """Print what `bench` says of each."""
     from tidemill.bench.measure import bench
-    from tidemill.layouts.auto_layout import arrange
+    from tidemill.layouts.auto_layout import lay_out
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -97,7 +97,7 @@ def main():
     seconds, file = parser.parse_args().seconds, Path(__file__)
     for name in ("slow_environment", "slow_network", "slow_learner"):
         made = load_attribute(f"{file}:{name}", "experiment")()
-        found = bench(arrange(made, file).experiment, file, seconds)
+        found = bench(lay_out(made, file).experiment, file, seconds)
         print(f"{name}: {found.advice.text}", flush=True)
 
 

@@ -59,7 +59,7 @@ from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code import load_attribute
-from tidemill.layouts import auto_layout as arrange
+from tidemill.layouts import auto_layout as lay_out
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.training.train import Result
 
@@ -432,7 +432,7 @@ def test_a_file_of_figures_that_cannot_be_written_is_refused_first(tmp_path: Pat
 def test_a_length_that_cannot_be_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, seconds: str
 ) -> None:
-    monkeypatch.setattr(arrange, "probe", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(lay_out, "probe", lambda *_: pytest.fail("measured"))
     result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "measure", "--seconds", seconds])
     assert (
         result.exit_code == 1

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from tidemill.core.bell_batching import Together, ring
+from tidemill.core.bell_batching import BatchedRings, ring
 
 
 def test_rings_put_off_are_rung_once_each_in_order_at_the_end():
@@ -15,7 +15,7 @@ def test_rings_put_off_are_rung_once_each_in_order_at_the_end():
         rung.append("second")
 
     ring(second)
-    with Together():
+    with BatchedRings():
         for call in (first, second, first, second):
             ring(call)
         assert rung == ["second"]
@@ -28,11 +28,11 @@ def test_rings_within_are_rung_at_the_end_of_the_whole_and_after_errors_too():
     rung = []
 
     def fails():
-        with Together():
+        with BatchedRings():
             ring(rung.clear)
             raise ValueError("as the test asks")
 
-    with Together():
+    with BatchedRings():
         with pytest.raises(ValueError, match="as the test asks"):
             fails()
         rung.append(1)
@@ -41,7 +41,7 @@ def test_rings_within_are_rung_at_the_end_of_the_whole_and_after_errors_too():
 
 def test_other_threads_ring_at_once():
     rung = threading.Event()
-    with Together():
+    with BatchedRings():
         thread = threading.Thread(target=ring, args=(rung.set,))
         thread.start()
         assert rung.wait(20)

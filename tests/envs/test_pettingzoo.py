@@ -21,7 +21,7 @@ from tidemill import Actors, AgentSpec, Experiment, Limits, PettingZoo
 from tidemill.api.spaces import Box, Dict, Discrete, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.aec import TurnLanes
+from tidemill.envs.aec import AECLanes
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.presets.experiments import experiment_for, kinds_of
 from tidemill.testing.check_env import check_environment
@@ -279,7 +279,7 @@ def test_board_games_are_those_of_pettingzoo_move_for_move(make):
 
     lanes = 3
     environment = PettingZoo(make=make).build(lanes, 0)
-    assert isinstance(environment, TurnLanes)
+    assert isinstance(environment, AECLanes)
     size = environment.agents[0].spaces.action.n
     assert environment.agents[0].spaces.observation.spaces["action_mask"] == Box(
         (size,), "int8", (0.0,), (1.0,)

@@ -43,8 +43,8 @@ from tidemill.core.threads import limit_threads
 from tidemill.layouts import auto_layout as arranging
 from tidemill.layouts import layout as laying_out
 from tidemill.layouts import probe as probing
-from tidemill.layouts.auto_layout import arrange, cache, costs_of
-from tidemill.layouts.cost_measurement import Spent
+from tidemill.layouts.auto_layout import cache, costs_of, lay_out
+from tidemill.layouts.cost_measurement import TimeSpent
 from tidemill.layouts.layout import (
     COLD,
     Costs,
@@ -371,7 +371,7 @@ def test_what_the_user_says_is_left_alone() -> None:
         (made.replace(workers={**made.workers, "second": made.workers["actor"]}), "2 groups of Actors"),
     ):
         assert why in why_given(other)
-        assert arrange(other, None).experiment == other and why in arrange(other, None).told
+        assert lay_out(other, None).experiment == other and why in lay_out(other, None).told
 
 
 def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(
@@ -387,7 +387,7 @@ def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(
 
 def test_steps_that_wait_for_training_anyway_are_made_in_the_trainers_process() -> None:
     made = presets.experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn")
-    found = arrange(made, None)
+    found = lay_out(made, None)
     # before a tick all that is owed is trained
     ahead = made.workers["trainer"].replace(slack=made.workers["actor"].lanes)
     assert (
@@ -434,9 +434,9 @@ def test_an_environment_may_refuse_the_lanes_of_a_probe_but_not_its_own() -> Non
 def test_what_waking_costs_beside_other_programs_is_no_cost_of_an_environment(
     own: float, waking: float, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def timed(work: Callable[[], int], seconds: float, precise: bool) -> Spent:
+    def timed(work: Callable[[], int], seconds: float, precise: bool) -> TimeSpent:
         work()
-        return Spent(1, costs.pop(0), 5e-3, 0.0)
+        return TimeSpent(1, costs.pop(0), 5e-3, 0.0)
 
     monkeypatch.setattr(probing, "timed", timed)
     costs = [own, waking]
@@ -451,26 +451,26 @@ def test_layouts_are_chosen_for_processes_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(arranging, "probe", lambda *_: pytest.fail("measured"))
     made = experiment()
     for layout in ("auto", "measure"):
-        assert arrange(made, None, layout, processes=False).experiment == made
-    assert arrange(made, None, "given").experiment == made
+        assert lay_out(made, None, layout, processes=False).experiment == made
+    assert lay_out(made, None, "given").experiment == made
 
 
 def test_a_layout_can_be_told() -> None:
     made = experiment()
     text = "actors=2,trainers=2,together,lanes=16,sample_steps=128,ring=1,slots=1,threads=0"
-    found = arrange(made, None, text)
+    found = lay_out(made, None, text)
     assert str(layout_of(found.experiment)) == text and "batch" not in found.told
-    more = arrange(made, None, text.replace("lanes=16", "lanes=32"))
+    more = lay_out(made, None, text.replace("lanes=16", "lanes=32"))
     assert "a batch has 8,192 rows, not 4,096" in more.told
     with pytest.raises(ConfigError, match=r"workers\.actor\.lanes was set besides"):
-        arrange(made, None, text, ["workers.actor.lanes"])
+        lay_out(made, None, text, ["workers.actor.lanes"])
     with pytest.raises(ConfigError, match="a Scripted environment has no threads; leave threads=0 out"):
-        arrange(experiment(environment=Scripted()), None, text)
+        lay_out(experiment(environment=Scripted()), None, text)
     with pytest.raises(
         ConfigError,
         match=r"cannot be laid out, since it has workers of other kinds \(server\); use --layout given",
     ):
-        arrange(made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}), None, text)
+        lay_out(made.replace(workers={**made.workers, "server": PolicyWorkers(stream="x")}), None, text)
 
 
 # ---- costs -----------------------------------------------------------------------------
@@ -491,18 +491,18 @@ def test_costs_are_measured_once(kept: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(arranging, "probe", probe)
     made = experiment()
-    first = arrange(made, None)
+    first = lay_out(made, None)
     assert "2 processes" in first.told or available_cores() != 2
-    assert arrange(made, None) == first and len(measured) == 1
+    assert lay_out(made, None) == first and len(measured) == 1
     (file,) = kept.iterdir()
     assert (file.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o600, 0o700)
     # these cost nothing
-    assert arrange(made.replace(seed=3, limits=Limits(steps=5)), None).costs == first.costs
+    assert lay_out(made.replace(seed=3, limits=Limits(steps=5)), None).costs == first.costs
     assert len(measured) == 1
-    assert arrange(made, None, "measure").costs != first.costs and len(measured) == 2
-    assert arrange(made, None).costs == msgspec.structs.replace(CARTPOLE, infer=2e-6)
-    arrange(experiment(lanes=32), None)
-    arrange(experiment(minibatch=512), None)
+    assert lay_out(made, None, "measure").costs != first.costs and len(measured) == 2
+    assert lay_out(made, None).costs == msgspec.structs.replace(CARTPOLE, infer=2e-6)
+    lay_out(experiment(lanes=32), None)
+    lay_out(experiment(minibatch=512), None)
     assert len(measured) == 4
 
 
@@ -653,7 +653,7 @@ def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path, tmp_path:
         "os._exit(3)"
     )
     made = experiment(environment=Gymnasium(make=f"{tmp_path}/broken.py:Broken"))
-    found = arrange(made, None)
+    found = lay_out(made, None)
     assert found.experiment == made
     assert (
         found.told
@@ -677,7 +677,7 @@ def test_what_no_run_can_be_made_of_is_refused_where_it_would_be_measured(
         **{name: value for name, value in change.items() if name != "environment"}
     )
     with pytest.raises(ConfigError, match=why):
-        arrange(made, None)
+        lay_out(made, None)
     assert not kept.exists()
 
 
@@ -695,7 +695,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_is_measured(
         match=rf"this needs 16\d\.\d GB of memory, .*\n  samples: 16\d\.\d GB = {steps:,} rows x {lanes:,} "
         rf"lanes x 26 bytes at least",
     ):
-        arrange(experiment(lanes, steps), None)
+        lay_out(experiment(lanes, steps), None)
 
 
 def test_a_probe_says_how_it_ended() -> None:

@@ -16,7 +16,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.memory import MemfdSegment, Need
 from tidemill.core.schema import Field
 from tidemill.core.user_code import load_file
-from tidemill.layouts.memory_plan import Plan, make_plan
+from tidemill.layouts.memory_plan import MemoryPlan, make_plan
 from tidemill.run.folder import RunFolder
 from tidemill.training.train import train
 from tidemill.transports.local import LocalBell
@@ -26,7 +26,7 @@ experiments = load_file(EXPERIMENTS, "test")
 
 
 def test_the_plan_in_a_line() -> None:
-    plan = Plan(
+    plan = MemoryPlan(
         {"samples": 66_300_000, "parameters": 123_456, "batches": 99},
         (30_000_000, 310_000_000),
         21_300_000_000,
@@ -34,7 +34,7 @@ def test_the_plan_in_a_line() -> None:
     assert (
         str(plan) == "memory: samples 66 MB, parameters 0.1 MB, 2 processes 340 MB so far; 21.3 GB available"
     )
-    assert str(Plan({}, (1_000_000,), 1)) == "memory: 1 process 1.0 MB so far; 0.0 MB available"
+    assert str(MemoryPlan({}, (1_000_000,), 1)) == "memory: 1 process 1.0 MB so far; 0.0 MB available"
 
 
 def test_all_workers_needs_are_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from tests.remote.served import Ledger, Script, applied, serving
 from tests.run.watching import wait_until
 
 from tidemill.core.errors import ConfigError
-from tidemill.remote.faults import Dice, Faults
+from tidemill.remote.faults import Faults, FaultSampler
 from tidemill.remote.server import Server
-from tidemill.remote.server_sessions import Caller, Refused, Sessions
+from tidemill.remote.server_sessions import Caller, RefusedCall, Sessions
 from tidemill.remote.wire import ResetCall, SessionsCall, StepCall
 
 # one: each makes an SSL context, which takes longer than all else here
@@ -128,22 +128,22 @@ def table(limit, left_seconds, make=Ledger):
 def test_the_session_that_was_left_longest_gives_way_where_all_are_taken():
     closed_ones = []
 
-    class Told(Ledger):
+    class TallyEntry(Ledger):
         def close(self):
             closed_ones.append(self.seeded)
 
-    sessions, begin = table(3, 0.0, Told)
+    sessions, begin = table(3, 0.0, TallyEntry)
     here, first, then = Caller(), Caller(), Caller()
     begin("here", here), begin("first", first), begin("then", then)
     closed_ones.clear()
     first.gone = then.gone = True
     begin("other", here)
     assert closed_ones == [1]
-    with pytest.raises(Refused, match=r"no session 'first'.* gave way"):
+    with pytest.raises(RefusedCall, match=r"no session 'first'.* gave way"):
         sessions.step(StepCall(session="first", episode=0, step=1, action=0), here)
     for name in ("here", "other", "then"):  # which has another caller from now on
         sessions.step(StepCall(session=name, episode=0, step=1, action=0), here)
-    with pytest.raises(Refused, match="all 3 sessions are taken"):
+    with pytest.raises(RefusedCall, match="all 3 sessions are taken"):
         begin("more", here)
 
 
@@ -152,7 +152,7 @@ def test_a_session_that_was_left_stays_for_a_while():
     gone, here = Caller(), Caller()
     begin("left", gone), begin("other", here)
     gone.gone = True
-    with pytest.raises(Refused, match="give way 1000 s after"):
+    with pytest.raises(RefusedCall, match="give way 1000 s after"):
         begin("more", here)
     sessions.step(StepCall(session="left", episode=0, step=1, action=0), here)
 
@@ -163,7 +163,7 @@ def test_a_session_that_is_kept_is_not_left_though_its_own_connection_is_closed(
     begin("kept", gone)
     sessions.keep(SessionsCall(sessions=("kept",)), keeper)
     gone.gone = True
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedCall):
         begin("other", keeper)
     keeper.gone = True
     begin("other", Caller())
@@ -174,7 +174,7 @@ def test_a_session_is_not_left_when_one_of_the_connections_that_a_call_came_on_i
     first, repeat = Caller(), Caller()
     begin("here", first), begin("here", repeat)
     repeat.gone = True
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedCall):
         begin("other", Caller())
     first.gone = True
     begin("other", Caller())
@@ -661,7 +661,7 @@ def test_faults_are_drawn_as_often_as_asked_and_the_same_again():
     faults = Faults.from_words(
         {"reply_lost": "0.25", "stall": "0.25", "latency": "uniform:0.1:0.2", "seed": "3"}
     )
-    first, second = Dice(faults), Dice(faults)
+    first, second = FaultSampler(faults), FaultSampler(faults)
     drawn = [first.draw("/v1/step") for _ in range(4000)]
     assert drawn == [second.draw("/v1/step") for _ in range(4000)]
     assert all(0.1 <= fault.seconds <= 0.2 for fault in drawn)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tidemill.api.algorithm import ROW_FIELDS
-from tidemill.api.buffer import Buffer, BufferConfig, Demand, Held
+from tidemill.api.buffer import Buffer, BufferConfig, BufferedSample, Demand
 from tidemill.api.edges import Edge
 from tidemill.streams.samples import ChannelSampleConsumer, ChannelSampleProducer
 from tidemill.transports.local import local_endpoints
@@ -61,7 +61,7 @@ class Stream:
         return marks
 
 
-def mark_of(held: Held) -> int:
+def mark_of(held: BufferedSample) -> int:
     reward = held.sample["reward"]
     assert (reward == reward[0, 0]).all()
     assert (held.sample.burn_in, held.sample.bootstrap) == (BURN_IN, 1)

@@ -13,7 +13,7 @@ from tidemill.core.memory import LocalSegment
 from tidemill.replay.limiter import Limiter
 from tidemill.replay_training.credit_grants import CreditGrants
 from tidemill.replay_training.limiter_metrics import LimiterMetrics
-from tidemill.replay_training.open_episodes import Unfinished
+from tidemill.replay_training.open_episodes import OpenEpisodeTracker
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.streams.credits import Credits
@@ -140,7 +140,7 @@ def test_a_resumed_run_ends_the_iteration_that_it_was_in_unless_iterations_are_o
 
 def test_open_episodes_are_played_on_when_nothing_else_is_in_flight() -> None:
     limiter, (shares, _) = Limiter(Fraction(1), 100), shares_of()
-    unfinished = Unfinished(Nothing(), [2, 1, 1])
+    unfinished = OpenEpisodeTracker(Nothing(), [2, 1, 1])
     phases = Phases(limiter, shares, None, 6, unfinished, {})
     shares.start(limiter)
     phases.end(True)

@@ -27,7 +27,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_file
 from tidemill.envs.atari import Atari
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run.episode_windows import read_kept
+from tidemill.run.episode_windows import read_saved_episodes
 from tidemill.run.folder import EPISODES, RunFolder
 from tidemill.run.live_view import _figures
 from tidemill.run.progress import Progress
@@ -250,7 +250,7 @@ def test_a_resume_from_an_earlier_checkpoint_knows_the_episodes_of_its_time() ->
 def test_what_is_damaged_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", experiments.cartpole().replace(limits=Limits(updates=20))).folder
     good = (folder / EPISODES).read_bytes()
-    assert read_kept(good)["policy"][-1].updates == 20
+    assert read_saved_episodes(good)["policy"][-1].updates == 20
     for bad in (
         b"",
         b"[" * 100_000,

@@ -19,7 +19,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.errors import RunError
 from tidemill.core.memory import held
 from tidemill.core.user_code import load_file
-from tidemill.layouts.memory_plan import Plan
+from tidemill.layouts.memory_plan import MemoryPlan
 from tidemill.training.train import train
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
@@ -93,7 +93,7 @@ def test_without_proc_a_run_goes_on(tmp_path: Path) -> None:
 def test_a_system_that_does_not_tell_what_processes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", "/nowhere", raising=False)
     assert held(children=True) == []
-    assert str(Plan({}, (), 5_000_000_000)) == "memory: little; 5.0 GB available"
+    assert str(MemoryPlan({}, (), 5_000_000_000)) == "memory: little; 5.0 GB available"
 
 
 def test_a_limit_of_files_too_small_for_shared_memory_is_one_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.workers.world import Ahead, Known, Marked, World, check_samples
 
 from tidemill.api.control import Episodes
 from tidemill.workers.actor import Actors, AgentSpec
-from tidemill.workers.sample_writers.fixed import InStep
+from tidemill.workers.sample_writers.fixed import AlignedBlock
 
 
 def specs_of(
@@ -139,7 +139,7 @@ def play_and_check(world: World, plan: list[tuple[int, bool]], by_index: bool) -
 
 def force_index(world: World) -> None:
     for _, agent in world.actor.order.agents:
-        if isinstance(agent.writer, InStep):
+        if isinstance(agent.writer, AlignedBlock):
             agent.writer = agent.writer.by_index()
 
 

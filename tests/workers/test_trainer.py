@@ -11,7 +11,7 @@ import pytest
 from tests.workers.world import Known, KnownPolicy
 
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
-from tidemill.api.buffer import Held
+from tidemill.api.buffer import BufferedSample
 from tidemill.api.control import (
     Adopt,
     Facts,
@@ -326,10 +326,10 @@ def test_lag_counts_only_rows_that_enter_the_loss() -> None:
     sample.burn_in = 1
     sample["version"][:, 0] = [0, 5, -1, 6, 7, 2]  # burn-in, row, ended, cut, row, bootstrap
     sample["done"][2] = sample["truncated"][3] = True
-    held = Held.of(sample)
+    held = BufferedSample.of(sample)
     assert (held.trained, held.oldest, held.stamps, held.lag(9)) == (2, 5, 12, 4)
     sample["version"][:] = -1
-    held = Held.of(sample)
+    held = BufferedSample.of(sample)
     assert (held.trained, held.oldest, held.stamps, held.lag(9)) == (0, None, 0, 0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tidemill.algorithms.formulas import differentiate_policy_gradient, vtrace
 from tidemill.algorithms.minibatches import Floats, take_rows
-from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss, Whole
+from tidemill.algorithms.policy_gradient import BatchTotals, PolicyGradient, PolicyGradientLearner, PolicyLoss
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
@@ -91,7 +91,7 @@ class ImpalaLearner(PolicyGradientLearner):
             config.c_clip,
         )
 
-    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+    def _weigh(self, advantage: Floats, whole: BatchTotals) -> None:
         advantage /= np.float32(self.policy.value_scale)
 
     def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:

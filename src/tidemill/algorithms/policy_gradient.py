@@ -115,7 +115,7 @@ class PolicyGradient(AlgorithmConfig):
         return policy
 
 
-class Whole(NamedTuple):
+class BatchTotals(NamedTuple):
     """Of the rows of all equal trainers together."""
 
     rows: float
@@ -178,7 +178,7 @@ class PolicyGradientLearner(DataParallel):
         """See `Estimate`. Called for all samples before any step is done."""
 
     @abstractmethod
-    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+    def _weigh(self, advantage: Floats, whole: BatchTotals) -> None:
         """Turn a batch's advantages [M] into what its loss takes, in place."""
 
     @abstractmethod
@@ -245,7 +245,7 @@ class PolicyGradientLearner(DataParallel):
             )
 
     def _steps(
-        self, source: Rows, batch: Batch, whole: Whole, count: int, rate: float, alone: bool
+        self, source: Rows, batch: Batch, whole: BatchTotals, count: int, rate: float, alone: bool
     ) -> Generator[Array, None, NDArray[np.float64]]:
         """Do all epochs, each in `count` minibatches; return the measured parts and the
         gradient's norm before clipping of each step."""
@@ -297,7 +297,7 @@ class PolicyGradientLearner(DataParallel):
             parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
         )
 
-    def _columns(self, batch: Batch, whole: Whole) -> list[Mapping[str, Any]]:
+    def _columns(self, batch: Batch, whole: BatchTotals) -> list[Mapping[str, Any]]:
         """Return the actions and (as one array, rows last) `COLUMNS` of a batch."""
         if len(batch):
             self.policy.check(batch.observation)
@@ -410,18 +410,18 @@ def _sums(batch: Batch) -> NDArray[np.float64]:
     return np.array(sums)
 
 
-def _whole(sums: NDArray[np.float64]) -> Whole:
+def _whole(sums: NDArray[np.float64]) -> BatchTotals:
     """Return what follows from the `_sums` of all trainers."""
     rows, *pairs = sums.tolist()
     if not rows:
-        return Whole(0.0, 0.0, 0.0, nan)
+        return BatchTotals(0.0, 0.0, 0.0, nan)
     means = [total / rows for total in pairs[::2]]
     squares = [square / rows for square in pairs[1::2]]
     advantage, target, error = (
         max(square - mean * mean, 0.0) for mean, square in zip(means, squares, strict=True)
     )
     varies = target > 1e-12 * squares[1]  # less is rounding of these sums
-    return Whole(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
+    return BatchTotals(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
 
 
 def _explain(parts: Sequence[float], norm: float) -> str:

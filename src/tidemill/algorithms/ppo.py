@@ -8,7 +8,7 @@ import numpy as np
 
 from tidemill.algorithms.formulas import differentiate_surrogate
 from tidemill.algorithms.minibatches import Estimate, Floats, Integers, gae_of, take_rows
-from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss, Whole
+from tidemill.algorithms.policy_gradient import BatchTotals, PolicyGradient, PolicyGradientLearner, PolicyLoss
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.nets.trainable import TrainablePolicy
@@ -77,7 +77,7 @@ class PPOLearner(PolicyGradientLearner):
         ratio -= take_rows([sample], [rows], "log_prob")
         return ratio
 
-    def _weigh(self, advantage: Floats, whole: Whole) -> None:
+    def _weigh(self, advantage: Floats, whole: BatchTotals) -> None:
         if self._normalise:
             with np.errstate(invalid="ignore"):
                 advantage -= np.float32(whole.mean)

@@ -83,7 +83,7 @@ class Demand:
         lag is allowed."""
         return self.max_lag == 0
 
-    def met(self, batch: Sequence["Held"]) -> bool:
+    def met(self, batch: Sequence["BufferedSample"]) -> bool:
         """True when `batch` is full."""
         return (
             len(batch) >= self.samples if self.rows is None else sum(held.rows for held in batch) >= self.rows
@@ -91,7 +91,7 @@ class Demand:
 
 
 @dataclass(eq=False)
-class Held:
+class BufferedSample:
     """A sample in a buffer.
 
     rows: that `batch_size` counts: see `Sample.advance`
@@ -136,7 +136,7 @@ class Buffer(ABC):
         slots."""
 
     @abstractmethod
-    def take(self, version: int) -> Sequence[Held] | None:
+    def take(self, version: int) -> Sequence[BufferedSample] | None:
         """Return the batch that the trainer, at `version`, is to train on now; None while
         it is not full. What is in it stays as it is until `release`. Raises `ConfigError`
         for a batch that can never be full."""
@@ -145,7 +145,7 @@ class Buffer(ABC):
     def release(self) -> None:
         """Say that the batch taken last was trained on."""
 
-    def _too_old(self, held: Held, version: int) -> bool:
+    def _too_old(self, held: BufferedSample, version: int) -> bool:
         """True when `held` may not be trained on by a trainer at `version`; it is counted
         then, so that it must go."""
         limit = self._demand.max_lag
@@ -190,11 +190,12 @@ class ReplayBuffer(Buffer):
         for ever."""
 
     @abstractmethod
-    def take(self, version: int) -> Sequence[Held] | None:
-        """Draw a batch for a trainer at `version`: one `Held` of B transitions, [1, B]
-        each (`Held.oldest`, `stamps` from the versions that acted). None while it is not
-        `sampleable`. What is drawn depends on what was received, on the draws before, and
-        on `Demand.seed`, never on time. The sample's fields, each [1, B, ...]::
+    def take(self, version: int) -> Sequence[BufferedSample] | None:
+        """Draw a batch for a trainer at `version`: one `BufferedSample` of B transitions,
+        [1, B] each (`BufferedSample.oldest`, `stamps` from the versions that acted). None
+        while it is not `sampleable`. What is drawn depends on what was received, on the
+        draws before, and on `Demand.seed`, never on time. The sample's fields, each [1,
+        B, ...]::
 
             obs*, action*: before the step, and what was done then
             rewards: float32 [1, B, n]: of the n steps from there on; 0 behind the last

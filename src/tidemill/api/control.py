@@ -2,7 +2,7 @@
 else is understood.
 
 Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`,
-`WorkerStatistics`, `Episodes`, `Measured`, `Tallied`, `Relay`, `Notice`.
+`WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`, `Relay`, `Notice`.
 """
 
 import enum
@@ -13,7 +13,7 @@ import msgspec
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import Need
-from tidemill.core.tally import Told
+from tidemill.core.tally import TallyEntry
 
 
 class State(enum.StrEnum):
@@ -148,11 +148,11 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, float]
 
 
-class Tallied(msgspec.Struct, frozen=True, tag=True):
+class EnvironmentStatistics(msgspec.Struct, frozen=True, tag=True):
     """What environments measured by themselves since the last message (see
     `Environment.statistics`)."""
 
-    values: dict[str, Told]
+    values: dict[str, TallyEntry]
 
 
 class Relay(msgspec.Struct, frozen=True, tag=True):
@@ -177,7 +177,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt
-Up = Status | WorkerStatistics | Episodes | Measured | Tallied | Relay | Saving | Notice
+Up = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Saving | Notice
 
 _encoder = msgspec.msgpack.Encoder()
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)

@@ -12,13 +12,13 @@ from tidemill.store.query import Query, among
 PROGRESS = ("step", "update", "episodes", "time/seconds")
 """What is known of every run: env steps and updates of training, finished episodes,
 seconds of training. Conditions may also be about what the last `Limits.window` episodes
-have reached once this stage has seen so many (`reached_names`), and about what workers
+have reached once this stage has seen so many (`episode_metrics`), and about what workers
 say that they measure (`WorkerConfig.measures`: "kl" of `PPO`, "evaluation/return" of
 `Evaluation`), by the names in metrics.jsonl; of trainers where there is one group of
 them."""
 
 
-def reached_name(what: str, who: str) -> str:
+def episode_metric(what: str, who: str) -> str:
     """Return the metric that says `what` ("return", "length", "win_rate", "info/NAME")
     the last episodes of `who` have reached: a policy, POLICY/AGENTS, or "" where there is
     one policy."""
@@ -27,11 +27,11 @@ def reached_name(what: str, who: str) -> str:
     return "/".join(part for part in (kind, who) if part) + (f"/{end}" if end or slash else "")
 
 
-def reached_names(who: str) -> tuple[str, ...]:
+def episode_metrics(who: str) -> tuple[str, ...]:
     """Return the metrics of the last episodes of `who`: "return/mean", "length/mean",
     "win_rate" and the family "info/", with the policy after the first word where there
     are several."""
-    return tuple(reached_name(what, who) for what in ("return", "length", "win_rate", "info/"))
+    return tuple(episode_metric(what, who) for what in ("return", "length", "win_rate", "info/"))
 
 
 def check_condition(setting: str, text: str) -> None:

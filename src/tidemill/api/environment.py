@@ -27,7 +27,7 @@ from tidemill.api.spaces import Space, Spaces, schema_of_space
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays, Field, Schema, allocate
-from tidemill.core.tally import Told
+from tidemill.core.tally import TallyEntry
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Environment(ABC):
         Most have none."""
         return [None] * len(seats)
 
-    def statistics(self) -> dict[str, Told]:
+    def statistics(self) -> dict[str, TallyEntry]:
         """Return what the environment measured since the last call, besides rewards and
         episodes: by name, as `Tally.take` gives it. They become the run's metrics
         ``environment/NAME``. Most have none."""

@@ -30,7 +30,7 @@ from tidemill.api.curriculum import (
     check_condition,
     check_curriculum,
     check_measured,
-    reached_names,
+    episode_metrics,
 )
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
@@ -469,7 +469,7 @@ class Experiment(Config):
             for group, measures in told.items()
             for name in measures or ()
         }
-        reached = {name for who in self.reached() for name in reached_names(who)}
+        reached = {name for who in self.reached() for name in episode_metrics(who)}
         known = (
             None
             if None in told.values() and updates is None

@@ -45,7 +45,7 @@ from tidemill.bench.plain_mlps import PlainMLPs
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.output import forgiving_output
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.layouts.cost_measurement import Stepping, end_session, obey, random_rows, timed
+from tidemill.layouts.cost_measurement import RandomPlay, end_session, obey, random_rows, timed
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type
 from tidemill.nets.trainable import TrainablePolicy
@@ -125,7 +125,7 @@ def native_vector(env: Any) -> Callable[[], int]:
 
 def any_environment(env: Environment) -> tuple[Callable[[], int], bool]:
     """Send and receive."""
-    stepping, elsewhere = Stepping(env), False
+    stepping, elsewhere = RandomPlay(env), False
 
     def work() -> int:
         nonlocal elsewhere

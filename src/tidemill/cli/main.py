@@ -12,7 +12,7 @@ from tidemill.cli.environments import check_env, doctor_env, serve_env
 from tidemill.cli.examples import examples
 from tidemill.cli.friendly import Commands, friendly, print_table, width, word
 from tidemill.cli.measuring import bench, tune
-from tidemill.cli.named import EnvArg, Lay, Named, Set, changed, experiment_from, pairs
+from tidemill.cli.named import EnvArg, Lay, Set, TrustItems, changed, experiment_from, pairs
 from tidemill.cli.simulator import simulator
 from tidemill.core.errors import ConfigError
 
@@ -107,7 +107,7 @@ Log = Annotated[
 @app.command()
 @friendly
 def train(
-    what: Annotated[str | None, Named] = None,
+    what: Annotated[str | None, TrustItems] = None,
     launch: Launch = "processes",
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[

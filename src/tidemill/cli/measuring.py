@@ -31,7 +31,7 @@ def bench(
     from tidemill.bench.measure import bench as measure
     from tidemill.bench.measure import check_seconds
     from tidemill.bench.table import tables
-    from tidemill.layouts.auto_layout import arrange
+    from tidemill.layouts.auto_layout import lay_out
 
     check_seconds(seconds)
     experiment, source = experiment_from(what, env_arg, set_)
@@ -40,7 +40,7 @@ def bench(
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
     if json_file is not None and json_file.is_dir():
         raise ConfigError(f"--json {json_file} is a folder; name a file in it")
-    arranged = arrange(experiment, source, layout, pairs("--set", set_ or []))
+    arranged = lay_out(experiment, source, layout, pairs("--set", set_ or []))
     if arranged.told:
         print(arranged.told, file=sys.stderr)
     found = measure(arranged.experiment, source, seconds, lambda text: print(text, file=sys.stderr))

@@ -19,8 +19,8 @@ KINDS = (
     f"{', '.join(FORMS)}; the last may name an environment of your own, or a function that returns an "
     "experiment."
 )
-Named = typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KINDS)
-Trained = Annotated[str, Named]
+TrustItems = typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KINDS)
+Trained = Annotated[str, TrustItems]
 EnvArg = Annotated[
     list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")
 ]

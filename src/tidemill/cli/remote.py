@@ -31,7 +31,7 @@ def serve(
             'be served: "CartPole-v1", "FILE.py:NAME", "ALE/Pong-v5"'
         )
     try:
-        from tidemill.remote.faults import Dice, Faults
+        from tidemill.remote.faults import Faults, FaultSampler
         from tidemill.remote.server import Server
         from tidemill.remote.server_sessions import Sessions
     except ImportError as error:
@@ -39,7 +39,7 @@ def serve(
             'serving environments needs a package that is not installed: pip install "tidemill[rest]" '
             f"({error})"
         ) from error
-    dice = Dice(Faults.from_words(dict(faults))) if faults else None
+    dice = FaultSampler(Faults.from_words(dict(faults))) if faults else None
     sessions = Sessions(environment.make_one, what, max_sessions, idle_seconds, left_seconds)
     server = Server(sessions, host, port, token or None, max_body_bytes, dice).start()
     for number in (signal.SIGINT, signal.SIGTERM):

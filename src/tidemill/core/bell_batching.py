@@ -12,7 +12,7 @@ from collections.abc import Callable
 _late = threading.local()
 
 
-class Together:
+class BatchedRings:
     """Within it, what this thread asks to `ring` is rung at the end, each once."""
 
     def __enter__(self) -> None:
@@ -26,7 +26,7 @@ class Together:
 
 
 def ring(call: Callable[[], None]) -> None:
-    """Call `call`, which wakes somebody, now or at the end of `Together`."""
+    """Call `call`, which wakes somebody, now or at the end of `BatchedRings`."""
     late = getattr(_late, "rings", None)
     if late is None:
         call()

@@ -11,7 +11,7 @@ from typing import Literal
 
 How = Literal["average", "most_recent", "sum", "smallest", "largest"]
 HOWS: tuple[How, ...] = ("average", "most_recent", "sum")  # those that simulators may ask for, by number
-Told = tuple[How, float, int]
+TallyEntry = tuple[How, float, int]
 """How values are summed up, their sum (or the newest, smallest or largest of them), and
 how many they are."""
 
@@ -21,7 +21,7 @@ class Tally:
     newest, their sum, the smallest or the largest."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, TallyEntry] = {}
 
     def add(self, name: str, value: float, how: How = "average", count: int = 1) -> None:
         """Add a value, or the sum of `count` of them."""
@@ -36,17 +36,17 @@ class Tally:
     def __contains__(self, name: str) -> bool:
         return name in self._told
 
-    def merge(self, told: Mapping[str, Told]) -> None:
+    def merge(self, told: Mapping[str, TallyEntry]) -> None:
         """Add what another tally's `take` returned."""
         for name, (how, value, count) in told.items():
             self.add(name, value, how, count)
 
-    def take(self) -> dict[str, Told]:
+    def take(self) -> dict[str, TallyEntry]:
         """Return all, and begin anew."""
         told, self._told = self._told, {}
         return told
 
 
-def summary(told: Mapping[str, Told]) -> dict[str, float]:
+def summary(told: Mapping[str, TallyEntry]) -> dict[str, float]:
     """Return one number per name of what `Tally.take` gave."""
     return {name: value / count if how == "average" else value for name, (how, value, count) in told.items()}

@@ -8,7 +8,7 @@ from tidemill.envs.multi_agent import AgentLanes
 from tidemill.envs.space_values import brief
 
 
-class TurnLanes(AgentLanes):
+class AECLanes(AgentLanes):
     """L copies of a `pettingzoo.AECEnv`. A step of a lane is the action of one agent; the
     one selected next is present, all others are absent.
 

@@ -16,14 +16,14 @@ TICKS = 3  # at the start, in which everything is copied and looked at: the firs
 
 # By the address of an array that was handed out: weak references to the array whose
 # memory that is (so that nobody takes another one for it that comes to lie there) and to
-# the `Sharing` of who did so last; the lane; its thread; and what it held then. Of all
-# environments of the process: the targets of a ring and threads beside one another share
-# what belongs to a class or a module, too.
-_Owner = tuple["ReferenceType[Any]", "ReferenceType[Sharing]", int, int, NDArray[Any]]
+# the `AliasDetector` of who did so last; the lane; its thread; and what it held then. Of
+# all environments of the process: the targets of a ring and threads beside one another
+# share what belongs to a class or a module, too.
+_Owner = tuple["ReferenceType[Any]", "ReferenceType[AliasDetector]", int, int, NDArray[Any]]
 _owners: dict[int, _Owner] = {}
 
 
-class Sharing:
+class AliasDetector:
     """Sees in an environment's first ticks whether two of its lanes, or it and another
     environment of this process, hand out one array.
 

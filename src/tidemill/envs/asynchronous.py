@@ -13,7 +13,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.outside import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.user_code import Code, load_attribute, name_of_code
-from tidemill.envs.lane_coroutines import Tasks
+from tidemill.envs.lane_coroutines import LaneCoroutines
 from tidemill.envs.lane_threads import CLOSE_SECONDS
 from tidemill.envs.lanes import LaneLoop, Result
 from tidemill.envs.registry import call_maker
@@ -85,7 +85,7 @@ class AsyncLanes(LaneLoop):
 
     def __init__(self, envs: Sequence[Any], name: str, seed: int, deadline: float | None = None) -> None:
         """Take over `envs`, equal ones; `name` is what messages call them."""
-        self._tasks = Tasks(len(envs))
+        self._tasks = LaneCoroutines(len(envs))
         self._deadline = deadline
         super().__init__(envs, name, seed, crew=self._tasks)
         if deadline is not None:

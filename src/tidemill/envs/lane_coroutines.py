@@ -9,15 +9,15 @@ from typing import Any
 
 from tidemill.core.loops import Loop
 from tidemill.core.thread_loop import own
-from tidemill.envs.lane_threads import CLOSE_SECONDS, Raised
+from tidemill.envs.lane_threads import CLOSE_SECONDS, RaisedError
 
 LOOK_AGAIN = 0.1
 
 
-class Tasks:
-    """Steps lanes as a `Crew` does, but each in a task of the event loop of the thread
-    that begins the first tick: what a call returns is awaited. They go on while that
-    thread waits at a bell, and when it looks whether they are `ready`."""
+class LaneCoroutines:
+    """Steps lanes as `LaneThreads` does, but each in a task of the event loop of the
+    thread that begins the first tick: what a call returns is awaited. They go on while
+    that thread waits at a bell, and when it looks whether they are `ready`."""
 
     def __init__(self, lanes: int) -> None:
         self._loop: Loop | None = None
@@ -54,8 +54,8 @@ class Tasks:
         return not self._left
 
     def take(self) -> list[Any]:
-        """Return what the lanes returned, or what they `Raised`; waits for the last of
-        them."""
+        """Return what the lanes returned, or what they raised (`RaisedError`); waits for
+        the last of them."""
         while self._left:
             self.loop.run(LOOK_AGAIN)
         return self._results
@@ -115,11 +115,11 @@ class Tasks:
         except (asyncio.CancelledError, GeneratorExit) as error:
             if self._closed:
                 raise
-            self._results[lane] = Raised(
+            self._results[lane] = RaisedError(
                 RuntimeError(f"what it awaits was cancelled ({type(error).__name__}) {error}".rstrip())
             )
         except BaseException as error:  # a second Ctrl-C, too, is the actor's to tell
-            self._results[lane] = Raised(error)
+            self._results[lane] = RaisedError(error)
         finally:
             self._left -= 1
             if not self._left and not self._closed:

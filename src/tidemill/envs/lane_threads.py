@@ -16,7 +16,7 @@ from tidemill.core.errors import ConfigError
 CLOSE_SECONDS = 1.0
 
 
-class Raised:
+class RaisedError:
     """What a call raised, in place of what it would have returned."""
 
     def __init__(self, error: BaseException) -> None:
@@ -89,8 +89,8 @@ class LaneThreads:
         return not self._finished.locked()
 
     def take(self) -> list[Any]:
-        """Return what the lanes returned, or what they `Raised`; waits for the last of
-        them."""
+        """Return what the lanes returned, or what they raised (`RaisedError`); waits for
+        the last of them."""
         with self._finished:
             return self._results
 
@@ -148,7 +148,7 @@ class LaneThreads:
                 try:
                     results[lane] = calls[lane](given[lane])
                 except BaseException as error:  # SystemExit, too, is the actor's to tell
-                    results[lane] = Raised(error)
+                    results[lane] = RaisedError(error)
             if self._left.pop() == 0:
                 self._finished.release()
                 if self._wake is not None and not self._closed:

@@ -20,16 +20,16 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, load_attribute, name_of_code
-from tidemill.envs.aliased_arrays import Sharing
+from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
-from tidemill.envs.lane_threads import LaneThreads, Raised
+from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, fps_of, outside, pictures
 from tidemill.envs.space_values import LeafReader, LeafWriter, brief
 from tidemill.envs.spaces import from_gymnasium, nest, paths
 
 if TYPE_CHECKING:
-    from tidemill.envs.lane_coroutines import Tasks
+    from tidemill.envs.lane_coroutines import LaneCoroutines
 
 Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
 
@@ -161,7 +161,7 @@ class LaneLoop(Environment):
         name: str,
         seed: int,
         threads: int = 0,
-        crew: "LaneThreads | Tasks | None" = None,
+        crew: "LaneThreads | LaneCoroutines | None" = None,
         limit: int = 0,
     ) -> None:
         """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps
@@ -182,7 +182,7 @@ class LaneLoop(Environment):
         self._seeds: dict[int, int] = {}  # of next resets
         self.seed(seed)
         self._steps = [env.step for env in envs]
-        self._sharing = Sharing(name)
+        self._sharing = AliasDetector(name)
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._readers = [
             LeafReader(leaf_name, path, leaf)
@@ -340,7 +340,7 @@ class LaneLoop(Environment):
         assert self._crew is not None
         self._results, self._pending = self._crew.take(), False
         for lane, result in enumerate(self._results):
-            if isinstance(result, Raised):
+            if isinstance(result, RaisedError):
                 self._raise(lane, result.error, self._resets, self._given)
 
     def _beginner(self, lane: int) -> Callable[[Any], Result]:

@@ -19,7 +19,7 @@ from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.envs.aliased_arrays import Sharing
+from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.faults import NUMBERS, TickCheck, check_flag, check_number, is_number
 from tidemill.envs.options import take_options
 from tidemill.envs.registry import fps_of
@@ -31,7 +31,7 @@ OWN, MASK, STATE = "own observation", "action mask", "global state"
 
 
 @dataclass(frozen=True)
-class Sight:
+class AgentView:
     """What one agent sees.
 
     own: its own observation
@@ -115,7 +115,7 @@ class AgentLanes(Environment):
         name: str,
         seed: int,
         ids: Sequence[Any],
-        sights: Sequence[Sight],
+        sights: Sequence[AgentView],
         actions: Sequence[Space],
         team_reward: bool,
         max_steps: int,
@@ -150,7 +150,7 @@ class AgentLanes(Environment):
         # of each lane's last step, by what the environment calls its agents
         self._infos: list[Mapping[Any, Any]] = [{}] * self.lanes
         self._rewards: list[Any] = []
-        self._sharing = Sharing(name)
+        self._sharing = AliasDetector(name)
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         every = self.lanes * self._count

@@ -15,8 +15,8 @@ from tidemill.api.outside import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.user_code import Code, import_module, load_attribute, name_of_code
-from tidemill.envs.aec import TurnLanes
-from tidemill.envs.multi_agent import AgentLanes, Sight
+from tidemill.envs.aec import AECLanes
+from tidemill.envs.multi_agent import AgentLanes, AgentView
 from tidemill.envs.parallel import ParallelLanes
 from tidemill.envs.registry import call_maker, pictures
 from tidemill.envs.spaces import from_gymnasium
@@ -85,7 +85,7 @@ class PettingZoo(EnvironmentConfig):
         try:
             ids, sights, actions = self._look(envs[0], seed)
             envs += [self._make_one(maker, accepts, False) for _ in range(1, lanes)]
-            kind = ParallelLanes if isinstance(envs[0], ParallelEnv) else TurnLanes
+            kind = ParallelLanes if isinstance(envs[0], ParallelEnv) else AECLanes
             return kind(
                 envs, self.make, seed, ids, sights, actions, self.team_reward, self.max_episode_steps, render
             )
@@ -105,7 +105,7 @@ class PettingZoo(EnvironmentConfig):
             )
         return env
 
-    def _look(self, env: Any, seed: int) -> tuple[list[Any], list[Sight], list[Space]]:
+    def _look(self, env: Any, seed: int) -> tuple[list[Any], list[AgentView], list[Space]]:
         """Return the agents as the environment calls them, what each sees, and the space
         of its actions. The environment is reset for that."""
         ids = getattr(env, "possible_agents", None)
@@ -132,7 +132,7 @@ class PettingZoo(EnvironmentConfig):
                 if masked and not (isinstance(own, Dict) and "action_mask" in own.spaces)
                 else None
             )
-            sights.append(Sight(own, mask, state))
+            sights.append(AgentView(own, mask, state))
             actions.append(action)
         return list(ids), sights, actions
 

@@ -24,7 +24,7 @@ from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
-from tidemill.core.tally import Told
+from tidemill.core.tally import TallyEntry
 from tidemill.envs.parallel_build import EnvironmentMaker
 from tidemill.envs.wrapper import Wrapper
 
@@ -272,7 +272,7 @@ class SlotEnvironment(Wrapper):
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return [None] * len(seats) if self._inner is None or self._void else self._inner.said(group, seats)
 
-    def statistics(self) -> dict[str, Told]:
+    def statistics(self) -> dict[str, TallyEntry]:
         return {} if self._inner is None else self._inner.statistics()
 
     def render(self) -> NDArray[np.uint8] | None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.schema import Arrays
-from tidemill.core.tally import Told
+from tidemill.core.tally import TallyEntry
 
 CHANGING = ("resting", "rests", "shared")
 """Attributes of an environment that are another later."""
@@ -73,7 +73,7 @@ class Wrapper(Environment):
     def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return self._inner.said(group, seats)
 
-    def statistics(self) -> dict[str, Told]:
+    def statistics(self) -> dict[str, TallyEntry]:
         return self._inner.statistics()
 
     def render(self) -> NDArray[np.uint8] | None:

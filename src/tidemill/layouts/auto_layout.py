@@ -49,7 +49,7 @@ _LARGEST = 10_000  # bytes of a file of costs
 
 
 @dataclass(frozen=True)
-class Arranged:
+class LaidOut:
     """An experiment as it is run.
 
     layout: what it was laid out to, None where it is as it was given
@@ -71,13 +71,13 @@ class Arranged:
         }
 
 
-def arrange(
+def lay_out(
     experiment: Experiment,
     source: Path | None,
     layout: str = AUTO,
     fixed: Collection[str] = (),
     processes: bool = True,
-) -> Arranged:
+) -> LaidOut:
     """Return the experiment laid out.
 
     source: the file that it came from
@@ -88,39 +88,39 @@ def arrange(
     processes: whether workers get processes, for which alone layouts are chosen
     """
     if layout == GIVEN:
-        return Arranged(experiment)
+        return LaidOut(experiment)
     if layout not in (AUTO, MEASURE):
         return _as_told(experiment, parse(layout), of_layout(experiment, fixed))
     if not processes:
-        return Arranged(experiment)
+        return LaidOut(experiment)
     if (arranged := by_turns(experiment, fixed)) is not experiment:
-        return Arranged(
+        return LaidOut(
             arranged,
             told="layout: 1 process, an actor and a trainer by turns, since steps wait for what they owe to "
             "be trained",
         )
     if why := why_given(experiment, fixed):
-        return Arranged(experiment, told=f"layout: as given, since {why}")
+        return LaidOut(experiment, told=f"layout: as given, since {why}")
     try:
         costs = costs_of(experiment, source, anew=layout == MEASURE)
     except RunError as error:
-        return Arranged(experiment, told=f"layout: as given, since its costs could not be measured: {error}")
+        return LaidOut(experiment, told=f"layout: as given, since its costs could not be measured: {error}")
     found, count = choose(experiment, costs, cores()), cores()
     told = (
         f"layout: {found.words()} ({costs.words(found.lanes)}; {count} core{'s' * (count > 1)}; again: "
         f"--layout {found})"
     )
-    return Arranged(apply(experiment, found), found, costs, told)
+    return LaidOut(apply(experiment, found), found, costs, told)
 
 
 def check_layout(layout: str) -> None:
-    """Raise `ConfigError` for what is neither a word that `arrange` takes nor a layout's
+    """Raise `ConfigError` for what is neither a word that `lay_out` takes nor a layout's
     text."""
     if layout not in (AUTO, GIVEN, MEASURE):
         parse(layout)
 
 
-def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> Arranged:
+def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> LaidOut:
     if besides:
         raise ConfigError(f"--layout {layout}: {besides[0]} was set besides; say it in one place")
     arranged, given = apply(experiment, layout), layout_of(experiment)
@@ -130,7 +130,7 @@ def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> Arra
             f"; a batch has {layout.rows:,} rows, not {given.rows:,} as the experiment has it, and it may "
             "learn otherwise"
         )
-    return Arranged(arranged, layout, None, told)
+    return LaidOut(arranged, layout, None, told)
 
 
 # ---- costs -----------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def end_session() -> None:
 # ---- work ------------------------------------------------------------------------------
 
 
-class Stepping:
+class RandomPlay:
     """Steps an environment with random actions, and resets its lanes as their episodes
     end. `waited` says whether the last tick's steps were not done when `send` came back.
     """
@@ -201,7 +201,7 @@ def random_rows(space: Space, rows: int, name: str = "obs") -> Arrays:
     return found
 
 
-class Spent(NamedTuple):
+class TimeSpent(NamedTuple):
     """What some work took: units done, core seconds, seconds that passed, and those of
     them in which others had the core."""
 
@@ -218,7 +218,7 @@ class Spent(NamedTuple):
         return self.core / self.units, max(self.wall - self.delayed, self.core) / self.units
 
 
-def timed(work: Callable[[], int], seconds: float, precise: bool = False) -> Spent:
+def timed(work: Callable[[], int], seconds: float, precise: bool = False) -> TimeSpent:
     """Call `work`, which returns the units that it did, until so many seconds have passed
     and something was done; with `precise` also until it is known well enough how long a
     call takes, which is sooner."""
@@ -232,7 +232,7 @@ def timed(work: Callable[[], int], seconds: float, precise: bool = False) -> Spe
             core = max(process_time() - core, 1e-9)
             delays = {thread: spent - before.get(thread, 0.0) for thread, spent in queued().items()}
             delayed = delays.pop(get_native_id(), 0.0) + max(delays.values(), default=0.0)
-            return Spent(units, core, passed, delayed)
+            return TimeSpent(units, core, passed, delayed)
 
 
 def _precise(times: NDArray[np.float64]) -> bool:

@@ -19,7 +19,7 @@ LEAST = 25_000_000  # bytes of a worker's process that are shared with none: Pyt
 TOLD = 100_000  # bytes; less is not worth a word
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MemoryPlan(msgspec.Struct, frozen=True):
     """What a run needs: still to be filled, in bytes by what it is for; held already by
     its processes, each; and free when it was about to start."""
 
@@ -36,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True):
         return f"memory: {', '.join(needs) or 'little'}; {size(self.free)} available"
 
 
-def make_plan(needs: Iterable[Need]) -> Plan:
+def make_plan(needs: Iterable[Need]) -> MemoryPlan:
     """Return the plan of a run whose workers are READY. Raises `ConfigError`, with the
     sums, when what they need is not there."""
     needs, free = list(needs), memory.available()
@@ -44,7 +44,7 @@ def make_plan(needs: Iterable[Need]) -> Plan:
     total: dict[str, int] = {}
     for need in needs:
         total[need.what] = total.get(need.what, 0) + need.nbytes
-    return Plan(total, tuple(held(children=True)), free)
+    return MemoryPlan(total, tuple(held(children=True)), free)
 
 
 def check_least_memory(experiment: Experiment) -> None:

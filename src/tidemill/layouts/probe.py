@@ -31,7 +31,7 @@ from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
-from tidemill.layouts.cost_measurement import Stepping, obey, order_of, random_rows, start, timed
+from tidemill.layouts.cost_measurement import RandomPlay, obey, order_of, random_rows, start, timed
 from tidemill.layouts.layout import COLD, Costs, waits
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.environments import seen_by
@@ -164,7 +164,7 @@ def _tick_in_threads(config: EnvironmentConfig) -> float:
     with every_core():
         environment, _ = build(config, 2)
     with closing(environment):
-        stepping, times = Stepping(environment), [perf_counter()]
+        stepping, times = RandomPlay(environment), [perf_counter()]
         while len(times) < 4 or times[-1] - times[0] < STEPPING:
             stepping.tick()
             times.append(perf_counter())
@@ -179,7 +179,7 @@ def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], No
         config = config.replace(threads=0)
     environment, _ = _build(config, 1, actors.lanes)
     tell(environment.agents)
-    stepping = Stepping(environment)
+    stepping = RandomPlay(environment)
     try:
         for _ in range(3):  # the first step may do what happens once only
             began, steps = perf_counter(), stepping.tick()
@@ -188,7 +188,7 @@ def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], No
         while lanes > environment.lanes:  # as many as the run will have, if that does not take long
             environment.close()
             environment, seconds = _build(config, lanes, actors.lanes)
-            stepping = Stepping(environment)
+            stepping = RandomPlay(environment)
             lanes = min(actors.lanes, int(lanes * BUILDING / seconds)) if lanes <= FEW_LANES else lanes
         stepping.tick()
         core, wall = timed(stepping.tick, STEPPING, precise=True).each
@@ -212,7 +212,7 @@ def waking(seconds: float) -> float:
     lane = SimpleNamespace(
         observation_space=Choice(1), action_space=Choice(1), reset=lambda **_: (0, {}), step=step
     )
-    stepping = Stepping(LaneLoop([lane], "a lane that sleeps", 0))
+    stepping = RandomPlay(LaneLoop([lane], "a lane that sleeps", 0))
     stepping.tick()
     return timed(stepping.tick, STEPPING, precise=True).each[0]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import Distribution
-from tidemill.nets.torch_device import Marker, Mirror, host_empty, torch_type
+from tidemill.nets.torch_device import DeviceEvent, Mirror, host_empty, torch_type
 
 LANES = 2  # batches under way: one is copied while the other is computed
 LEAST_ROWS = 8  # of a recorded size
@@ -84,7 +84,7 @@ class _Lane:
         self._on_gpu = network.device.type == "cuda"
         self._stream = torch.cuda.Stream(network.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
         self._pool: Any = torch.cuda.graph_pool_handle() if self._on_gpu and recorded else None
-        self._answered = Marker(network.device)
+        self._answered = DeviceEvent(network.device)
         self._rows = self._capacity = 0
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._sent: dict[str, Tensor] = {}

@@ -18,7 +18,7 @@ Layer = tuple[Floats, Floats]
 """(weight [towers, in, out], bias [towers, 1, out])."""
 
 
-class Towers:
+class BatchedMLPs:
     """Layers of the same shapes, stacked: each is one batched product. Results lie in
     memory that the next `forward` rewrites.
 
@@ -138,7 +138,7 @@ class MLP:
         self.shape, self.flat = shape, flat
         self._forms = shape.forms()
         self.weights = views(flat, self._forms)
-        self._towers = Towers(self._layers(self.weights), "relu")
+        self._towers = BatchedMLPs(self._layers(self.weights), "relu")
         self._scratch = Scratch()
         self._last: Floats = flat[:0]  # what the heads see
         # where `backward` wrote last, and its views

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.cells import check_stretches
 from tidemill.nets.masks import forbid
-from tidemill.nets.mlp import Floats, Layer, Towers
+from tidemill.nets.mlp import BatchedMLPs, Floats, Layer
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 from tidemill.nets.weights import ActorCriticShape, views
@@ -39,7 +39,7 @@ class NumpyActorCritic(Network):
         encoder = shape.encoder
         # two of each, so that acting leaves alone what a `backward` is going to need
         self._acting, self._training = (
-            Towers(self._layers, shape.activation, encoder.seen if encoder.critic_only else None)
+            BatchedMLPs(self._layers, shape.activation, encoder.seen if encoder.critic_only else None)
             for _ in range(2)
         )
         if shape.memory is not None:

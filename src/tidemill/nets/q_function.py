@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
-from tidemill.nets.mlp import Floats, Layer, Towers
+from tidemill.nets.mlp import BatchedMLPs, Floats, Layer
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.weights import ROOT_TWO, orthogonal, views
 
@@ -95,7 +95,7 @@ class QFunction:
         self._noise = np.zeros(shape.size if shape.noise else 0, np.float32)
         self.weights = views(self._used, self._forms)
         self._trunk = trunk_of(shape, self.weights)
-        self._towers = Towers(self._layers(self.weights), "relu")
+        self._towers = BatchedMLPs(self._layers(self.weights), "relu")
         self._scratch = Scratch()
         # where `backward` wrote last, and its views
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}

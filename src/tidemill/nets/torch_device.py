@@ -41,7 +41,7 @@ def host_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-class Marker:
+class DeviceEvent:
     """A place in the current stream that the host can wait for. (A CPU has done
     everything at once.)"""
 
@@ -89,7 +89,7 @@ class Staging:
 
     def __init__(self, device: torch.device, chunk: int = CHUNK) -> None:
         self._device, self._chunk = device, chunk
-        self._pieces = [(host_empty((chunk,), torch.uint8, device), Marker(device)) for _ in range(2)]
+        self._pieces = [(host_empty((chunk,), torch.uint8, device), DeviceEvent(device)) for _ in range(2)]
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
         """Return contiguous `arrays` on the device. They may be changed at once."""

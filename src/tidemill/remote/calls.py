@@ -90,7 +90,7 @@ class HttpAnswer(NamedTuple):
         return self.status not in (409, 429, 502, 503, 504)
 
 
-class Lost(NamedTuple):
+class NoAnswer(NamedTuple):
     """No whole answer came. `sent` is False where nothing of the request can have
     arrived; `late` is True where nothing is known to have failed: the time was over."""
 
@@ -104,7 +104,7 @@ class Lost(NamedTuple):
         return False
 
 
-Plan = Generator[Send | Sleep | HangUp, HttpAnswer | Lost | None, T]
+Plan = Generator[Send | Sleep | HangUp, HttpAnswer | NoAnswer | None, T]
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def call(
             cost = int(said.status != 429 and (problem is None or problem.error != "busy"))
             doubt = doubt or problem is None
         else:
-            assert isinstance(said, Lost)
+            assert isinstance(said, NoAnswer)
             if said.late:
                 pace.took(left)
                 terms.breaker.gave_up()
@@ -287,10 +287,10 @@ def answer(status: int, headers: list[tuple[bytes, bytes]], body: bytes, seconds
     )
 
 
-class Blocking(Protocol):
+class BlockingSender(Protocol):
     """What carries out a plan, blocking."""
 
-    def send(self, wanted: Send) -> HttpAnswer | Lost:
+    def send(self, wanted: Send) -> HttpAnswer | NoAnswer:
         """Send a request and return what came of it."""
 
     def pause(self, seconds: float) -> None:
@@ -300,19 +300,19 @@ class Blocking(Protocol):
         """Close the connection."""
 
 
-class Awaited(Protocol):
+class AsyncSender(Protocol):
     """The same on an event loop."""
 
-    async def send(self, wanted: Send) -> HttpAnswer | Lost:
+    async def send(self, wanted: Send) -> HttpAnswer | NoAnswer:
         """Send a request and return what came of it."""
 
     async def hang_up(self) -> None:
         """Close the connection."""
 
 
-def drive(plan: Plan[T], connection: Blocking) -> T:
+def drive(plan: Plan[T], connection: BlockingSender) -> T:
     """Carry out a plan, blocking."""
-    said: HttpAnswer | Lost | None = None
+    said: HttpAnswer | NoAnswer | None = None
     try:
         while True:
             wanted = plan.send(said)
@@ -330,9 +330,9 @@ def drive(plan: Plan[T], connection: Blocking) -> T:
         plan.close()
 
 
-async def drive_async(plan: Plan[T], connection: Awaited) -> T:
+async def drive_async(plan: Plan[T], connection: AsyncSender) -> T:
     """Carry out a plan on an event loop."""
-    said: HttpAnswer | Lost | None = None
+    said: HttpAnswer | NoAnswer | None = None
     try:
         while True:
             wanted = plan.send(said)

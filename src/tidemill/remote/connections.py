@@ -20,7 +20,7 @@ import httpcore
 
 from tidemill.core.clock import awake
 from tidemill.core.errors import RemoteFault
-from tidemill.remote.calls import HttpAnswer, Lost, Send, answer
+from tidemill.remote.calls import HttpAnswer, NoAnswer, Send, answer
 from tidemill.remote.wire import LARGEST
 
 
@@ -118,7 +118,7 @@ class Connection:
         self._connection: httpcore.HTTP11Connection | None = None
         self._interrupted = threading.Event()
 
-    def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> HttpAnswer | Lost:
+    def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> HttpAnswer | NoAnswer:
         """Send a request and return what came of it. Call `at_late` when it is late.
         Raises `RemoteFault` when it was interrupted."""
         since = awake()
@@ -136,7 +136,7 @@ class Connection:
             for chunk in response.iter_stream():
                 body += chunk
                 if len(body) > LARGEST:
-                    return Lost(f"the answer has more than {LARGEST} bytes")
+                    return NoAnswer(f"the answer has more than {LARGEST} bytes")
             response.close()
             whole = True
             return answer(response.status, response.headers, bytes(body), awake() - since)
@@ -296,7 +296,7 @@ class AsyncConnection:
         self._at_late: Callable[[], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
-    async def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> HttpAnswer | Lost:
+    async def send(self, wanted: Send, at_late: Callable[[], None] | None = None) -> HttpAnswer | NoAnswer:
         """Send a request and return what came of it. Call `at_late` when it is late."""
         loop = asyncio.get_running_loop()
         since = loop.time()
@@ -315,7 +315,7 @@ class AsyncConnection:
             async for chunk in response.aiter_stream():
                 body += chunk
                 if len(body) > LARGEST:
-                    return Lost(f"the answer has more than {LARGEST} bytes")
+                    return NoAnswer(f"the answer has more than {LARGEST} bytes")
             await response.aclose()
             whole = True
             return answer(response.status, response.headers, bytes(body), loop.time() - since)
@@ -386,6 +386,6 @@ _NETWORK = (
 OVER = "its time is over"
 
 
-def _lost(error: BaseException, sent: bool) -> Lost:
+def _lost(error: BaseException, sent: bool) -> NoAnswer:
     cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Lost(cause, sent, late=sent and isinstance(error, TimeoutError) and str(error) == OVER)
+    return NoAnswer(cause, sent, late=sent and isinstance(error, TimeoutError) and str(error) == OVER)

@@ -126,7 +126,7 @@ class Fault:
     seconds: float = 0.0
 
 
-class Dice:
+class FaultSampler:
     """Draws what happens to each call. Calls of it are counted by kind in `drawn`. Used
     by many threads."""
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from tidemill.core.clock import awake
 from tidemill.core.errors import RemoteFault
-from tidemill.remote.calls import HttpAnswer, Lost, Send
+from tidemill.remote.calls import HttpAnswer, NoAnswer, Send
 from tidemill.remote.connections import Address, AsyncConnection, Connection
 
 
@@ -26,7 +26,7 @@ class Hedged:
         self._until = 0.0
         self._repeat: _Repeat | None = None
 
-    def send(self, wanted: Send) -> HttpAnswer | Lost:
+    def send(self, wanted: Send) -> HttpAnswer | NoAnswer:
         """Send a request, again where it is late, and return what came of it. Raises
         `RemoteFault` when it was interrupted."""
         if wanted.late >= wanted.seconds:
@@ -74,13 +74,13 @@ class _Repeat:
     def __init__(self, first: Connection, wanted: Send) -> None:
         self.connection = Connection(first.address)
         self._first, self._wanted = first, wanted
-        self._said: HttpAnswer | Lost = Lost("it took too long")
+        self._said: HttpAnswer | NoAnswer = NoAnswer("it took too long")
         self._lock = threading.Lock()
         self._given_up = False
         self._done = threading.Event()
         threading.Thread(target=self._run, name=f"{first.address.url} repeat", daemon=True).start()
 
-    def wait(self, seconds: float) -> HttpAnswer | Lost:
+    def wait(self, seconds: float) -> HttpAnswer | NoAnswer:
         """Return what came of it within so many seconds."""
         self._done.wait(max(0.0, seconds))
         with self._lock:
@@ -95,7 +95,7 @@ class _Repeat:
             self.connection.hang_up()
 
     def _run(self) -> None:
-        said: HttpAnswer | Lost = self._said
+        said: HttpAnswer | NoAnswer = self._said
         with suppress(RemoteFault):  # interrupted
             said = self.connection.send(self._wanted)
         with self._lock:
@@ -115,9 +115,9 @@ class AsyncHedged:
         self._connection = AsyncConnection(address)
         self._wanted: Send | None = None
         self._until = 0.0
-        self._repeat: tuple[AsyncConnection, asyncio.Task[HttpAnswer | Lost]] | None = None
+        self._repeat: tuple[AsyncConnection, asyncio.Task[HttpAnswer | NoAnswer]] | None = None
 
-    async def send(self, wanted: Send) -> HttpAnswer | Lost:
+    async def send(self, wanted: Send) -> HttpAnswer | NoAnswer:
         """Send a request, again where it is late, and return what came of it."""
         if wanted.late >= wanted.seconds:
             return await self._connection.send(wanted)
@@ -150,7 +150,7 @@ class AsyncHedged:
             self._repeat = connection, task
             task.add_done_callback(self._look_at)
 
-    def _look_at(self, task: asyncio.Task[HttpAnswer | Lost]) -> None:
+    def _look_at(self, task: asyncio.Task[HttpAnswer | NoAnswer]) -> None:
         """Break the first request off where the other has settled the call."""
         if (
             not task.cancelled()

@@ -13,7 +13,7 @@ import msgspec
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, RemoteFault
-from tidemill.remote.calls import CallTerms, HttpAnswer, Lost, Plan, Send, call
+from tidemill.remote.calls import CallTerms, HttpAnswer, NoAnswer, Plan, Send, call
 from tidemill.remote.connections import Address, Connection
 from tidemill.remote.restraints import Breaker, Budget, CallTimes
 from tidemill.remote.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
@@ -40,7 +40,7 @@ class Settings:
 
 
 @dataclass
-class Known:
+class ServerKnowledge:
     """What this process has learnt of a server, also while nobody has a session there.
 
     answered: it said what it is
@@ -63,7 +63,7 @@ class Host:
         self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
         self.terms = CallTerms(settings.url, settings.deadline, settings.attempt, self.breaker, self.budget)
         self.paces = {kind: CallTimes() for kind in ("environment", "reset", "step")}
-        self.known = _known.setdefault(settings, Known())
+        self.known = _known.setdefault(settings, ServerKnowledge())
         self.unanswered = 0
         """How many sessions in a row were told to be over, and no answer came in time."""
         headers = [(b"accept", b"application/msgpack, application/json"), (b"user-agent", b"tidemill")]
@@ -194,13 +194,13 @@ class Host:
                 threading.Event().wait(0.2)
         finally:
             connection.hang_up()
-        if isinstance(said, Lost) and said.late:
+        if isinstance(said, NoAnswer) and said.late:
             raise ConfigError(
                 f'url = "{self.url}": somebody listens there, and did not say what it is within '
                 f"{self.settings.deadline:g} s (deadline); see whether the server hangs, or raise deadline "
                 "(--env-arg deadline=SECONDS)"
             )
-        if isinstance(said, Lost):
+        if isinstance(said, NoAnswer):
             raise ConfigError(
                 f'url = "{self.url}": nothing answers there ({said.cause}); start a server (tidemill '
                 "serve-env ENV_ID), or mend the url"
@@ -250,7 +250,7 @@ def _keep(host: "weakref.ref[Host]", done: threading.Event, every: float) -> Non
         connection.hang_up()
 
 
-_known: dict[Settings, Known] = {}
+_known: dict[Settings, ServerKnowledge] = {}
 _hosts: "weakref.WeakValueDictionary[Settings, Host]" = weakref.WeakValueDictionary()
 _hosts_lock = threading.Lock()
 

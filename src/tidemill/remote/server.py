@@ -20,7 +20,7 @@ import msgspec
 
 from tidemill.core.errors import ConfigError
 from tidemill.remote.faults import Fault, Faults
-from tidemill.remote.server_sessions import Caller, Refused, Sessions, refusal
+from tidemill.remote.server_sessions import Caller, RefusedCall, Sessions, refusal
 from tidemill.remote.wire import ENCODINGS, PREFIX, ResetCall, SessionsCall, StepCall, decode, encode
 
 HEADER_BYTES = 16 * 1024
@@ -79,7 +79,8 @@ class Server:
     token: what ``Authorization: Bearer …`` must say; None: nothing is asked for, which
         only a loopback address allows
     max_body_bytes: larger bodies are refused with 413
-    faults: what goes wrong on purpose: a `Dice`, or anything with its `draw(path)`
+    faults: what goes wrong on purpose: a `FaultSampler`, or anything with its
+        `draw(path)`
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class Server:
 
     def _look_after(self) -> None:
         while not self._closed.wait(min(1.0, self.sessions.idle_seconds / 4 or 1.0)):
-            with suppress(Refused):
+            with suppress(RefusedCall):
                 self.sessions.close_idle()
             now = time.monotonic()
             with self._lock:
@@ -256,7 +257,7 @@ class Server:
             line.until = math.inf  # environments take their time
             encoding, answer, fault = self._answer(request, line)
             status, retry_after = 200, 0.0
-        except Refused as refused:
+        except RefusedCall as refused:
             if refused.status == 0:  # a connection that is closed on purpose
                 return False
             self.sessions.count_refused()
@@ -293,9 +294,9 @@ class Server:
         return more
 
     def _receive(self, state: h11.Connection, line: _Line, wait: float) -> _Request | None:
-        """Return the next request, None when there can be none. Raises `Refused` for one
-        without the token, or too large, and `OSError` when the client has gone or was too
-        slow."""
+        """Return the next request, None when there can be none. Raises `RefusedCall` for
+        one without the token, or too large, and `OSError` when the client has gone or was
+        too slow."""
         request: h11.Request | None = None
         body, now = bytearray(), time.monotonic()
         line.until = now + wait
@@ -329,11 +330,12 @@ class Server:
             else:
                 return None
 
-    def _too_large(self) -> Refused:
+    def _too_large(self) -> RefusedCall:
         return refusal(413, "too_large", f"the body has more than {self._max_body} bytes (--max-body-bytes)")
 
     def _answer(self, request: _Request, line: _Line) -> tuple[str, Any, Fault]:
-        """Return encoding, answer, and what is to go wrong with it. Raises `Refused`."""
+        """Return encoding, answer, and what is to go wrong with it. Raises
+        `RefusedCall`."""
         if request.path in (f"{PREFIX}/environment", f"{PREFIX}/counts"):
             if request.method != "GET":
                 raise refusal(405, "bad_method", f"{request.path} is read with GET")

@@ -20,7 +20,7 @@ from tidemill.remote.wire import (
     PROTOCOL,
     VERSION,
     Description,
-    KeptSessions,
+    FoundSessions,
     Problem,
     ResetCall,
     ServerCounts,
@@ -38,7 +38,7 @@ CALLERS = 2
 FORGET_SECONDS = 2.0  # how long all sessions together are waited for, when they are forgotten
 
 
-class Refused(Exception):
+class RefusedCall(Exception):
     """A call that is not done: its status, and what is told about it."""
 
     def __init__(self, status: int, problem: Problem, retry_after: float = 0.0) -> None:
@@ -48,9 +48,9 @@ class Refused(Exception):
 
 def refusal(
     status: int, error: str, message: str, episode: int | None = None, step: int | None = None
-) -> Refused:
-    """Return a `Refused` in words."""
-    return Refused(status, Problem(error=error, message=message, episode=episode, step=step))
+) -> RefusedCall:
+    """Return a `RefusedCall` in words."""
+    return RefusedCall(status, Problem(error=error, message=message, episode=episode, step=step))
 
 
 class Caller:
@@ -71,7 +71,7 @@ class _Session:
         self.episode, self.step = -1, 0
         self.over = self.closed = False
         self.reply: StepResult | None = None
-        self.raised: Refused | None = None  # what its environment raised, and with that its end
+        self.raised: RefusedCall | None = None  # what its environment raised, and with that its end
         self.used = time.monotonic()
 
     @property
@@ -173,7 +173,7 @@ class Sessions:
             self._counts.refused += 1
 
     def reset(self, call: ResetCall, caller: Caller) -> StepResult:
-        """Begin an episode; episode 0 opens the session. Raises `Refused`."""
+        """Begin an episode; episode 0 opens the session. Raises `RefusedCall`."""
         with self._taken(call.session, caller, opens=call.episode == 0) as session:
             if call.episode == session.episode and session.step == 0 and session.reply is not None:
                 return self._again(session.reply)
@@ -192,7 +192,7 @@ class Sessions:
             return self._reply(call.session, session, observation, info, "resets")
 
     def step(self, call: StepCall, caller: Caller) -> StepResult:
-        """Apply a step, once. Raises `Refused`."""
+        """Apply a step, once. Raises `RefusedCall`."""
         with self._taken(call.session, caller, opens=False) as session:
             if (
                 (call.episode, call.step) == (session.episode, session.step)
@@ -227,17 +227,17 @@ class Sessions:
                 call.session, session, observation, info, "applied", reward, terminated, truncated
             )
 
-    def close(self, call: SessionsCall, caller: Caller) -> KeptSessions:
-        """End sessions. Raises `Refused` when one is busy for too long."""
-        return KeptSessions(sessions=tuple(name for name in call.sessions if self._end(name)))
+    def close(self, call: SessionsCall, caller: Caller) -> FoundSessions:
+        """End sessions. Raises `RefusedCall` when one is busy for too long."""
+        return FoundSessions(sessions=tuple(name for name in call.sessions if self._end(name)))
 
-    def keep(self, call: SessionsCall, caller: Caller) -> KeptSessions:
+    def keep(self, call: SessionsCall, caller: Caller) -> FoundSessions:
         """Keep sessions from being closed as idle, and have them be this caller's."""
         with self._lock:
             here = tuple(name for name in call.sessions if name in self._open)
             for name in here:
                 self._open[name].named(caller)
-        return KeptSessions(sessions=here)
+        return FoundSessions(sessions=here)
 
     def close_idle(self) -> None:
         """End sessions that were not heard of for `idle_seconds`."""
@@ -262,7 +262,7 @@ class Sessions:
                 self.instance = secrets.token_hex(8)
         until = time.monotonic() + FORGET_SECONDS
         for each in names:
-            with suppress(Refused):
+            with suppress(RefusedCall):
                 self._end(each, max(0.0, until - time.monotonic()))
 
     @contextmanager
@@ -299,7 +299,7 @@ class Sessions:
 
     def _make_room(self) -> _Session | None:
         """Make room for one session more. Return the one that gave way, which is to be
-        shut. Raises `Refused`. Only for who holds the lock."""
+        shut. Raises `RefusedCall`. Only for who holds the lock."""
         if len(self._open) < self.limit:
             return None
         since = time.monotonic() - self._left_seconds
@@ -314,7 +314,7 @@ class Sessions:
                 "higher limit (--max-sessions); those of clients that hung up give way "
                 f"{self._left_seconds:g} s after their last call"
             )
-            raise Refused(429, Problem(error="too_many_sessions", message=why), 1.0)
+            raise RefusedCall(429, Problem(error="too_many_sessions", message=why), 1.0)
         return self._open.pop(min(left)[1])
 
     def _run(self, name: str, session: _Session, call: Callable[[], Any]) -> Any:
@@ -418,7 +418,7 @@ def _sendable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _out_of_order(name: str, session: _Session, asked: str) -> Refused:
+def _out_of_order(name: str, session: _Session, asked: str) -> RefusedCall:
     state = f"at step {session.step} of episode {session.episode}" + (
         ", which is over" if session.over else ""
     )

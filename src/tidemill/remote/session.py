@@ -10,7 +10,7 @@ from msgspec import UNSET
 from tidemill.core.errors import EnvironmentFault, ProtocolFault, RemoteFault
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.spaces import to_gymnasium
-from tidemill.remote.calls import Again, HttpAnswer, Lost, Plan, Send, call, drive, drive_async
+from tidemill.remote.calls import Again, HttpAnswer, NoAnswer, Plan, Send, call, drive, drive_async
 from tidemill.remote.hedging import AsyncHedged, Hedged
 from tidemill.remote.host import UNANSWERED, Host
 from tidemill.remote.wire import (
@@ -148,7 +148,7 @@ class Session:
             if isinstance(said, HttpAnswer):
                 host.unanswered = 0
                 breaker.succeeded()
-            elif isinstance(said, Lost) and not said.late:
+            elif isinstance(said, NoAnswer) and not said.late:
                 breaker.failed()
             else:
                 host.unanswered += 1

@@ -130,7 +130,7 @@ class StepResult(msgspec.Struct, kw_only=True):
         ]
 
 
-class KeptSessions(msgspec.Struct, kw_only=True):
+class FoundSessions(msgspec.Struct, kw_only=True):
     """What close and keep answer: those of the sessions that were there."""
 
     sessions: tuple[str, ...]

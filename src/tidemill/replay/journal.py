@@ -120,7 +120,7 @@ class JournalWriter:
             ) from None
 
 
-class Journaled(WatchedConsumer):
+class JournaledConsumer(WatchedConsumer):
     """A sample stream whose samples are noted as they are taken."""
 
     def __init__(self, source: SampleConsumer, journal: JournalWriter) -> None:
@@ -137,7 +137,7 @@ class Task(NamedTuple):
     progress: float
 
 
-class Emptied(NamedTuple):
+class MemoryCleared(NamedTuple):
     """The memory begins empty."""
 
 
@@ -187,12 +187,12 @@ class JournalReader(SampleConsumer):
             ) from None
         self._waiting: deque[Sample] = deque()
 
-    def records(self) -> Iterator[Task | Emptied | None]:
+    def records(self) -> Iterator[Task | MemoryCleared | None]:
         """Yield the records in order. None stands for an arrival: it is there for
         `consume` then. A last one that is torn is left out."""
         while tag := self._file.read(1):
             at, self._sum = self._file.tell() - 1, crc32(tag)
-            found: Task | Emptied | Sample | None = Emptied()
+            found: Task | MemoryCleared | Sample | None = MemoryCleared()
             if tag == _TASK:
                 found = (
                     None if (data := self._take(_PROGRESS.size)) is None else Task(*_PROGRESS.unpack(data))

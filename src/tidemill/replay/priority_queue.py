@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mmap import mmap
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.buffer import Buffer, BufferConfig, Demand, Held, check_reuses
+from tidemill.api.buffer import Buffer, BufferConfig, BufferedSample, Demand, check_reuses
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
@@ -91,7 +91,7 @@ class _OwnMemory(Buffer):
         self.needs = (Need("buffers", places * self._stride, f"{places:,} samples x {self._stride:,} bytes"),)
         return True
 
-    def take(self, version: int) -> Sequence[Held] | None:
+    def take(self, version: int) -> Sequence[BufferedSample] | None:
         if not self._slots and not self._make():
             return None
         self._discard([held for held in self._queue if self._too_old(held, version)])
@@ -115,12 +115,12 @@ class _OwnMemory(Buffer):
             sample = self._source.consume()
             if sample is None:
                 break
-            held = Held.of(sample)
+            held = BufferedSample.of(sample)
             if not self._too_old(held, version):
                 self._store(held)
             self._source.release()
 
-    def _store(self, held: Held) -> None:
+    def _store(self, held: BufferedSample) -> None:
         if not self._free:
             self.counts.evicted += 1
             self._discard([max(self._queue, key=_Placed.order)])
@@ -148,7 +148,7 @@ class _OwnMemory(Buffer):
 
 
 @dataclass(eq=False)
-class _Placed(Held):
+class _Placed(BufferedSample):
     place: int = 0
     number: int = 0
     """Of its arrival."""

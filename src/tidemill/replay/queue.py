@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tidemill.api.buffer import Buffer, BufferConfig, Demand, Held, check_reuses
+from tidemill.api.buffer import Buffer, BufferConfig, BufferedSample, Demand, check_reuses
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import ConfigError
 
@@ -38,10 +38,10 @@ class _SlotQueue(Buffer):
     def __init__(self, config: Queue, source: SampleConsumer, demand: Demand) -> None:
         super().__init__(source, demand)
         self._reuses = config.reuses
-        self._batch: list[Held] = []
-        self._slots: deque[Held] = deque()  # all that are held, in the order in which they came
+        self._batch: list[BufferedSample] = []
+        self._slots: deque[BufferedSample] = deque()  # all that are held, in the order in which they came
         # those of them that nobody needs any more: they go back when all before them do
-        self._spent: set[Held] = set()
+        self._spent: set[BufferedSample] = set()
         # samples that all producers can have sent at a time, once they have made their
         # slots
         self._capacity: int | None = None
@@ -65,14 +65,14 @@ class _SlotQueue(Buffer):
                 "more"
             )
 
-    def take(self, version: int) -> Sequence[Held] | None:
+    def take(self, version: int) -> Sequence[BufferedSample] | None:
         if self._capacity is None:
             self._look()
         self._batch = [held for held in self._batch if not self._drop(held, version)]
         while not self._demand.met(self._batch):
             sample = self._source.consume()
             if sample is not None:
-                held = Held.of(sample)
+                held = BufferedSample.of(sample)
                 self._slots.append(held)
                 if not self._drop(held, version):
                     self._batch.append(held)
@@ -85,7 +85,7 @@ class _SlotQueue(Buffer):
         self.counts.reused += sum(held.uses > 0 for held in self._batch)
         return self._batch
 
-    def _drop(self, held: Held, version: int) -> bool:
+    def _drop(self, held: BufferedSample, version: int) -> bool:
         """True for a sample that is too old; its slot goes back."""
         if not self._too_old(held, version):
             return False

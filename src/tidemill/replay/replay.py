@@ -12,7 +12,7 @@ import numpy as np
 from numpy import count_nonzero
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.buffer import BufferConfig, Demand, Held, Received, ReplayBuffer
+from tidemill.api.buffer import BufferConfig, BufferedSample, Demand, Received, ReplayBuffer
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.memory import Need, available, size
@@ -275,7 +275,7 @@ class UniformReplay(ReplayBuffer):
     def sampleable(self) -> bool:
         return self._warm
 
-    def take(self, version: int) -> Sequence[Held] | None:
+    def take(self, version: int) -> Sequence[BufferedSample] | None:
         if not self._warm:
             return None
         places, weight = self._draw(self._batch, version)
@@ -286,7 +286,9 @@ class UniformReplay(ReplayBuffer):
         )
         versions = sample["version"]
         return [
-            Held(sample, len(places), len(places), int(versions.min()), int(versions.sum(dtype=np.int64)))
+            BufferedSample(
+                sample, len(places), len(places), int(versions.min()), int(versions.sum(dtype=np.int64))
+            )
         ]
 
     def _draw(self, count: int, version: int) -> tuple[Ints, Array]:

@@ -30,12 +30,12 @@ from tidemill.core.seeding import derive_seed
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
 from tidemill.replay_training.open_episodes import LONGEST, SENT, OpenEpisode, newest_slots
 from tidemill.replay_training.slot_faults import SlotFaults
-from tidemill.replay_training.transitions import StepwiseAgent
+from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.actor_config import INLINE, ActorConfig
 from tidemill.workers.actor_parts import ActorParts
-from tidemill.workers.episode_info import Listener
+from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.sample_writers.base import Seats
 
@@ -52,7 +52,7 @@ def chosen_fields(row: Schema, sample: Schema) -> dict[str, Field]:
 _OBSERVED = ("obs", "on_reset", "done", "truncated", "reward", "voided", "info", "info_mask")
 
 
-class ExactAgent(StepwiseAgent):
+class ExactAgent(TransitionAgent):
     """The seat of one slot. `seed`: the root of all that is drawn for it."""
 
     client: InlineInferenceClient
@@ -116,7 +116,7 @@ class ExactTarget(EnvTarget):
         agent: ExactAgent,
         tick: Tick,
         clock: Clock,
-        listener: Listener,
+        listener: InfoReader,
         number: int,
         credits: Credits,
         tell: Callable[[str], None],

@@ -11,15 +11,15 @@ from tidemill.api.buffer import Demand, Received, ReplayBuffer
 from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError
-from tidemill.replay.journal import Journaled, JournalWriter, journal_path
+from tidemill.replay.journal import JournaledConsumer, JournalWriter, journal_path
 from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio
 from tidemill.replay_training.credit_grants import CreditGrants
 from tidemill.replay_training.open_episodes import FILE as SLOTS
-from tidemill.replay_training.open_episodes import OpenEpisodes, Unfinished, read_slots
+from tidemill.replay_training.open_episodes import OpenEpisodes, OpenEpisodeTracker, read_slots
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.replay_training.trainer_config import ReplayTrainer
-from tidemill.store.checkpoint import Found
+from tidemill.store.checkpoint import FoundCheckpoint
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.learner import Extras
 
@@ -40,7 +40,7 @@ class ReplayIngest:
         config: ReplayTrainer,
         source: SampleConsumer,
         demand: Demand,
-        found: Found | None,
+        found: FoundCheckpoint | None,
         header: Mapping[str, Any],
         tell: Callable[[str], None],
     ) -> None:
@@ -69,7 +69,7 @@ class ReplayIngest:
                     "finish_episodes = True needs targets of one lane, which begin and end their episodes "
                     "alone; take lanes = 1, and ring more"
                 )
-            source = unfinished = Unfinished(source, seats)
+            source = unfinished = OpenEpisodeTracker(source, seats)
             if self._open is not None:
                 unfinished.restore(self._open.slots)
         self.journal: JournalWriter | None = None
@@ -80,7 +80,7 @@ class ReplayIngest:
             self.journal = JournalWriter(
                 journal_path(demand.folder, config.policy), source.offered() or [], dict(header), end
             )
-            source = Journaled(source, self.journal)
+            source = JournaledConsumer(source, self.journal)
         self.policy_lag = PolicyLag(source)
         buffer = config.buffer.build(self.policy_lag, demand)
         assert isinstance(buffer, ReplayBuffer)
@@ -96,7 +96,7 @@ class ReplayIngest:
             facts,
         )
 
-    def _limit(self, found: Found | None, goes_on: bool, tell: Callable[[str], None]) -> Limiter:
+    def _limit(self, found: FoundCheckpoint | None, goes_on: bool, tell: Callable[[str], None]) -> Limiter:
         """Return what limits the steps of the memory, which takes back what it had. Where
         it `goes_on` steps that were in flight are so again."""
         config, grants, buffer = self._config, self.grants, self.buffer
@@ -139,7 +139,7 @@ class ReplayIngest:
         beginning to its end."""
         return {"exact": self._config.exact, "batch_size": self._config.batch_size}
 
-    def _look_for_changes(self, found: Found, tell: Callable[[str], None]) -> None:
+    def _look_for_changes(self, found: FoundCheckpoint, tell: Callable[[str], None]) -> None:
         for name, value in self._journaled().items():
             if (was := found.facts.get("journaled", {}).get(name, value)) != value:
                 tell(
@@ -179,7 +179,7 @@ class ReplayIngest:
         )
 
 
-def _journal_end(found: Found) -> int:
+def _journal_end(found: FoundCheckpoint) -> int:
     if "journal" not in found.facts:
         raise CheckpointError(
             f"checkpoint {found.path} is of a run without a journal, which cannot begin in its middle; "

@@ -23,7 +23,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.replay_training.granted_order import in_turn
 from tidemill.replay_training.ready_environments import LOOK_AGAIN, ReadyBatch
-from tidemill.replay_training.transitions import StepwiseAgent
+from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
@@ -31,7 +31,7 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.environments import build_environment
-from tidemill.workers.episode_info import Listener
+from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.row_schema import row_schema
 
 
@@ -61,9 +61,9 @@ class _Play:
         samples = NullSampleProducer()
         samples.offer(schema, 1, 1, 1)
         self.environment, self._client, self._seed = environment, client, seed
-        self._agent = StepwiseAgent(schema, 1, True, client, samples, environment.voids)
+        self._agent = TransitionAgent(schema, 1, True, client, samples, environment.voids)
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
-        self.batch = ReadyBatch([environment], self._agent, tick, Clock(), Listener(), self._flush)
+        self.batch = ReadyBatch([environment], self._agent, tick, Clock(), InfoReader(), self._flush)
         self.ended: list[tuple[float, int]] = []
         """Of each episode that ended the return, and the steps since the one before,
         those of cut episodes between them included."""

@@ -164,7 +164,7 @@ class OpenEpisodes(WatchedConsumer):
         self.slots[: len(slots)] = slots[: len(self.slots)]
 
 
-class Unfinished(WatchedConsumer):
+class OpenEpisodeTracker(WatchedConsumer):
     """A sample stream of which is known, at each of its seats, whether an episode is open
     that has a step. `seats`: how many each channel has."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tidemill.replay.limiter import Limiter
 from tidemill.replay_training.credit_grants import CreditGrants
-from tidemill.replay_training.open_episodes import Unfinished
+from tidemill.replay_training.open_episodes import OpenEpisodeTracker
 
 
 class Phases:
@@ -27,7 +27,7 @@ class Phases:
         grants: CreditGrants,
         each: int | None,
         limit: int | None,
-        unfinished: Unfinished | None,
+        unfinished: OpenEpisodeTracker | None,
         facts: Mapping[str, Any],
     ) -> None:
         self._limiter = limiter

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
-from tidemill.core.bell_batching import Together
+from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import Clock, awake
 from tidemill.core.schema import Arrays
 from tidemill.core.thread_loop import run_ready
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
 from tidemill.replay_training.slot_faults import SlotFaults
-from tidemill.replay_training.transitions import StepwiseAgent
+from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_parts import ActorParts
-from tidemill.workers.episode_info import Listener, Numbers
+from tidemill.workers.episode_info import InfoReader, Numbers
 from tidemill.workers.sample_writers.base import Seats
 
 LOOK_AGAIN = 0.1
@@ -55,10 +55,10 @@ class ReadyBatch(GrantedOrder):
     def __init__(
         self,
         environments: Sequence[Environment],
-        agent: StepwiseAgent,
+        agent: TransitionAgent,
         tick: Tick,
         clock: Clock,
-        listener: Listener,
+        listener: InfoReader,
         flush: Callable[[int], bool],
         least: int = 1,
         credits: Credits | None = None,
@@ -97,7 +97,9 @@ class ReadyBatch(GrantedOrder):
         terms = parts.terms(0, config.ring * config.lanes, 0)
         terms.offer(terms.schema)
         client = parts.client(spec, 0)
-        agent = StepwiseAgent(terms.row, terms.seats, spec.deterministic, client, terms.samples, first.voids)
+        agent = TransitionAgent(
+            terms.row, terms.seats, spec.deterministic, client, terms.samples, first.voids
+        )
         made = cls(
             environments,
             agent,
@@ -140,10 +142,10 @@ class ReadyBatch(GrantedOrder):
             member.environment.enter_stage(options)
 
     def serve(self, rounds: int) -> None:
-        with Together():
+        with BatchedRings():
             self.go_on()  # who has waited for credits goes before others are received
         for _ in range(rounds):
-            with Together():  # who is woken finds the whole round done
+            with BatchedRings():  # who is woken finds the whole round done
                 moved = self.receive()
                 moved = self.go_on() or moved
             if not moved:
@@ -263,7 +265,7 @@ class ReadyBatch(GrantedOrder):
         return True
 
 
-def _member(environment: Environment, agent: StepwiseAgent, tick: Tick, seats: slice) -> _Member:
+def _member(environment: Environment, agent: TransitionAgent, tick: Tick, seats: slice) -> _Member:
     def part(arrays: Arrays) -> Arrays:
         return {name: array[seats] for name, array in arrays.items()}
 

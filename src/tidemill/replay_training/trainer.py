@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from tidemill.api.control import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
 from tidemill.api.policy_header import plain_spaces
-from tidemill.core.bell_batching import Together
+from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
 from tidemill.replay.journal import JournalWriter
@@ -115,7 +115,7 @@ class ReplayTrainerWorker(Worker):
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
         while True:
-            with Together():  # an actor is woken once, and finds its credits
+            with BatchedRings():  # an actor is woken once, and finds its credits
                 moved, ran = self._receive(), 0
                 if self._phases.reached(self.learner.counters.steps):
                     self._phases.end(self._awaits_episodes())

@@ -19,7 +19,7 @@ from tidemill.api.stream import InferenceClient, SampleProducer
 from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.workers.actor_config import PlayerSpec
 from tidemill.workers.agent import Agent
-from tidemill.workers.sample_writers.base import SampleWriter, Seats, Sizes
+from tidemill.workers.sample_writers.base import BlockSizes, SampleWriter, Seats
 
 
 class Transitions(SampleWriter):
@@ -28,8 +28,8 @@ class Transitions(SampleWriter):
     row_fields = ARRIVAL_FIELDS
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
-        return Sizes(0, 1, seats, slots)
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+        return BlockSizes(0, 1, seats, slots)
 
     def __init__(self, samples: SampleProducer) -> None:
         self._samples = samples
@@ -44,7 +44,7 @@ class Transitions(SampleWriter):
         return True
 
 
-class StepwiseAgent(Agent):
+class TransitionAgent(Agent):
     """See the module's text. Its seats need not be in step: in each tick some of them
     have something. Rows are copied into the slots of its samples; what was seen last is
     kept here, so that requests may wait for credits. `voids`: steps of its environments

@@ -19,6 +19,7 @@ from tidemill.api.control import (
     Configure,
     Down,
     EnterStage,
+    EnvironmentStatistics,
     Episodes,
     Exit,
     Facts,
@@ -32,7 +33,6 @@ from tidemill.api.control import (
     Start,
     State,
     Status,
-    Tallied,
     WorkerStatistics,
     pack,
     unpack_up,
@@ -44,7 +44,7 @@ from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
 from tidemill.core.secrets import known, mask
 from tidemill.core.shortage import why
-from tidemill.layouts.memory_plan import Plan, make_plan
+from tidemill.layouts.memory_plan import MemoryPlan, make_plan
 from tidemill.metrics.record_pace import RecordPace
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.progress import Member, Progress
@@ -101,7 +101,7 @@ class Controller:
         self.tracebacks: list[str] = []
         self.paused = self.began = self.suspended = False
         self.reason = ""
-        self.plan: Plan | None = None
+        self.plan: MemoryPlan | None = None
         """The memory that the run takes, once every worker is READY."""
         self.interrupted = 0
         """The signal that ended the run, 0 for none."""
@@ -362,7 +362,7 @@ class Controller:
             case Episodes():
                 self.progress.count_episodes(name.rpartition("-")[0], message)
                 self._look_at_infos()
-            case Tallied():
+            case EnvironmentStatistics():
                 self.progress.told.merge(message.values)
             case Relay(policy=policy):
                 for other, told in self.members.items():

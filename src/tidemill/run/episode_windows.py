@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from tidemill.api.control import Episodes
-from tidemill.api.curriculum import reached_name
+from tidemill.api.curriculum import episode_metric
 from tidemill.api.experiment import Experiment
 from tidemill.workers.episode_info import NONE, Numbers, by_name
 
@@ -70,12 +70,12 @@ class LastEpisodes:
             self._sums = {what: (sum(values), len(values)) for what, values in (*parts, *said) if values}
         return self._sums
 
-    def plain(self) -> "KeptEpisodes":
+    def plain(self) -> "SavedEpisodes":
         """Return them as plain data, the oldest first."""
-        return KeptEpisodes(list(self._returns), list(self._lengths), list(self._won), list(self._said))
+        return SavedEpisodes(list(self._returns), list(self._lengths), list(self._won), list(self._said))
 
 
-class KeptEpisodes(msgspec.Struct, frozen=True):
+class SavedEpisodes(msgspec.Struct, frozen=True):
     """What `LastEpisodes` knows, as it is kept."""
 
     returns: list[float]
@@ -95,7 +95,7 @@ class CheckpointEpisodes(msgspec.Struct, frozen=True):
 
     updates: int
     stage: int
-    episodes: dict[str, KeptEpisodes]
+    episodes: dict[str, SavedEpisodes]
 
 
 class EpisodeWindows:
@@ -159,13 +159,13 @@ class EpisodeWindows:
         """Return all means by the names of the metrics; `full`: those alone that are of
         as many episodes as the window holds."""
         known = [who for who in self._parts if not full or self.full(who)]
-        return {reached_name(what, who): mean for who in known for what, mean in self.means(who).items()}
+        return {episode_metric(what, who): mean for who in known for what, mean in self.means(who).items()}
 
-    def plain(self, policy: str) -> dict[str, KeptEpisodes]:
+    def plain(self, policy: str) -> dict[str, SavedEpisodes]:
         """Return those of a policy as plain data."""
         return {name: self._last[name].plain() for name, which in self._policies.items() if which == policy}
 
-    def restore(self, kept: Mapping[str, KeptEpisodes]) -> None:
+    def restore(self, kept: Mapping[str, SavedEpisodes]) -> None:
         """Take back what `plain` returned."""
         for name in self._last.keys() & kept.keys():
             if (known := kept[name]).whole():
@@ -182,7 +182,7 @@ def won_of(reached: float, said: Numbers) -> float:
     return 1.0 if reached > 0 else 0.0 if reached < 0 else 0.5
 
 
-def read_kept(data: bytes) -> dict[str, list[CheckpointEpisodes]]:
+def read_saved_episodes(data: bytes) -> dict[str, list[CheckpointEpisodes]]:
     """Return what ``episodes.json`` holds; nothing where it is damaged: a resumed run
     then counts its episodes from 0."""
     try:

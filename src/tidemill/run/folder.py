@@ -49,7 +49,7 @@ SOURCE = "source.json"
 SUMMARY, VERSIONS = "summary.json", "versions.json"
 
 
-class Opened(NamedTuple):
+class OpenedRun(NamedTuple):
     """A run's experiment, the file that its own classes come from, and the digests of all
     files that it may run, by path."""
 
@@ -271,7 +271,7 @@ class RunFolder:
         *,
         environments: bool = True,
         writes: bool = False,
-    ) -> Opened:
+    ) -> OpenedRun:
         """Return the run's experiment, once the user's word allows what the folder names:
         `file` is the word for that one alone, `trust` for all.
 
@@ -294,7 +294,7 @@ class RunFolder:
             content, told = brought_up_to_date(config)
             for text in told:
                 print(f"note: {self.path / CONFIG}: {text}", file=sys.stderr)
-            return Opened(decode(Experiment, content), source, found.files)
+            return OpenedRun(decode(Experiment, content), source, found.files)
         except ConfigError as error:
             raise RunError(f"{self.path / CONFIG}: {error}") from None
 

@@ -13,7 +13,7 @@ from tidemill.api.experiment import Experiment, Limits
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.reading import read_plain
 from tidemill.metrics.json_lines import each_record
-from tidemill.run.episode_windows import read_kept
+from tidemill.run.episode_windows import read_saved_episodes
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.progress import Progress
 from tidemill.store.checkpoint import checkpoints, read_newest
@@ -35,7 +35,7 @@ class ResumePoint:
         progress, name, unfinished = Progress(), "", False
         kept = {}
         with suppress(OSError):  # none: the run was killed early
-            kept = read_kept(read_plain(folder.path / EPISODES))
+            kept = read_saved_episodes(read_plain(folder.path / EPISODES))
         for policy in experiment.trained():
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
@@ -95,7 +95,7 @@ def _whole(value: float) -> int:
     return int(value) if isfinite(value) else 0
 
 
-def without_reached_mark(folder: RunFolder, experiment: Experiment, given: Collection[str]) -> Experiment:
+def without_met_limit(folder: RunFolder, experiment: Experiment, given: Collection[str]) -> Experiment:
     """Return the experiment without the mark that its run ended by reaching, unless
     another is `given`: it would end at once again."""
     limits = experiment.limits

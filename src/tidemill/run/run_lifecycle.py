@@ -32,7 +32,7 @@ LOGS = "logs"
 TRACEBACKS = f"{LOGS}/traceback.log"
 
 
-class Life:
+class RunLifecycle:
     """In the locked `folder`. `resumed`: how far the run was, None for a new one.
     `quiet`: nothing is shown. `sinks`: what metrics are written to besides the folder's
     file. `on_update`: see `RunControl`."""

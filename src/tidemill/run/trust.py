@@ -2,12 +2,12 @@
 user has had run before, or now allows.
 
 Such a folder is data, and may come from anybody; but it names files of Python, callables,
-programs and addresses. Each of these is a `Thing`. What this user trains, and what was
-allowed once, is remembered outside of the folder, by digests: of the settings that name
-it and, where it is a file, of its place and what it holds now, with all that it imports
-of the user's own. The place alone would not do, since a folder that is unpacked anew has
-other files at the same one; nor would the content alone, since a file does what its
-neighbours say. Of a program that is the executable; not what it loads.
+programs and addresses. Each of these is a `TrustItem`. What this user trains, and what
+was allowed once, is remembered outside of the folder, by digests: of the settings that
+name it and, where it is a file, of its place and what it holds now, with all that it
+imports of the user's own. The place alone would not do, since a folder that is unpacked
+anew has other files at the same one; nor would the content alone, since a file does what
+its neighbours say. Of a program that is the executable; not what it loads.
 """
 
 import json
@@ -36,7 +36,7 @@ MOST = 20_000  # things that are remembered; the oldest are forgotten first
 
 
 @dataclass(frozen=True)
-class Thing:
+class TrustItem:
     """Something that is named: what is done with it, in words, what it is remembered by,
     and, of a file, what that is at whatever it holds."""
 
@@ -46,19 +46,19 @@ class Thing:
 
 
 @dataclass
-class Named:
+class TrustItems:
     """All that a configuration names: the things, and the digest that each file has now
     ("" where there is none), by its resolved path."""
 
-    things: list[Thing] = field(default_factory=list)
+    things: list[TrustItem] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
 
 
-def named(config: Any, source: Path | None = None, environments: bool = True) -> Named:
+def named(config: Any, source: Path | None = None, environments: bool = True) -> TrustItems:
     """Return what an encoded configuration names, which nobody has checked, and the file
     `source` that its own classes come from. Without `environments`, for those who build
     none, what these name is left out."""
-    found = Named()
+    found = TrustItems()
     files = {} if source is None else {_real(str(source)): None}
     for table, outside in _outside(config, environments):
         files |= dict.fromkeys(_files(outside.code, source))
@@ -68,11 +68,11 @@ def named(config: Any, source: Path | None = None, environments: bool = True) ->
             found.files[path] = file_digest(Path(path))
             parts += [path, found.files[path]]
             files |= {path: None} if path.endswith(".py") else {}
-        found.things.append(Thing(outside.does, _digest("settings", *parts)))
+        found.things.append(TrustItem(outside.does, _digest("settings", *parts)))
     for reference in references(config) if environments else ():
         if reference != _USUAL:
             found.things.append(
-                Thing(
+                TrustItem(
                     f"reads {quoted(reference)}, and hands it to an environment", _digest("secret", reference)
                 )
             )
@@ -80,7 +80,7 @@ def named(config: Any, source: Path | None = None, environments: bool = True) ->
     for file, digest in own_code(filter(os.path.isfile, files)).items():
         found.files[str(file)] = digest
         found.things.append(
-            Thing(
+            TrustItem(
                 f"runs the code in {quoted(str(file))}",
                 _digest("code", str(file), digest),
                 _digest("file", str(file)),
@@ -89,7 +89,7 @@ def named(config: Any, source: Path | None = None, environments: bool = True) ->
     return found
 
 
-def allow(place: Path, found: Named, trust: Trust, given: Collection[Path] = ()) -> None:
+def allow(place: Path, found: TrustItems, trust: Trust, given: Collection[Path] = ()) -> None:
     """Return where everything that was `found` at `place` was done before, is of the
     `given` files, or the user trusts it: then it is remembered. Else raise `Untrusted`,
     saying what it is."""
@@ -114,7 +114,7 @@ def allow(place: Path, found: Named, trust: Trust, given: Collection[Path] = ())
     remember(found)
 
 
-def remember(found: Named) -> None:
+def remember(found: TrustItems) -> None:
     """Note that this user has had this done. Where nothing can be noted, nothing is."""
     home = _home() if found.things else None
     if home is None:
@@ -137,7 +137,7 @@ def remember(found: Named) -> None:
             os.unlink(entry)
 
 
-def links(folder: Path) -> list[Thing]:
+def links(folder: Path) -> list[TrustItem]:
     """Return the links in a run's folder, through which whoever writes there would write
     elsewhere."""
     found = []
@@ -147,7 +147,7 @@ def links(folder: Path) -> list[Thing]:
                 target = os.readlink(path)
                 does = f"writes through the link {quoted(os.path.relpath(path, folder))} to {quoted(target)}"
                 found.append(
-                    Thing(
+                    TrustItem(
                         does,
                         _digest(
                             "link", os.path.join(_real(os.path.dirname(path)), os.path.basename(path)), target

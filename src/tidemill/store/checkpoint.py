@@ -149,7 +149,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {error}") from None
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """A checkpoint as it was read: arrays by file name, and facts; `warnings` for newer
     ones that had to be passed over."""
 
@@ -159,7 +159,7 @@ class Found(NamedTuple):
     warnings: list[str]
 
 
-def read_newest(folder: Path) -> Found:
+def read_newest(folder: Path) -> FoundCheckpoint:
     """Return the newest readable checkpoint.
 
     Raises `CheckpointError` when there is none: never silently from scratch.
@@ -167,7 +167,7 @@ def read_newest(folder: Path) -> Found:
     warnings: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
-            return Found(path, *read_checkpoint(path), warnings)
+            return FoundCheckpoint(path, *read_checkpoint(path), warnings)
         except CheckpointError as error:
             warnings.append(str(error))
     raise CheckpointError(

@@ -31,7 +31,7 @@ from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec, match_agents
 from tidemill.workers.environments import build_environment
-from tidemill.workers.episode_info import Listener, Numbers, means
+from tidemill.workers.episode_info import InfoReader, Numbers, means
 
 LANES = 10
 TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsewhere
@@ -77,7 +77,7 @@ class Player:
                     f"{policy.spaces}"
                 )
         self._environment = environment
-        self._bell, self._listener = LocalBell(), Listener()
+        self._bell, self._listener = LocalBell(), InfoReader()
         environment.bind(groups)
         environment.on_ready(self._bell.ring)
         lanes = environment.lanes

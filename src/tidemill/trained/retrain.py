@@ -18,7 +18,7 @@ from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.core.threads import limit_threads
 from tidemill.nets.device import choose_device
-from tidemill.replay.journal import Emptied, JournalReader, Task, journal_path
+from tidemill.replay.journal import JournalReader, MemoryCleared, Task, journal_path
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
@@ -86,7 +86,7 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
         same = compared == 0 and matches()
         for record in reader.records():
             match record:
-                case Emptied():
+                case MemoryCleared():
                     buffer = empty()
                 case Task(progress):
                     taken = buffer.take(updates)

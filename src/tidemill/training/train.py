@@ -17,15 +17,15 @@ from tidemill.core.output import forgiving_output
 from tidemill.core.shortage import why
 from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.table import LAUNCHERS, make_launcher
-from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, arrange, check_layout
+from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_out
 from tidemill.layouts.memory_plan import check_processes
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.remarks import remarks
-from tidemill.run.resume_point import ResumePoint, without_reached_mark
+from tidemill.run.resume_point import ResumePoint, without_met_limit
 from tidemill.run.run_control import OnUpdate
-from tidemill.run.run_lifecycle import Life, never_began
+from tidemill.run.run_lifecycle import RunLifecycle, never_began
 from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.trust import Trust
 from tidemill.training.experiment_from import Trainable, make_experiment, with_settings
@@ -129,7 +129,7 @@ def _train(
         stack.callback(folder.discard)
         try:
             with interrupts.at_once():
-                arranged = arrange(experiment, known, layout, fixed, launcher.processes)
+                arranged = lay_out(experiment, known, layout, fixed, launcher.processes)
         except BrokenOff:
             return _result(folder, never_began(signal_name(interrupts.first)))
         experiment = arranged.experiment
@@ -151,7 +151,7 @@ def _train(
                 folder.write(LAYOUT, arranged.plain())
         stack.pop_all()  # from now on its life says what is kept
         job = Job(experiment, str(known) if known else None, str(folder.path.resolve()))
-        life = Life(folder, None, quiet, sinks, on_update)
+        life = RunLifecycle(folder, None, quiet, sinks, on_update)
         return _result(folder, life.lead(job, launcher, interrupts))
 
 
@@ -188,7 +188,7 @@ def resume(
     )
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
-    experiment = without_reached_mark(folder, experiment, limits or {})
+    experiment = without_met_limit(folder, experiment, limits or {})
     experiment.check_judged()
     _check_processes(launcher, experiment)
     with Interrupts() as interrupts:
@@ -211,7 +211,7 @@ def resume(
         job = Job(
             experiment, str(source) if source else None, str(folder.path.resolve()), past.checkpoint, files
         )
-        life = Life(folder, past.progress, quiet, sinks, on_update)
+        life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
         return _result(folder, life.lead(job, launcher, interrupts))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from tidemill.api.control import Episodes, Facts, Notice, SampleFacts, Tallied
+from tidemill.api.control import EnvironmentStatistics, Episodes, Facts, Notice, SampleFacts
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
@@ -32,7 +32,7 @@ from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Episode
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.environments import build_environment
-from tidemill.workers.episode_info import Listener
+from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
@@ -91,7 +91,7 @@ class ActorWorker(Worker):
                 self._refresh,
                 self._flush,
                 self.clock,
-                Listener(self._tell),
+                InfoReader(self._tell),
                 self._tell,
             )
         )
@@ -162,7 +162,7 @@ class ActorWorker(Worker):
     def _stats(self) -> dict[str, float]:
         for environment in self._environments:
             if told := environment.statistics():
-                self.report(Tallied(told))
+                self.report(EnvironmentStatistics(told))
         return self.order.stats()
 
     def _report_episodes(self) -> None:

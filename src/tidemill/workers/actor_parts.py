@@ -10,7 +10,7 @@ from tidemill.api.stream import InferenceClient
 from tidemill.core.clock import Clock
 from tidemill.streams.samples import sample_producer
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec
-from tidemill.workers.episode_info import Listener
+from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.inference_clients import ClientKey
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
@@ -41,7 +41,7 @@ class ActorParts:
     refresh: ParameterRefresh
     flush: Callable[[int], bool]
     clock: Clock
-    listener: Listener
+    listener: InfoReader
     tell: Callable[[str], None]
 
     def client(self, spec: PlayerSpec, target: int) -> InferenceClient:

@@ -29,7 +29,7 @@ from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.workers import episode_info
 from tidemill.workers.episode_info import NONE, Numbers
 from tidemill.workers.sample_writers.base import Columns, Seats
-from tidemill.workers.sample_writers.fixed import InStep
+from tidemill.workers.sample_writers.fixed import AlignedBlock
 
 _NOBODY = np.empty(0, np.intp)
 
@@ -54,7 +54,7 @@ class Agent:
         seats: int,
         deterministic: bool,
         client: InferenceClient,
-        writer: InStep | Columns,
+        writer: AlignedBlock | Columns,
     ) -> None:
         self._seats, self._deterministic, self.client, self.writer = seats, deterministic, client, writer
         self._observation_names = [n for n in schema if n == "obs" or n.startswith("obs.")]
@@ -167,14 +167,14 @@ class Agent:
     def next_observation(self, tick: Tick) -> None:
         """Point `tick.observation` at the row that comes next, so that the environment
         writes it in place. Needs `has_room`."""
-        if isinstance(self.writer, InStep):
+        if isinstance(self.writer, AlignedBlock):
             block, position = self.writer.arrays, self.writer.position
             tick.observation = {name: block[name][position] for name in self._observation_names}
 
     def observe(self, tick: Tick) -> None:
         """Store the rows of a tick and post the request for their answers."""
         writer = self.writer
-        if isinstance(writer, InStep):
+        if isinstance(writer, AlignedBlock):
             if count_nonzero(tick.present) == self._seats and not count_nonzero(tick.restarted):
                 self._observe_in_step(writer, tick)
                 return
@@ -182,7 +182,7 @@ class Agent:
             self.writer = writer = writer.by_index()
         self._observe_by_index(writer, tick)
 
-    def _observe_in_step(self, writer: InStep, tick: Tick) -> None:
+    def _observe_in_step(self, writer: AlignedBlock, tick: Tick) -> None:
         """All seats write row `position`."""
         block, position = writer.arrays, writer.position
         begins, final = self.finished, tick.done | tick.truncated

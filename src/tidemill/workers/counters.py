@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tidemill.api.buffer import SampleCounts
 from tidemill.api.experiment import Limits
-from tidemill.workers.data_parallel import Agreed
+from tidemill.workers.data_parallel import CombinedCounts
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Counters:
     adopted: int = 0
     seconds: float = 0.0
 
-    def add(self, counts: SampleCounts | Agreed) -> None:
+    def add(self, counts: SampleCounts | CombinedCounts) -> None:
         """Count what became of samples."""
         self.dropped += int(counts.dropped)
         self.evicted += int(counts.evicted)

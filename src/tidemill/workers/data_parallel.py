@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from tidemill.api.algorithm import Algorithm, DataParallel, Sample
-from tidemill.api.buffer import Held, SampleCounts
+from tidemill.api.buffer import BufferedSample, SampleCounts
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.clock import Clock, awake
@@ -26,10 +26,10 @@ LEAVE_ALONE = 2.0
 # for what equal trainers bring, before others get their turns: a look takes 0.5 µs, the
 # turns of a process 20
 LOOKS = 32
-_AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `Agreed`
+_AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `CombinedCounts`
 
 
-class Agreed(NamedTuple):
+class CombinedCounts(NamedTuple):
     """Of all equal trainers together: how many are to end, rows of the batch that enter
     the loss, those of them that do so for the first time, and what became of samples
     since the last update."""
@@ -114,15 +114,15 @@ class EqualTrainers:
             self._clock.enter(left)
 
     def agree(
-        self, ending: bool, batch: Sequence[Held], counts: SampleCounts
-    ) -> Generator[PollResult, None, Agreed]:
+        self, ending: bool, batch: Sequence[BufferedSample], counts: SampleCounts
+    ) -> Generator[PollResult, None, CombinedCounts]:
         """Return what all together bring to the update that is due."""
         rows = sum(held.trained for held in batch)
         fresh = sum(held.trained for held in batch if not held.uses)
         numbers = _AGREED.copy()
-        numbers[:] = Agreed(ending, rows, fresh, counts.dropped, counts.evicted, counts.reused)
+        numbers[:] = CombinedCounts(ending, rows, fresh, counts.dropped, counts.evicted, counts.reused)
         yield from self.sum(numbers)
-        return Agreed(*numbers.tolist())
+        return CombinedCounts(*numbers.tolist())
 
     def update(
         self, algorithm: Algorithm, policy: Policy, samples: Sequence[Sample], progress: float

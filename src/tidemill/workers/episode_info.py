@@ -38,7 +38,7 @@ _PLAIN = frozenset({bool, int, float})
 _OBSERVATIONS = frozenset({"final_obs", "final_observation", "final_info"})
 
 
-class Listener:
+class InfoReader:
     """Turns infos into numbers, and takes no more names than `MOST`; `notice` is told
     once when others are left out."""
 

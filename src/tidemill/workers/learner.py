@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidemill.api.algorithm import Algorithm, DataParallel
-from tidemill.api.buffer import Demand, Held
+from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
@@ -23,7 +23,7 @@ from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.device import choose_device
-from tidemill.store.checkpoint import Found, checkpoint_name, read_newest, write_checkpoint
+from tidemill.store.checkpoint import FoundCheckpoint, checkpoint_name, read_newest, write_checkpoint
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
@@ -63,7 +63,7 @@ class Learner:
     algorithm: Algorithm
     spaces: Spaces
     samples: SampleFacts
-    found: Found | None = None
+    found: FoundCheckpoint | None = None
     """The checkpoint that it goes on from."""
 
     def __init__(
@@ -173,7 +173,7 @@ class Learner:
         self._settings = {field_of(name): value for name, value in settings_of(config).items()}
         return config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
 
-    def _restore(self, found: Found) -> None:
+    def _restore(self, found: FoundCheckpoint) -> None:
         for name in vars(self.counters):
             kept = found.facts.get(name, 0)  # older checkpoints lack the newer ones
             if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not isfinite(kept):
@@ -201,7 +201,7 @@ class Learner:
             self._publisher.publish(self.policy)
             self._clock.enter(left)
 
-    def lags(self, batch: Sequence[Held]) -> dict[str, float]:
+    def lags(self, batch: Sequence[BufferedSample]) -> dict[str, float]:
         """Return how many versions the rows that enter the loss are behind on average,
         and the oldest one."""
         version = self.policy.version

@@ -28,7 +28,7 @@ from tidemill.workers.actor_config import ActorConfig, PlayerSpec
 from tidemill.workers.agent import Agent
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.sample_writers.base import Columns, WriterTerms, fill
-from tidemill.workers.sample_writers.fixed import InStep
+from tidemill.workers.sample_writers.fixed import AlignedBlock
 
 
 def in_lockstep(experiment: Experiment, spec: PlayerSpec) -> bool:
@@ -71,7 +71,7 @@ def check_lockstep(experiment: Experiment, config: ActorConfig) -> None:
                 )
 
 
-class LockstepRows(InStep):
+class LockstepRows(AlignedBlock):
     """All seats at the same row."""
 
     def full(self) -> bool:

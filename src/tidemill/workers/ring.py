@@ -15,10 +15,10 @@ from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
-from tidemill.workers.episode_info import Listener, Numbers
+from tidemill.workers.episode_info import InfoReader, Numbers
 from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
-from tidemill.workers.sample_writers.fixed import InStep
+from tidemill.workers.sample_writers.fixed import AlignedBlock
 from tidemill.workers.service_order import ServiceOrder
 
 
@@ -36,7 +36,7 @@ class EnvTarget:
         agents: Sequence[Agent],
         ticks: Sequence[Tick],
         clock: Clock,
-        listener: Listener,
+        listener: InfoReader,
         number: int = 0,
         gate: LockstepGate | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ def build_target(parts: ActorParts, number: int) -> EnvTarget:
         terms = parts.terms(index, config.lanes * len(group), number)
         waits = in_lockstep(parts.context.experiment, spec)
         terms.offer(terms.schema)
-        own = cast("type[InStep | Columns]", spec.writer())  # other writers go with other orders
+        own = cast("type[AlignedBlock | Columns]", spec.writer())  # other writers go with other orders
         writer = lockstep_writer(terms) if waits else own(terms)
         agent = Agent(terms.row, terms.seats, spec.deterministic, parts.client(spec, number), writer)
         agents.append(agent)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tidemill.api.buffer import Buffer, Held, SampleCounts
+from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
 from tidemill.api.control import Adopt, Facts, State
 from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError
@@ -78,7 +78,7 @@ class TrainerWorker(Worker):
         learner, result = self.learner, PollResult()
         counters = learner.counters
         while True:
-            taken: Sequence[Held] | None = None
+            taken: Sequence[BufferedSample] | None = None
             while self._reason is None and (taken := self._buffer.take(learner.policy.version)) is None:
                 if self.context.experiment.limits.seconds is not None:
                     learner.count_time()

@@ -10,8 +10,8 @@ from tidemill.bridge import Bridge
 from tidemill.bridge.protocol import files
 from tidemill.bridge.protocol.files import (
     Lock,
-    Meeting,
-    Watch,
+    PeerWatch,
+    Rendezvous,
     create_file,
     editor_path,
     open_file,
@@ -30,30 +30,30 @@ def test_a_lock_is_held_by_one_and_says_by_whom(tmp_path):
     lock = Lock(tmp_path / "lock")
     with pytest.raises(BlockingIOError):
         Lock(tmp_path / "lock")
-    watch = Watch.find(tmp_path / "lock")
+    watch = PeerWatch.find(tmp_path / "lock")
     assert watch.alive() and watch.owner == str(os.getpid())
     lock.release()
     assert not watch.alive() and not (tmp_path / "lock").exists()
-    assert Watch.find(tmp_path / "lock") is None
+    assert PeerWatch.find(tmp_path / "lock") is None
 
 
 def test_a_lock_taken_over_from_the_dead_does_not_make_them_live(tmp_path):
     old = Lock(tmp_path / "lock")
-    watch = Watch.find(tmp_path / "lock")
+    watch = PeerWatch.find(tmp_path / "lock")
     os.close(old._descriptor)  # as the kernel does when a process is killed: the file stays
     assert not watch.alive()
     new = Lock(tmp_path / "lock")
-    assert not watch.alive() and Watch.find(tmp_path / "lock").alive()
+    assert not watch.alive() and PeerWatch.find(tmp_path / "lock").alive()
     new.release()
 
 
 def test_a_companion_that_is_not_locked_yet_is_not_taken_for_a_dead_owners(tmp_path):
     (tmp_path / "lock").touch()
-    assert Watch.find(tmp_path / "lock") is None
+    assert PeerWatch.find(tmp_path / "lock") is None
 
 
 def test_folders_of_the_dead_are_removed_and_others_are_not(root):
-    living, dead = Meeting.own(1), Meeting.own(1)
+    living, dead = Rendezvous.own(1), Rendezvous.own(1)
     for meeting in (living, dead):
         create_file(meeting.path, 10).close()
         create_file(meeting.path.with_name("memory__"), 10).close()
@@ -67,7 +67,7 @@ def test_folders_of_the_dead_are_removed_and_others_are_not(root):
     os.utime(old, (0, 0))
     os.utime(other, (0, 0))
     (root / f"tidemill-{os.getuid()}-link").symlink_to(other)
-    third = Meeting.own(1)
+    third = Rendezvous.own(1)
     assert not dead.path.parent.exists() and not old.exists()
     assert living.path.exists() and third.path.parent.exists() and young.exists() and other.exists()
     for meeting in (living, third):
@@ -76,7 +76,7 @@ def test_folders_of_the_dead_are_removed_and_others_are_not(root):
 
 
 def test_a_meeting_leaves_nothing_and_takes_nothing_of_others(tmp_path):
-    meeting = Meeting.at(tmp_path / "sub" / "default")
+    meeting = Rendezvous.at(tmp_path / "sub" / "default")
     for name in (
         "default",
         "default_",
@@ -89,7 +89,7 @@ def test_a_meeting_leaves_nothing_and_takes_nothing_of_others(tmp_path):
     ):
         (tmp_path / "sub" / name).touch()
     with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
-        Meeting.at(tmp_path / "sub" / "default")
+        Rendezvous.at(tmp_path / "sub" / "default")
     meeting.leave()
     assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == ["default2", "default_x", "xdefault"]
 
@@ -97,7 +97,7 @@ def test_a_meeting_leaves_nothing_and_takes_nothing_of_others(tmp_path):
 def test_where_nothing_can_be_made_that_is_told(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="no memory file can be made"):
-        Meeting.at(tmp_path / "file" / "default")
+        Rendezvous.at(tmp_path / "file" / "default")
 
 
 def test_a_file_that_is_no_memory_is_not_replaced(tmp_path):
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_memory_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for wrong in ("thesis", "folder", "pipe"):
         with pytest.raises(ConfigError, match=f"{wrong} is no memory file"):
-            Meeting.at(tmp_path / wrong)
+            Rendezvous.at(tmp_path / wrong)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe", "thesis"]
 
 
@@ -154,7 +154,7 @@ def test_what_is_not_the_bridges_stays_whatever_the_folder_is_called(tmp_path):
 
 
 def test_a_folder_in_a_files_place_is_told_and_in_nobodys_way(tmp_path):
-    meeting = Meeting.at(tmp_path / "memory")
+    meeting = Rendezvous.at(tmp_path / "memory")
     (tmp_path / "memory").mkdir()
     with pytest.raises(SimulatorError, match="memory cannot be made"):
         create_file(tmp_path / "memory", 22)
@@ -163,10 +163,10 @@ def test_a_folder_in_a_files_place_is_told_and_in_nobodys_way(tmp_path):
 
 
 def test_looking_for_the_dead_leaves_no_descriptors_open(root):
-    living = Meeting.own(1)
+    living = Rendezvous.own(1)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        Meeting.own(1).leave()
+        Rendezvous.own(1).leave()
     assert len(os.listdir("/proc/self/fd")) == before
     living.leave()
 
@@ -178,7 +178,7 @@ def test_a_temporary_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TMPDIR", str(tmp_path / given))
     monkeypatch.setattr("tempfile.tempdir", None)
-    for make in (lambda: Meeting.own(2), editor_path):
+    for make in (lambda: Rendezvous.own(2), editor_path):
         with pytest.raises(
             ConfigError,
             match=f"TMPDIR = {tmp_path / given}.*: (No such file|Not a directory).*in which you may write",
@@ -197,5 +197,5 @@ def test_a_disk_without_room_is_told_with_what_to_do(tmp_path, monkeypatch):
         match="memory.trainer cannot be made: No space left on device; remove what is not needed in "
         f"{tmp_path}",
     ):
-        Meeting(tmp_path / "folder" / "memory", (tmp_path / "folder").mkdir())
+        Rendezvous(tmp_path / "folder" / "memory", (tmp_path / "folder").mkdir())
     assert not list((tmp_path / "folder").iterdir())

@@ -4,7 +4,7 @@ whether it does its part of the bridge."""
 from collections.abc import Sequence
 
 from tidemill.bridge.kit.play import Program
-from tidemill.bridge.kit.points import POINTS, Findings, Over, Point
+from tidemill.bridge.kit.points import POINTS, Findings, Point, SimulatorUnplayable
 from tidemill.bridge.kit.scenes import SCENES
 from tidemill.bridge.protocol.channels import Framing
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -30,7 +30,7 @@ def check_simulator(
             continue
         try:
             scene(program, found, seconds, framing)
-        except Over:
+        except SimulatorUnplayable:
             if found.point("start").verdict == "fail":
                 break
     return [found.point(name) for name in POINTS if not only or name in only]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.bridge.kit.play import Program
-from tidemill.bridge.kit.record import Given
+from tidemill.bridge.kit.record import RecordedSideChannels
 from tidemill.bridge.kit.recording import Exchange, Recording, group_spec
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, TerminalSteps
 from tidemill.bridge.protocol.tables import QUERY
@@ -26,7 +26,7 @@ def compare(
     `tolerance`.
     """
     path, first = command_of(program.path)
-    given = Given()
+    given = RecordedSideChannels()
     with Simulator(
         path,
         (*first, *program.arguments),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.files import TRAINER_SUFFIX, Meeting, shared_folder
+from tidemill.bridge.protocol.files import TRAINER_SUFFIX, Rendezvous, shared_folder
 from tidemill.bridge.protocol.image import GroupImage, read_header, write_int
 from tidemill.bridge.protocol.join import create_memory, join_memory
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps
@@ -62,7 +62,7 @@ class SimulatorPlay:
     def __init__(self, program: Program, other: bool = False) -> None:
         self._program, self.layout = program, LAYOUTS[program.layout]
         path, first = command_of(program.path)
-        self._meeting = Meeting.own(self.layout.files)
+        self._meeting = Rendezvous.own(self.layout.files)
         self.process: SimulatorProcess | None = None
         self._closed, self.changed = False, 0
         try:

@@ -154,7 +154,7 @@ class Point:
     cure: str = ""
 
 
-class Over(Exception):
+class SimulatorUnplayable(Exception):
     """The simulator cannot be played any further."""
 
 
@@ -183,7 +183,7 @@ class Findings:
     @contextmanager
     def during(self, name: str, play: SimulatorPlay | None = None) -> Iterator[None]:
         """Blame what goes wrong on a point, or on another one where the memory tells
-        more; `Over` afterwards."""
+        more; `SimulatorUnplayable` afterwards."""
         try:
             yield
         except ConfigError:
@@ -193,7 +193,7 @@ class Findings:
                 _blamed(play, name) if play is not None and isinstance(error, ImageError) else name,
                 str(error),
             )
-            raise Over from None
+            raise SimulatorUnplayable from None
 
 
 def _blamed(play: SimulatorPlay, name: str) -> str:

@@ -163,7 +163,7 @@ class PlaybackResult:
     reason: str
 
 
-class Given:
+class RecordedSideChannels:
     """Side channels that hand out what they are given, and hear nothing."""
 
     def __init__(self) -> None:

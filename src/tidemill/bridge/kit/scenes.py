@@ -17,10 +17,10 @@ import numpy as np
 import psutil
 
 from tidemill.bridge.kit.play import Program, SimulatorPlay
-from tidemill.bridge.kit.points import Findings, Over, Scene
+from tidemill.bridge.kit.points import Findings, Scene, SimulatorUnplayable
 from tidemill.bridge.kit.watcher import Watcher
 from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Framing, RawBytes
-from tidemill.bridge.protocol.files import Meeting
+from tidemill.bridge.protocol.files import Rendezvous
 from tidemill.bridge.protocol.image import GroupImage, groups_place, write_int
 from tidemill.bridge.protocol.tables import LAYOUTS, QUERY, RESET, STEP
 from tidemill.bridge.trainer_side.steps import complete, count, write_actions
@@ -63,7 +63,7 @@ def _await_agents(watcher: Watcher) -> None:
         watcher.found.bad("groups", f"there are none after a reset and {_TRIES} steps")
     else:
         watcher.found.bad("reset", f"no agent asks for a decision in {_TRIES} steps after a reset")
-    raise Over
+    raise SimulatorUnplayable
 
 
 # ---- plain play ------------------------------------------------------------------------
@@ -318,9 +318,9 @@ def dies(program: Program, found: Findings, seconds: float, framing: Framing) ->
             [sys.executable, "-c", code, settings], capture_output=True, text=True, timeout=limit
         )
     except subprocess.TimeoutExpired:
-        raise Over from None
+        raise SimulatorUnplayable from None
     if done.returncode != -signal.SIGKILL:
-        raise Over  # told by the scene of plain play
+        raise SimulatorUnplayable  # told by the scene of plain play
     number, begun = int(done.stdout), time.monotonic()
     while _lives(number) and time.monotonic() - begun < _SOON + 0.1 * program.deadline:
         time.sleep(0.02)
@@ -333,7 +333,7 @@ def dies(program: Program, found: Findings, seconds: float, framing: Framing) ->
         found.good(
             "trainer's death", f"it ended {time.monotonic() - begun:.1f} s after its trainer was killed"
         )
-    Meeting.own(LAYOUTS[program.layout].files).leave()  # removes what the dead left
+    Rendezvous.own(LAYOUTS[program.layout].files).leave()  # removes what the dead left
 
 
 def doomed() -> None:

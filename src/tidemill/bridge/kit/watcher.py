@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.bridge.kit.play import SimulatorPlay
-from tidemill.bridge.kit.points import Findings, Over
+from tidemill.bridge.kit.points import Findings, SimulatorUnplayable
 from tidemill.bridge.protocol.channels import Channels, Framing
 from tidemill.bridge.protocol.image import GroupImage
 from tidemill.bridge.protocol.messages import ChannelError
@@ -128,7 +128,7 @@ class Watcher:
             decisions, terminals, asks = StepReader(layout, group).read(memory.data)
         except ImageError as error:
             found.bad("agents", str(error))
-            raise Over from None
+            raise SimulatorUnplayable from None
         except EnvironmentFault as error:
             found.bad("numbers", str(error))
             self._unread = True

@@ -165,14 +165,14 @@ def _take(descriptor: int) -> None:
             time.sleep(pause)
 
 
-class Watch:
+class PeerWatch:
     """The other side's companion, to see whether its owner lives."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
-    def find(cls, path: Path) -> "Watch | None":
+    def find(cls, path: Path) -> "PeerWatch | None":
         """Return a watch of the companion at `path`; None where there is none."""
         with contextlib.suppress(OSError):
             descriptor = os.open(path, _OLD)
@@ -202,7 +202,7 @@ class Watch:
             self._descriptor = -1
 
 
-class Meeting:
+class Rendezvous:
     """Where a trainer and its simulator meet: the first memory file's `path`, held by
     this trainer until `leave`."""
 
@@ -226,7 +226,7 @@ class Meeting:
         remove_memory(self.path)  # of a dead owner
 
     @classmethod
-    def own(cls, layout_files: int) -> "Meeting":
+    def own(cls, layout_files: int) -> "Rendezvous":
         """Make a folder of our own for a simulator that this trainer starts; those of
         dead owners are removed."""
         root = (
@@ -256,7 +256,7 @@ class Meeting:
                 continue
 
     @classmethod
-    def at(cls, path: Path) -> "Meeting":
+    def at(cls, path: Path) -> "Rendezvous":
         """Meet at a given file, where an editor looks."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ def _replaceable(path: Path) -> bool:
 def owner_of(path: Path) -> str | None:
     """Return the process id of a companion's owner, as text; None where there is none
     that lives."""
-    watch = Watch.find(path)
+    watch = PeerWatch.find(path)
     if watch is None:
         return None
     owner = watch.owner if watch.alive() else None
@@ -327,12 +327,12 @@ def _sweep(root: Path, prefix: str) -> None:
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
                 continue
-            watch = Watch.find(folder / f"memory{TRAINER_SUFFIX}")
+            watch = PeerWatch.find(folder / f"memory{TRAINER_SUFFIX}")
             if watch is not None:
                 dead = not watch.alive()
                 watch.close()
                 if dead:
-                    Meeting(folder / "memory", folder).leave()
+                    Rendezvous(folder / "memory", folder).leave()
             elif time.time() - about.st_mtime > _YOUNG:
                 (folder / f"memory{TRAINER_SUFFIX}").unlink(missing_ok=True)
                 folder.rmdir()

@@ -38,7 +38,7 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.schema import Arrays
-from tidemill.core.tally import Tally, Told, summary
+from tidemill.core.tally import Tally, TallyEntry, summary
 
 # seconds that `ready` waits for an answer before a thread does: most come sooner, and a
 # wait by thread costs more than they do
@@ -86,7 +86,7 @@ Rows = list[tuple[Place, Any, Any]]
 """For each place: which of some seats lie there, and their rows, as indices."""
 
 
-class Crowd:
+class LaneGroup:
     """One group of agents in one lane: their seats, and where their rows go."""
 
     def __init__(self, name: str, form: Form, seats: int, places: Sequence[Place], lane: int) -> None:
@@ -209,8 +209,8 @@ class Lane:
         self.parameters = EnvironmentParameters()
         self.statistics = Statistics()
         self._own, self._framing = channels, framing
-        self.tally, self.said = Tally(), dict[str, Told]()
-        self.crowds: list[Crowd] = []
+        self.tally, self.said = Tally(), dict[str, TallyEntry]()
+        self.crowds: list[LaneGroup] = []
         self.gone, self.resetting, self.empty, self.known = False, True, 0, 0
         self._simulator: Simulator | None = None
         self._starting: Future[Simulator] | None = None
@@ -358,7 +358,7 @@ class SimulatorLanes(Environment):
                     Place(n, len(groups[n]), np.where(which == n, position, -1))
                     for n in np.unique(which[which >= 0]).tolist()
                 ]
-                lane.crowds.append(Crowd(name, self._forms[name], count, places, lane.number))
+                lane.crowds.append(LaneGroup(name, self._forms[name], count, places, lane.number))
                 first += count
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
@@ -475,7 +475,7 @@ class SimulatorLanes(Environment):
         for lane in self._lanes:
             lane.parameters.set("seed", (seed + lane.number) % SEEDS)
 
-    def statistics(self) -> dict[str, Told]:
+    def statistics(self) -> dict[str, TallyEntry]:
         tally = Tally()
         for lane in self._lanes:
             tally.merge(lane.tally.take())

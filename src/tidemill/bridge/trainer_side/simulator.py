@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.files import SIMULATOR_SUFFIX, Meeting, Watch, editor_path, shared_folder
+from tidemill.bridge.protocol.files import SIMULATOR_SUFFIX, PeerWatch, Rendezvous, editor_path, shared_folder
 from tidemill.bridge.protocol.image import GroupImage
 from tidemill.bridge.protocol.join import create_memory
 from tidemill.bridge.protocol.memory import SharedMemory
@@ -114,7 +114,7 @@ class Simulator:
         self._what = str(path) if path is not None else "the simulator"
         self._channels, self._start_seconds, self._deadline = channels, start_seconds, deadline
         self._process: SimulatorProcess | None = None
-        self._watch: Watch | None = None
+        self._watch: PeerWatch | None = None
         self._states: dict[str, _State] = {}
         self._specs: dict[str, BehaviorSpec] = {}
         self._generation = -1
@@ -127,9 +127,9 @@ class Simulator:
             check_executable(Path(path))
         files = LAYOUTS[layout].files
         self._meeting = (
-            Meeting.own(files)
+            Rendezvous.own(files)
             if path is not None
-            else Meeting.at(Path(memory_path) if memory_path else editor_path())
+            else Rendezvous.at(Path(memory_path) if memory_path else editor_path())
         )
         self._memory: SharedMemory | None = None
         try:
@@ -383,7 +383,7 @@ class Simulator:
     def _gone(self) -> str | None:
         """Return how the simulator ended; None while it lives."""
         if self._watch is None:
-            self._watch = Watch.find(Path(f"{self._meeting.path}{SIMULATOR_SUFFIX}"))
+            self._watch = PeerWatch.find(Path(f"{self._meeting.path}{SIMULATOR_SUFFIX}"))
         if self._watch is None:
             return None if self._process is None else self._process.ended()
         if self._watch.alive():

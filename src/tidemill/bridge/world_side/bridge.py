@@ -12,7 +12,7 @@ from tidemill.bridge.protocol.files import (
     SIMULATOR_SUFFIX,
     TRAINER_SUFFIX,
     Lock,
-    Watch,
+    PeerWatch,
     editor_path,
     owner_of,
     remove_dead,
@@ -57,7 +57,7 @@ class Bridge:
         self._channels, self._on_reset = channels, on_reset
         self._worlds: dict[str, World] = {}
         self._memory: SharedMemory | None = None
-        self._watch: Watch | None = None
+        self._watch: PeerWatch | None = None
         self._lock: Lock | None = None
         self._begun = False  # the first step or reset has come
         self._ours = False  # a command has come, and is to be answered
@@ -72,7 +72,7 @@ class Bridge:
                 return  # nobody can wait there
             raise
         self._path = path
-        self._watch = Watch.find(Path(f"{path}{TRAINER_SUFFIX}"))
+        self._watch = PeerWatch.find(Path(f"{path}{TRAINER_SUFFIX}"))
         if (
             memory_path is None
             and not path.exists()

@@ -19,7 +19,7 @@ Doubles = NDArray[np.float64]
 SLOTS = 10
 
 
-class Randoms:
+class RandomStreams:
     """A stream of random numbers for each slot, of 32 bits of state each."""
 
     def __init__(self, seed: int, slots: int = SLOTS) -> None:
@@ -60,7 +60,7 @@ class Game(ABC):
 
     def __init__(self, seed: int, parameters: EnvironmentParameters, statistics: Statistics) -> None:
         self.parameters, self.statistics = parameters, statistics
-        self.randoms = Randoms(seed)
+        self.randoms = RandomStreams(seed)
         self._seed = seed
         self.returns: list[float] = []
         """Of the episodes that are over."""

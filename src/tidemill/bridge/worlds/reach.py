@@ -12,7 +12,7 @@ import numpy as np
 from tidemill.bridge.protocol.channels import EnvironmentParameters, Statistics
 from tidemill.bridge.protocol.specs import ActionTuple, Floats, Ints
 from tidemill.bridge.world_side.world import World
-from tidemill.bridge.worlds.game import SLOTS, Game, Randoms, play
+from tidemill.bridge.worlds.game import SLOTS, Game, RandomStreams, play
 
 NEAR = 0.1
 LONGEST = 50
@@ -22,7 +22,7 @@ class Square:
     """The square: positions and targets of all agents, [slots, 2] each, moved at once. It
     knows of no bridge."""
 
-    def __init__(self, randoms: Randoms, slots: int = SLOTS) -> None:
+    def __init__(self, randoms: RandomStreams, slots: int = SLOTS) -> None:
         self._randoms = randoms
         self.position, self.target = np.zeros((slots, 2)), np.zeros((slots, 2))
         self.steps = np.zeros(slots, np.int64)

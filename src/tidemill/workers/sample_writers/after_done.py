@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from tidemill.workers.sample_writers.base import Seats, Sizes, Slot, WriterTerms
+from tidemill.workers.sample_writers.base import BlockSizes, Seats, Slot, WriterTerms
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ class AfterDone(ClosedEpisodes):
     needs_limit = True
 
     @classmethod
-    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         # what the episode before left over, and a whole one
-        return Sizes(spec.rows + limit + same_step, spec.rows, seats, slots)
+        return BlockSizes(spec.rows + limit + same_step, spec.rows, seats, slots)
 
     def __init__(self, terms: WriterTerms) -> None:
         super().__init__(terms)

@@ -2,9 +2,9 @@
 samples. A mode of samples is a writer; `sample_writers.WRITERS` lists them.
 
 While all seats of a fixed-length spec are at the same row, rows are written into the
-sample's slot itself, as one slice per tick (`fixed.InStep`). All else (`Columns`) is
-written by index into memory of the agent's own, where each seat is at a row of its own;
-what is finished is copied into slots.
+sample's slot itself, as one slice per tick (`fixed.AlignedBlock`). All else (`Columns`)
+is written by index into memory of the agent's own, where each seat is at a row of its
+own; what is finished is copied into slots.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ Seats = NDArray[np.intp]
 MOST_SLOTS = 4096  # of one channel, since both ends make arrays of each at the start
 
 
-class Sizes(NamedTuple):
+class BlockSizes(NamedTuple):
     """What an agent's rows take: `kept` rows of each seat in its own memory, and in each
     stream `slots` slots of [rows, columns]."""
 
@@ -53,7 +53,7 @@ class WriterTerms:
     row: Schema
     schema: Schema
     seats: int
-    need: Sizes
+    need: BlockSizes
     same_step: bool
     samples: SampleProducer
     on_sent: Callable[[], None]
@@ -83,14 +83,14 @@ class SampleWriter(ABC):
     arrays: Arrays
 
     @classmethod
-    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         """Return what `spec` takes, when an episode has at most `limit` steps and a
         stream is to hold `slots` samples of each seat. By itself: of all seats so many
         rows."""
-        return Sizes(spec.rows + same_step, spec.rows, seats, slots)
+        return BlockSizes(spec.rows + same_step, spec.rows, seats, slots)
 
     @classmethod
-    def own_rows(cls, spec: "PlayerSpec", need: Sizes, same_step: bool) -> int:
+    def own_rows(cls, spec: "PlayerSpec", need: BlockSizes, same_step: bool) -> int:
         """Return the rows of each seat that take memory of the agent's own."""
         return need.kept
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.core.schema import Arrays, Field
 from tidemill.workers.episode_info import FIELD, SAID
-from tidemill.workers.sample_writers.base import MOST_SLOTS, Sizes
+from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes
 from tidemill.workers.sample_writers.full import Full
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class Concise(Full):
     trained = False
 
     @classmethod
-    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
-        return Sizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+        return BlockSizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
 
     @classmethod
     def sample_fields(cls, others: int) -> Mapping[str, Field]:

@@ -5,13 +5,13 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from tidemill.core.schema import Arrays, allocate
-from tidemill.workers.sample_writers.base import Columns, SampleWriter, Sizes, Slot, WriterTerms, fill
+from tidemill.workers.sample_writers.base import BlockSizes, Columns, SampleWriter, Slot, WriterTerms, fill
 
 if TYPE_CHECKING:
     from tidemill.workers.actor_config import PlayerSpec
 
 
-class InStep(SampleWriter):
+class AlignedBlock(SampleWriter):
     """Fixed length, all seats at the same row: `arrays` is a slot ({} between two)."""
 
     settings: ClassVar[Collection[str]] = ("sample_steps", "burn_in", "bootstrap")
@@ -29,7 +29,7 @@ class InStep(SampleWriter):
         self._cleared = [name for name in terms.schema if name == "reward" or name.startswith("info")]
 
     @classmethod
-    def own_rows(cls, spec: "PlayerSpec", need: Sizes, same_step: bool) -> int:
+    def own_rows(cls, spec: "PlayerSpec", need: BlockSizes, same_step: bool) -> int:
         # what is carried over from sample to sample, and in a tick; all of it where seats
         # get out of step
         return spec.burn_in + spec.bootstrap + 1 + need.kept * same_step

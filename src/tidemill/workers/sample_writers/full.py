@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from tidemill.core.schema import Arrays
-from tidemill.workers.sample_writers.base import MOST_SLOTS, Sizes, fill
+from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, fill
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ class Full(ClosedEpisodes):
     by_seat = True
 
     @classmethod
-    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> Sizes:
-        return Sizes(limit + 1 + same_step, limit + 1, 1, min(slots * seats, MOST_SLOTS))
+    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+        return BlockSizes(limit + 1 + same_step, limit + 1, 1, min(slots * seats, MOST_SLOTS))
 
     def send(self) -> bool:
         self._post_process()
