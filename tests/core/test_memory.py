@@ -8,7 +8,7 @@ import pytest
 
 from tidemill.core import memory
 from tidemill.core.errors import ConfigError
-from tidemill.core.memory import Need, available, check_memory, held, size
+from tidemill.core.memory import Need, available, check_memory, resident_bytes, size
 
 
 def test_needs_that_fit_are_let_pass_and_others_refused_with_the_sums() -> None:
@@ -42,9 +42,9 @@ def test_the_tightest_control_group_counts(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_process_knows_what_it_holds() -> None:
     assert available() > 0
-    before = held()[0]
+    before = resident_bytes()[0]
     kept = bytearray(b"x" * 50_000_000)
-    assert 45_000_000 < held()[0] - before < 60_000_000
+    assert 45_000_000 < resident_bytes()[0] - before < 60_000_000
     assert len(kept) == 50_000_000
 
 

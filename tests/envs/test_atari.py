@@ -96,7 +96,7 @@ def heard(environment, ticks):
         (told,) = driver.tick()
         sums += told.tick.reward
         for lane in (told.tick.done | told.tick.truncated).nonzero()[0].tolist():
-            found.append((lane, sums[lane], environment.said(0, [lane])[0]))
+            found.append((lane, sums[lane], environment.episode_infos(0, [lane])[0]))
             sums[lane] = 0
     environment.close()
     return found
@@ -106,9 +106,9 @@ def test_a_games_score_is_said_at_its_end_whatever_its_rewards_are():
     game = Atari(id="ms_pacman", num_threads=1, max_episode_steps=120)
     clipped, own = heard(game.build(2, 1), 122), heard(game.scored().build(2, 1), 122)
     assert len(clipped) == len(own) == 2
-    for (lane, paid, said), (other, score, also) in zip(clipped, own, strict=True):
-        assert lane == other and said["score"] == also["score"] == score
-        assert score >= 10 * paid > 0 and said["lives"] == 3
+    for (lane, paid, episode_infos), (other, score, also) in zip(clipped, own, strict=True):
+        assert lane == other and episode_infos["score"] == also["score"] == score
+        assert score >= 10 * paid > 0 and episode_infos["lives"] == 3
     assert (
         game.rewarded == "rewards clipped to -1, 0 and 1; the game's score is info/score"
         and not game.scored().rewarded
@@ -119,8 +119,8 @@ def test_of_an_episode_that_a_lost_life_ends_no_score_is_said():
     found = heard(
         Atari(id="ms_pacman", num_threads=1, episodic_life=True, max_episode_steps=250).build(2, 1), 252
     )
-    lost = [said for _, _, said in found if said["lives"] == 2]
-    assert lost and all("score" not in said for said in lost)
+    lost = [episode_infos for _, _, episode_infos in found if episode_infos["lives"] == 2]
+    assert lost and all("score" not in episode_infos for episode_infos in lost)
     lives = Atari(id="ms_pacman", episodic_life=True)
     assert (
         lives.rewarded == "rewards clipped to -1, 0 and 1 and of one life"

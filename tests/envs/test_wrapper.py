@@ -85,3 +85,8 @@ def test_one_agent_and_several_are_cut_alike() -> None:
         seen.append(np.array(marks))
     assert seen[0][:, 1].any() and seen[0][:, 0].any()
     assert np.array_equal(*seen)
+
+
+def test_a_method_of_before_is_refused_by_its_new_name() -> None:
+    with pytest.raises(TypeError, match="said is called episode_infos now"):
+        type("Old", (Environment,), {"said": lambda self, group, seats: [None] * len(seats)})

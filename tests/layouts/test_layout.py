@@ -371,7 +371,7 @@ def test_what_the_user_says_is_left_alone() -> None:
         (made.replace(workers={**made.workers, "second": made.workers["actor"]}), "2 groups of Actors"),
     ):
         assert why in why_given(other)
-        assert lay_out(other, None).experiment == other and why in lay_out(other, None).told
+        assert lay_out(other, None).experiment == other and why in lay_out(other, None).note
 
 
 def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(
@@ -393,7 +393,7 @@ def test_steps_that_wait_for_training_anyway_are_made_in_the_trainers_process() 
     assert (
         found.experiment
         == made.replace(together=("actor", "trainer"), workers={**made.workers, "trainer": ahead})
-        and "1 process" in found.told
+        and "1 process" in found.note
     )
 
     def changed(group: str, **values: Any) -> Experiment:
@@ -459,9 +459,9 @@ def test_a_layout_can_be_told() -> None:
     made = experiment()
     text = "actors=2,trainers=2,together,lanes=16,sample_steps=128,ring=1,slots=1,threads=0"
     found = lay_out(made, None, text)
-    assert str(layout_of(found.experiment)) == text and "batch" not in found.told
+    assert str(layout_of(found.experiment)) == text and "batch" not in found.note
     more = lay_out(made, None, text.replace("lanes=16", "lanes=32"))
-    assert "a batch has 8,192 rows, not 4,096" in more.told
+    assert "a batch has 8,192 rows, not 4,096" in more.note
     with pytest.raises(ConfigError, match=r"workers\.actor\.lanes was set besides"):
         lay_out(made, None, text, ["workers.actor.lanes"])
     with pytest.raises(ConfigError, match="a Scripted environment has no threads; leave threads=0 out"):
@@ -492,7 +492,7 @@ def test_costs_are_measured_once(kept: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(arranging, "probe", probe)
     made = experiment()
     first = lay_out(made, None)
-    assert "2 processes" in first.told or available_cores() != 2
+    assert "2 processes" in first.note or available_cores() != 2
     assert lay_out(made, None) == first and len(measured) == 1
     (file,) = kept.iterdir()
     assert (file.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -656,7 +656,7 @@ def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path, tmp_path:
     found = lay_out(made, None)
     assert found.experiment == made
     assert (
-        found.told
+        found.note
         == "layout: as given, since its costs could not be measured: the process that measures them ended "
         "with status 3"
     )

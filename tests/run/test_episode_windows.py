@@ -222,9 +222,9 @@ def test_the_last_episodes_are_known_after_a_resume(tmp_path: Path) -> None:
     assert before["episodes"] > 60
     found = ResumePoint.of(RunFolder(folder), RunFolder(folder).experiment()[0]).progress
     found.begin(RunFolder(folder).experiment()[0])
-    assert found.mean_return == before["mean_return"] and found.reached is not None and found.reached.full("")
+    assert found.mean_return == before["mean_return"] and found.windows is not None and found.windows.full("")
     # CartPole pays 1 a step
-    assert (found.reached.means("")["length"], found.episodes) == (before["mean_return"], before["episodes"])
+    assert (found.windows.means("")["length"], found.episodes) == (before["mean_return"], before["episodes"])
     again = resume(folder, launch="inline", limits={"mean_return": 1.0, "updates": 10_000}, quiet=True)
     assert again.summary["reason"].startswith("mean return")
     assert again.summary["episodes"] < before["episodes"] + 50  # the window was not filled anew
@@ -234,15 +234,15 @@ def test_a_resume_from_an_earlier_checkpoint_knows_the_episodes_of_its_time() ->
     made = experiments.cartpole()
     progress = Progress()
     progress.begin(made)
-    assert progress.reached is not None
+    assert progress.windows is not None
     for updates in range(1, 7):
         progress.count_episodes("actor", Episodes(0, 0, [float(updates)], [updates]))
         progress.keep("policy", updates)
-    assert [point.updates for point in progress.kept["policy"]] == [4, 5, 6]
-    resumed = Progress(kept={"policy": progress.kept["policy"][:2]})
+    assert [point.updates for point in progress.checkpoint_episodes["policy"]] == [4, 5, 6]
+    resumed = Progress(checkpoint_episodes={"policy": progress.checkpoint_episodes["policy"][:2]})
     resumed.begin(made)
     assert resumed.mean_return == 3.0  # of 1 … 5
-    elsewhere = Progress(kept=resumed.kept, stage=1)
+    elsewhere = Progress(checkpoint_episodes=resumed.checkpoint_episodes, stage=1)
     elsewhere.begin(made)
     assert elsewhere.mean_return is None  # they were of another stage
 

@@ -34,7 +34,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.resume_point import ResumePoint
 from tidemill.store.query import Query
 from tidemill.training.train import Result, train
-from tidemill.workers.episode_info import LONGEST, MOST, SAID, Listener, pack, unpack
+from tidemill.workers.episode_info import LONGEST, MOST, PACKED_INFO, Listener, pack, unpack
 
 experiments = load_file(EXPERIMENTS, "test")
 
@@ -239,9 +239,9 @@ def test_evaluations_conditions_and_queries_know_infos_and_so_does_a_resumed_run
     assert {f"info/{name}": value for name, value in spec.info.items()} == SAYS
     again = ResumePoint.of(RunFolder(tmp_path / "run"), made).progress
     again.begin(made)
-    assert again.reached is not None
+    assert again.windows is not None
     assert {
-        name: value for name, value in again.reached.metrics().items() if name.startswith("info/")
+        name: value for name, value in again.windows.metrics().items() if name.startswith("info/")
     } == SAYS
 
 
@@ -284,4 +284,4 @@ def test_numbers_travel_in_rows_whatever_they_are_called() -> None:
     full = {f"{number:02}{'x' * (LONGEST - 2)}": -1e300 * number for number in range(MOST)}
     for numbers in ({}, {"score": 0.1}, full):
         value = pack(numbers)
-        assert value.shape == SAID.shape and unpack(value) == numbers
+        assert value.shape == PACKED_INFO.shape and unpack(value) == numbers

@@ -41,10 +41,10 @@ def test_a_record_of_several_updates_has_the_mean_of_what_each_measured_and_the_
         told(n, loss=loss, lag__max=lag, dropped=n)
         for n, loss, lag in ((1, 1.0, 0.0), (2, 2.0, 5.0), (3, 6.0, 1.0))
     ]
-    progress.told.merge({"score": ("average", 4.0, 2), "falls": ("sum", 1.0, 1)})
+    progress.environment_statistics.merge({"score": ("average", 4.0, 2), "falls": ("sum", 1.0, 1)})
     for message in first:
         progress.count_update("trainer-0", message, members)
-        progress.told.merge({"score": ("average", 9.0, 1), "falls": ("sum", 1.0, 1)})
+        progress.environment_statistics.merge({"score": ("average", 9.0, 1), "falls": ("sum", 1.0, 1)})
     assert not progress.recorded
     record = progress.record(members)
     assert progress.recorded

@@ -17,7 +17,7 @@ from tests.run.watching import EXPERIMENTS, ended_well
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import RunError
-from tidemill.core.memory import held
+from tidemill.core.memory import resident_bytes
 from tidemill.core.user_code import load_file
 from tidemill.layouts.memory_plan import MemoryPlan
 from tidemill.training.train import train
@@ -92,7 +92,7 @@ def test_without_proc_a_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_system_that_does_not_tell_what_processes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", "/nowhere", raising=False)
-    assert held(children=True) == []
+    assert resident_bytes(children=True) == []
     assert str(MemoryPlan({}, (), 5_000_000_000)) == "memory: little; 5.0 GB available"
 
 

@@ -163,7 +163,7 @@ class Games(Arena):
         cells |= {
             "info.return": reached,
             "info.length": length,
-            "info.said": 0,
+            "info.packed": 0,
             "done": True,
             "truncated": False,
         }

@@ -274,7 +274,7 @@ def test_the_memory_of_its_slots_is_planned() -> None:
     assert line.offered is not None and [block.slots for block in line.offered] == [3 * SLOTS]
     assert (
         need.what == "buffer workers' samples"
-        and need.sums == f"1 consumers x 6 slots x {need.nbytes // 6:,} bytes"
+        and need.factors == f"1 consumers x 6 slots x {need.nbytes // 6:,} bytes"
     )
 
 

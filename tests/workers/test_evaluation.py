@@ -470,7 +470,7 @@ def test_evaluations_of_different_policies_share_names_and_tags(tmp_path: Path) 
     more, second = judge(samples="more", policy="other"), Evaluation(samples="more", policy="other")
     arena = Arena(tmp_path, {"judge": judge(), "more": more, "evaluation": Evaluation(), "second": second})
     second.check(arena.experiment)
-    assert arena.experiment.told_by_several() == {*second.measures()}
+    assert arena.experiment.measured_by_several() == {*second.measures()}
     for policy in ("policy", "other"):
         assert arena.experiment.recorded(policy) == {"version", "age", *Evaluation().records()}
 

@@ -464,7 +464,7 @@ class Seat:
 def compare(cells: dict[str, np.ndarray], rows: list[Row], place: str) -> None:
     """Raise unless one column's cells [T, ...] are these rows. Who played the others is
     looked at in test_evaluation, infos in test_infos."""
-    cells = {name: array for name, array in cells.items() if not name.startswith(("others.", "info.said"))}
+    cells = {name: array for name, array in cells.items() if not name.startswith(("others.", "info.packed"))}
     for t, row in enumerate(rows):
         assert {*row} == {*cells}, place
         for name, value in row.items():

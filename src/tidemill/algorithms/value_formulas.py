@@ -84,14 +84,14 @@ def differentiate_cross_entropy(logits: Floats, target: Floats) -> tuple[Floats,
     return (target * (np.log(total) - shifted)).sum(1), powers / total - target
 
 
-def soft_values(told: Floats, log_prob: Floats, temperature: float) -> Floats:
-    """Return [B]: the soft value of a drawn action of which two critics `told` [2, B],
+def soft_values(values: Floats, log_prob: Floats, temperature: float) -> Floats:
+    """Return [B]: the soft value of a drawn action of which two critics `values` [2, B],
     the lesser counts, and whose log-probability was [B].
 
     Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", eq. 3, V = Q -
     α log π, with the minimum of section 4.2.
     """
-    lesser: Floats = told.min(0)
+    lesser: Floats = values.min(0)
     return lesser - np.float32(temperature) * log_prob
 
 

@@ -129,14 +129,14 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
 class Episodes(msgspec.Struct, frozen=True, tag=True):
     """Episodes that ended since the last message: per seat its undiscounted return and
     number of actions. `spec` is the agent spec's index (see `WorkerConfig.plays`),
-    `stage` that of the curriculum in which they began, `said` what their environments
+    `stage` that of the curriculum in which they began, `infos` what their environments
     said of each in its last info, [] where none said anything."""
 
     spec: int
     stage: int
     returns: list[float]
     lengths: list[int]
-    said: list[dict[str, float]] = []
+    infos: list[dict[str, float]] = []
 
 
 class Measured(msgspec.Struct, frozen=True, tag=True):

@@ -140,6 +140,10 @@ class Environment(ABC):
     shared: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 
+    def __init_subclass__(cls) -> None:
+        if hasattr(cls, "said"):
+            raise TypeError(f"{cls.__name__}.said is called episode_infos now; rename the method")
+
     @abstractmethod
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         """Fix which agents (by index) make up each group. Called once, before the first
@@ -193,7 +197,7 @@ class Environment(ABC):
             "an environment whose do"
         )
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         """Return what the environment said in the infos of the tick that was received
         last, of each of these seats of a group: a mapping of anything, as it is, or None.
         Asked of seats whose episodes that tick has ended, or after which they were cut.

@@ -401,14 +401,14 @@ class Experiment(Config):
             )
         return found
 
-    def reached(self) -> list[str]:
+    def episode_names(self) -> list[str]:
         """Return the names under which episodes count (see `players`), each once."""
         return list(dict.fromkeys(who for names in self.players().values() for who in names)) or [""]
 
     def judged(self) -> list[str]:
-        """Return whose mean return the limit is about, of `reached`: that of any of them
-        ends the run."""
-        limits, names = self.limits, self.reached()
+        """Return whose mean return the limit is about, of `episode_names`: that of any of
+        them ends the run."""
+        limits, names = self.limits, self.episode_names()
         if limits.mean_return is None:
             return []
         policies = [name for name in names if "/" not in name]
@@ -426,7 +426,7 @@ class Experiment(Config):
     def check_judged(self) -> None:
         """Raise `ConfigError` for a limit of the mean return that could be of several
         policies, or is of none."""
-        names = self.reached()
+        names = self.episode_names()
         for who in self.judged():
             if who in names:
                 continue
@@ -442,7 +442,7 @@ class Experiment(Config):
                 f'limits.return_of = "{who}" is nobody whose episodes are counted; {did_you_mean(who, known)}'
             )
 
-    def told_by_several(self) -> set[str]:
+    def measured_by_several(self) -> set[str]:
         """Return the names of what several groups of workers measure, trainers aside: in
         the metrics the group stands before them."""
         told = Counter(
@@ -463,17 +463,17 @@ class Experiment(Config):
             for group, config in self.workers.items()
             if limited == [group] or not config.limited
         }
-        several = self.told_by_several()
+        several = self.measured_by_several()
         names = {
             f"{group}/{name}" if name in several else name
             for group, measures in told.items()
             for name in measures or ()
         }
-        reached = {name for who in self.reached() for name in episode_metrics(who)}
+        episode_names = {name for who in self.episode_names() for name in episode_metrics(who)}
         known = (
             None
             if None in told.values() and updates is None
-            else {*PROGRESS, *reached, *(updates or ()), *names}
+            else {*PROGRESS, *episode_names, *(updates or ()), *names}
         )
         check_curriculum(self.curriculum, known)
         check_measured("limits.until", self.limits.until, known)

@@ -54,13 +54,13 @@ class PlainMLPs:
             self.weights.heads[t][0][...], self.weights.heads[t][1][:, 0] = tower[-1]
         self._steps = 0
         self._rng = np.random.default_rng(0)
-        self._kept: dict[tuple[object, ...], Array] = {}
+        self._cache: dict[tuple[object, ...], Array] = {}
 
     def _memory(self, *name_and_shape: object) -> Array:
         """Return memory that is there only for what this names."""
-        array = self._kept.get(name_and_shape)
+        array = self._cache.get(name_and_shape)
         if array is None:
-            array = self._kept[name_and_shape] = np.ones(name_and_shape[1:], np.float32)  # type: ignore[arg-type]
+            array = self._cache[name_and_shape] = np.ones(name_and_shape[1:], np.float32)  # type: ignore[arg-type]
         return array
 
     def _forward(self, x: Array) -> tuple[list[Array], list[Array]]:

@@ -27,7 +27,7 @@ from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillErr
 from tidemill.core.secrets import hide
 from tidemill.core.user_code import refuse_while_loading
 from tidemill.layouts.auto_layout import costs_of, processor
-from tidemill.layouts.layout import Costs, Layout, apply, choose, layout_of, promises, why_given
+from tidemill.layouts.layout import Costs, Layout, apply, choose, layout_of, promises, why_unchanged
 from tidemill.workers.trainer_config import Trainer
 
 MOST = 10  # layouts to try
@@ -252,7 +252,7 @@ def source_text(tuning: Tuning, out: Path, source: Path | None) -> str:
     best, experiment = tuning.best, tuning.experiment
     tuned = apply(experiment, best.layout)
     note = ""
-    if not why_given(tuned):
+    if not why_unchanged(tuned):
         (trainer,) = tuned.groups(Trainer)
         tuned = tuned.replace(together=(trainer,))
         note = (

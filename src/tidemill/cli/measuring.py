@@ -40,10 +40,10 @@ def bench(
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
     if json_file is not None and json_file.is_dir():
         raise ConfigError(f"--json {json_file} is a folder; name a file in it")
-    arranged = lay_out(experiment, source, layout, pairs("--set", set_ or []))
-    if arranged.told:
-        print(arranged.told, file=sys.stderr)
-    found = measure(arranged.experiment, source, seconds, lambda text: print(text, file=sys.stderr))
+    laid_out = lay_out(experiment, source, layout, pairs("--set", set_ or []))
+    if laid_out.note:
+        print(laid_out.note, file=sys.stderr)
+    found = measure(laid_out.experiment, source, seconds, lambda text: print(text, file=sys.stderr))
     try:
         if json_file is not None:  # first: whoever reads the tables may have seen enough (head)
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found.plain()), indent=2) + b"\n")

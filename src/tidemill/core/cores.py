@@ -59,7 +59,7 @@ def every_core() -> Iterator[None]:
         _own.cores = None
 
 
-def kept() -> Callable[[], None]:
+def same_cores() -> Callable[[], None]:
     """Return what moves another thread to the cores that this one keeps to, also while it
     may use every one: what is started to step for it, not to live by itself."""
     cores = _own.cores

@@ -21,7 +21,7 @@ from tidemill.core.errors import ConfigError, SchemaError
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 # bytes free at the end of the heap: more go back. Minibatches of 2,048 images of Atari
 # need no more new pages than with 2 GB
-KEPT = 512 << 20
+TRIM_BYTES = 512 << 20
 LIMIT = 64 << 30  # bytes; a size beyond it is a corrupt header, not a plan
 
 
@@ -77,7 +77,7 @@ class Need(msgspec.Struct, frozen=True):
 
     what: str
     nbytes: int
-    sums: str = ""
+    factors: str = ""
 
 
 def check_memory(needs: Iterable[Need], free: int) -> None:
@@ -87,7 +87,7 @@ def check_memory(needs: Iterable[Need], free: int) -> None:
     if total > free:
         lines = [
             f"  {need.what}: {size(need.nbytes * count)}"
-            + (f" = {f'{count:,} x ' * (count > 1)}{need.sums}" if need.sums else "")
+            + (f" = {f'{count:,} x ' * (count > 1)}{need.factors}" if need.factors else "")
             for need, count in sorted(counted.items(), key=lambda item: -item[0].nbytes * item[1])
         ]
         raise ConfigError(
@@ -133,7 +133,7 @@ def keep_freed() -> None:
     what training on Atari's images takes, and what is cleared has left the cache.
     """
     _malloc("mallopt", _MMAP_MAX, 0)
-    _malloc("mallopt", _TRIM_THRESHOLD, KEPT)
+    _malloc("mallopt", _TRIM_THRESHOLD, TRIM_BYTES)
 
 
 def give_back() -> None:
@@ -150,7 +150,7 @@ def _malloc(name: str, *arguments: int) -> None:
         function(*arguments)
 
 
-def held(children: bool = False) -> list[int]:
+def resident_bytes(children: bool = False) -> list[int]:
     """Return the bytes that this process holds, and each of those that it started: its
     own and its share of what it shares (Linux: PSS)."""
     import psutil

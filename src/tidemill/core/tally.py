@@ -21,32 +21,38 @@ class Tally:
     newest, their sum, the smallest or the largest."""
 
     def __init__(self) -> None:
-        self._told: dict[str, TallyEntry] = {}
+        self._entries: dict[str, TallyEntry] = {}
 
     def add(self, name: str, value: float, how: How = "average", count: int = 1) -> None:
         """Add a value, or the sum of `count` of them."""
-        before = self._told.get(name)
+        before = self._entries.get(name)
         if before is None or before[0] != how or how == "most_recent":
-            self._told[name] = (how, value, count)
+            self._entries[name] = (how, value, count)
         elif how in ("smallest", "largest"):
-            self._told[name] = (how, (min if how == "smallest" else max)(before[1], value), before[2] + count)
+            self._entries[name] = (
+                how,
+                (min if how == "smallest" else max)(before[1], value),
+                before[2] + count,
+            )
         else:
-            self._told[name] = (how, before[1] + value, before[2] + count)
+            self._entries[name] = (how, before[1] + value, before[2] + count)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._told
+        return name in self._entries
 
-    def merge(self, told: Mapping[str, TallyEntry]) -> None:
+    def merge(self, entries: Mapping[str, TallyEntry]) -> None:
         """Add what another tally's `take` returned."""
-        for name, (how, value, count) in told.items():
+        for name, (how, value, count) in entries.items():
             self.add(name, value, how, count)
 
     def take(self) -> dict[str, TallyEntry]:
         """Return all, and begin anew."""
-        told, self._told = self._told, {}
-        return told
+        entries, self._entries = self._entries, {}
+        return entries
 
 
-def summary(told: Mapping[str, TallyEntry]) -> dict[str, float]:
+def summary(entries: Mapping[str, TallyEntry]) -> dict[str, float]:
     """Return one number per name of what `Tally.take` gave."""
-    return {name: value / count if how == "average" else value for name, (how, value, count) in told.items()}
+    return {
+        name: value / count if how == "average" else value for name, (how, value, count) in entries.items()
+    }

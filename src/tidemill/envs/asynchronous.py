@@ -87,7 +87,7 @@ class AsyncLanes(LaneLoop):
         """Take over `envs`, equal ones; `name` is what messages call them."""
         self._tasks = LaneCoroutines(len(envs))
         self._deadline = deadline
-        super().__init__(envs, name, seed, crew=self._tasks)
+        super().__init__(envs, name, seed, stepper=self._tasks)
         if deadline is not None:
             self._steps = [self._timed(lane, env.step) for lane, env in enumerate(envs)]
 
@@ -95,7 +95,7 @@ class AsyncLanes(LaneLoop):
         """Break off what is under way, and close every lane that ended; one that does so
         later is closed then, as long as its loop goes on."""
         envs, self.envs = self.envs, []
-        self._sharing.close()
+        self._aliases.close()
         if not envs:
             return
         closings: set[asyncio.Task[None]] = set()  # the loop alone would not keep them

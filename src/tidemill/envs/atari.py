@@ -156,8 +156,8 @@ class Games(VectorLanes):
             np.clip(tick.reward, -1, 1, out=tick.reward)
         self._left = tick.done & (self._result[4].get("lives", 0) > 0)
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        infos = super().said(group, seats)
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        infos = super().episode_infos(group, seats)
         return [
             info if self._left[lane] else {**info, "score": self._score[lane]}
             for lane, info in zip(seats, infos, strict=True)

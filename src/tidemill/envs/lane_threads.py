@@ -8,7 +8,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from tidemill.core.cores import kept
+from tidemill.core.cores import same_cores
 from tidemill.core.errors import ConfigError
 
 # how long `close` waits, for all lanes together, from `begin_close` on; less than the
@@ -36,10 +36,10 @@ class LaneThreads:
 
     def __init__(self, name: str, lanes: int, threads: int) -> None:
         count = min(threads, lanes)
-        self._shares = [range(number, lanes, count) for number in range(count)]
+        self._lanes_of = [range(number, lanes, count) for number in range(count)]
         self._numbers = list(range(count))
         self._calls: Sequence[Callable[[Any], Any]] = ()
-        self._given: Sequence[Any] = ()
+        self._arguments: Sequence[Any] = ()
         self._results: list[Any] = [None] * lanes
         self._left: list[int] = []
         self._wake: Callable[[], None] | None = None
@@ -49,7 +49,7 @@ class LaneThreads:
         self._leave: Callable[[int], object] = lambda lane: None
         self._stuck: set[int] = set()  # numbers of threads that hung when it was closed,
         self._gone: set[int] = set()  # and of those that had nothing more to do
-        self._keep = kept()
+        self._keep = same_cores()
         self._finished = _thread.allocate_lock()  # held while a tick is under way
         self._gates = [_thread.allocate_lock() for _ in range(count)]
         for gate in self._gates:
@@ -63,7 +63,7 @@ class LaneThreads:
                 thread.start()
         except RuntimeError:
             self._threads = [thread for thread in self._threads if thread.ident is not None]
-            self._shares = self._shares[: len(self._threads)]
+            self._lanes_of = self._lanes_of[: len(self._threads)]
             self.close()
             raise ConfigError(
                 f"this machine lets no more threads start ({threading.active_count():,} run in this "
@@ -78,7 +78,7 @@ class LaneThreads:
     def begin(self, calls: Sequence[Callable[[Any], Any]], given: Sequence[Any]) -> None:
         """Have ``calls[lane](given[lane])`` called in every lane; the tick before must
         have been taken."""
-        self._calls, self._given = calls, given
+        self._calls, self._arguments = calls, given
         self._left = self._numbers.copy()
         self._finished.acquire()
         for gate in self._gates:
@@ -109,7 +109,7 @@ class LaneThreads:
         self.begin_close()
         self._leave = leave
         stuck: list[int] = []
-        for number, (thread, share) in enumerate(zip(self._threads, self._shares, strict=True)):
+        for number, (thread, share) in enumerate(zip(self._threads, self._lanes_of, strict=True)):
             thread.join(max(0.0, self._until - monotonic()))
             with self._lock:
                 if thread.is_alive() and number not in self._gone:
@@ -130,18 +130,18 @@ class LaneThreads:
         with self._lock:
             self._gone.add(number)
             stuck = number in self._stuck
-        for lane in self._shares[number] if stuck else ():
+        for lane in self._lanes_of[number] if stuck else ():
             with suppress(Exception):
                 self._leave(lane)
 
     def _step(self, number: int) -> None:
         self._keep()
-        opened, share, results = self._gates[number].acquire, self._shares[number], self._results
+        opened, share, results = self._gates[number].acquire, self._lanes_of[number], self._results
         while True:
             opened()
             if self._closed:
                 return
-            calls, given = self._calls, self._given
+            calls, given = self._calls, self._arguments
             for lane in share:
                 if self._until:  # it was closed meanwhile
                     return

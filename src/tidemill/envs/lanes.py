@@ -161,12 +161,12 @@ class LaneLoop(Environment):
         name: str,
         seed: int,
         threads: int = 0,
-        crew: "LaneThreads | LaneCoroutines | None" = None,
+        stepper: "LaneThreads | LaneCoroutines | None" = None,
         limit: int = 0,
     ) -> None:
-        """Take over `envs`, equal ones; `name` is what messages call them. `crew` steps
-        them, in place of threads, and is given Python's numbers. After `limit` steps an
-        episode is cut; 0: they see to that themselves."""
+        """Take over `envs`, equal ones; `name` is what messages call them. `stepper`
+        steps them, in place of threads, and is given Python's numbers. After `limit`
+        steps an episode is cut; 0: they see to that themselves."""
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
         self.max_episode_steps = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None) or 0
@@ -182,7 +182,7 @@ class LaneLoop(Environment):
         self._seeds: dict[int, int] = {}  # of next resets
         self.seed(seed)
         self._steps = [env.step for env in envs]
-        self._sharing = AliasDetector(name)
+        self._aliases = AliasDetector(name)
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._readers = [
             LeafReader(leaf_name, path, leaf)
@@ -191,13 +191,13 @@ class LaneLoop(Environment):
             )
         ]
         self._writers = [
-            LeafWriter(leaf_name, leaf, plain=crew is not None)
+            LeafWriter(leaf_name, leaf, plain=stepper is not None)
             for leaf_name, leaf in leaves(self._spaces.action, "action").items()
         ]
         self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
         self._results: list[Result] = []
-        self._given: list[Any] = []
-        self._crew = crew or (LaneThreads(name, self.lanes, threads) if threads else None)
+        self._arguments: list[Any] = []
+        self._stepper = stepper or (LaneThreads(name, self.lanes, threads) if threads else None)
         self._resets: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
         self._pending = False  # with a crew: sent and not yet received
         # newest observation of each lane: what an idle one shows
@@ -213,7 +213,7 @@ class LaneLoop(Environment):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not
         reset does nothing."""
-        calls = self._copying() if self._sharing.active else self._steps
+        calls = self._copying() if self._aliases.active else self._steps
         self._counts += 1
         if count_nonzero(reset) or count_nonzero(self._idle):
             calls = calls.copy()
@@ -231,9 +231,9 @@ class LaneLoop(Environment):
             if self._plain_action
             else [nest(self._spaces.action, iter(parts)) for parts in zip(*columns, strict=True)]
         )
-        if self._crew is not None:
-            self._given, self._resets, self._pending = given, reset.copy(), True
-            self._crew.begin(calls, given)
+        if self._stepper is not None:
+            self._arguments, self._resets, self._pending = given, reset.copy(), True
+            self._stepper.begin(calls, given)
             return
         results: list[Result] = []
         self._results = results
@@ -256,11 +256,11 @@ class LaneLoop(Environment):
 
     def ready(self) -> bool:
         """True when all lanes have answered: without threads, always."""
-        return self._crew is None or self._crew.ready()
+        return self._stepper is None or self._stepper.ready()
 
     def on_ready(self, wake: Callable[[], None]) -> None:
-        if self._crew is not None:
-            self._crew.on_ready(wake)
+        if self._stepper is not None:
+            self._stepper.on_ready(wake)
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Write what the lanes returned. Raises `EnvironmentFault` for what the spaces
@@ -297,11 +297,11 @@ class LaneLoop(Environment):
         if self._absent is not None:
             tick.present[self._absent] = False
         tick.restarted.fill(False)
-        if self._sharing.active:
-            self._sharing.next_tick()
-            self.shared = self._sharing.found
+        if self._aliases.active:
+            self._aliases.next_tick()
+            self.shared = self._aliases.found
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return [self._results[lane][4] for lane in seats]
 
     def seed(self, seed: int) -> None:
@@ -318,30 +318,32 @@ class LaneLoop(Environment):
         return picture
 
     def begin_close(self) -> None:
-        if self._crew is not None:
-            self._crew.begin_close()
+        if self._stepper is not None:
+            self._stepper.begin_close()
 
     def close(self) -> None:
         """Close every lane; those that hang in a thread that thread closes once it comes
         back: nobody else may touch them."""
         envs, self.envs = self.envs, []
-        self._sharing.close()
-        stuck = self._crew.close(lambda lane: envs[lane].close()) if self._crew is not None and envs else []
+        self._aliases.close()
+        stuck = (
+            self._stepper.close(lambda lane: envs[lane].close()) if self._stepper is not None and envs else []
+        )
         for lane, env in enumerate(envs):
             if lane not in stuck:
                 env.close()
 
     def wait_closed(self, seconds: float) -> bool:
-        return self._crew is None or self._crew.left(seconds)
+        return self._stepper is None or self._stepper.left(seconds)
 
     def _take(self) -> None:
         """Take over what the crew's lanes returned; the first that raised is the one that
         is told."""
-        assert self._crew is not None
-        self._results, self._pending = self._crew.take(), False
+        assert self._stepper is not None
+        self._results, self._pending = self._stepper.take(), False
         for lane, result in enumerate(self._results):
             if isinstance(result, RaisedError):
-                self._raise(lane, result.error, self._resets, self._given)
+                self._raise(lane, result.error, self._resets, self._arguments)
 
     def _beginner(self, lane: int) -> Callable[[Any], Result]:
         """A stand-in for `step` that resets instead. Each lane is seeded once, or
@@ -371,7 +373,7 @@ class LaneLoop(Environment):
     def _copied(self, lane: int, result: Any) -> Any:
         if not isinstance(result, tuple) or not result:
             return result  # `_explain` says what is wrong with it
-        return self._sharing.copied(result[0], lane), *result[1:]
+        return self._aliases.copied(result[0], lane), *result[1:]
 
     def _begun(self, lane: int, answer: Any) -> Result:
         where = f"{self.name}: lane {lane}"
@@ -380,7 +382,7 @@ class LaneLoop(Environment):
         for reader in self._readers:
             reader.check(answer[0], where)
         return (
-            self._sharing.copied(answer[0], lane) if self._sharing.active else answer[0],
+            self._aliases.copied(answer[0], lane) if self._aliases.active else answer[0],
             0.0,
             False,
             False,

@@ -146,11 +146,11 @@ class AgentLanes(Environment):
         self._living = [0] * self.lanes  # open episodes
         self._steps = [0] * self.lanes
         self._done, self._truncated, self._present = (np.zeros(every, np.bool_) for _ in range(3))
-        self._told: dict[str, list[Any]] = {}
+        self._observed: dict[str, list[Any]] = {}
         # of each lane's last step, by what the environment calls its agents
         self._infos: list[Mapping[Any, Any]] = [{}] * self.lanes
         self._rewards: list[Any] = []
-        self._sharing = AliasDetector(name)
+        self._aliases = AliasDetector(name)
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         every = self.lanes * self._count
@@ -171,9 +171,9 @@ class AgentLanes(Environment):
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step or reset every lane; one that is over and not reset does nothing."""
-        given = self._given(actions)
+        given = self._lane_actions(actions)
         every = self.lanes * self._count
-        self._told = {source: [None] * every for source in (OWN, MASK, STATE)}
+        self._observed = {source: [None] * every for source in (OWN, MASK, STATE)}
         self._rewards = [0.0] * every
         for flags in (self._done, self._truncated, self._present):
             flags.fill(False)
@@ -216,7 +216,7 @@ class AgentLanes(Environment):
                     raise TypeError("rewards")
                 tick.reward[:] = paid
                 for source, reader in group.readers:
-                    values = pick(self._told[source])
+                    values = pick(self._observed[source])
                     if rows is None:
                         reader.write(values, tick.observation[reader.name])
                     else:
@@ -224,11 +224,11 @@ class AgentLanes(Environment):
                 group.check(tick)
             except Exception as error:
                 self._explain(group, error)
-        if self._sharing.active:
-            self._sharing.next_tick()
-            self.shared = self._sharing.found
+        if self._aliases.active:
+            self._aliases.next_tick()
+            self.shared = self._aliases.found
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         of = self._groups[group].seats
         told = [(self._infos[of[seat] // self._count], self._ids[of[seat] % self._count]) for seat in seats]
         return [infos.get(agent) if isinstance(infos, Mapping) else None for infos, agent in told]
@@ -246,7 +246,7 @@ class AgentLanes(Environment):
 
     def close(self) -> None:
         envs, self.envs = self.envs, []
-        self._sharing.close()
+        self._aliases.close()
         for env in envs:
             env.close()
 
@@ -287,9 +287,9 @@ class AgentLanes(Environment):
                 "began within one step; let the agent come back in a later one"
             )
         self._present[seat] = True
-        self._told[OWN][seat] = self._kept(observation, lane, agent)
+        self._observed[OWN][seat] = self._copied(observation, lane, agent)
         if self._masked:
-            self._told[MASK][seat] = self._mask_of(lane, agent, info)
+            self._observed[MASK][seat] = self._mask_of(lane, agent, info)
         if not self._open[seat]:
             self._open[seat] = True
             self._living[lane] += 1
@@ -309,12 +309,12 @@ class AgentLanes(Environment):
             if self._open[lane * self._count + agent]:
                 self._end(lane, agent, done)
 
-    def _kept(self, value: Any, lane: int, agent: int) -> Any:
+    def _copied(self, value: Any, lane: int, agent: int) -> Any:
         """Return what a lane told of an agent as it is now, whatever others write where
         it lies."""
-        if not self._sharing.active:
+        if not self._aliases.active:
             return value
-        return self._sharing.copied(value, lane if self._at_once else lane * self._count + agent)
+        return self._aliases.copied(value, lane if self._at_once else lane * self._count + agent)
 
     def _paid_equally(self, lane: int, rewards: Mapping[Any, Any], agents: Sequence[Any]) -> float:
         """Return the mean of what `agents` are paid."""
@@ -333,8 +333,8 @@ class AgentLanes(Environment):
     def _see_state(self, lane: int) -> None:
         """Every agent of the lane sees the global state as it is now."""
         if self._stated:
-            state = self._kept(self.envs[lane].state(), lane, 0)
-            self._told[STATE][lane * self._count : (lane + 1) * self._count] = [state] * self._count
+            state = self._copied(self.envs[lane].state(), lane, 0)
+            self._observed[STATE][lane * self._count : (lane + 1) * self._count] = [state] * self._count
 
     def _number(self, lane: int, agent: Any) -> int:
         """Return the index of an agent, by what the environment calls it."""
@@ -352,11 +352,11 @@ class AgentLanes(Environment):
             return self._allowed[agent]
         if isinstance(mask, (tuple, list)) and np.ndim(mask[0]):  # of a MultiDiscrete, one per branch
             return np.concatenate(mask)
-        return self._kept(mask, lane, agent)
+        return self._copied(mask, lane, agent)
 
     # ---- the rest ----------------------------------------------------------------------
 
-    def _given(self, actions: Sequence[Arrays]) -> list[Any]:
+    def _lane_actions(self, actions: Sequence[Arrays]) -> list[Any]:
         """Return each seat's action, as the environment takes it."""
         given: list[Any] = [None] * (self.lanes * self._count)
         for group, arrays in zip(self._groups, actions, strict=True):
@@ -381,7 +381,7 @@ class AgentLanes(Environment):
             check_number(self._rewards[seat], f"reward of agent {agent}", where)
             if self._present[seat]:
                 for source, reader in group.readers:
-                    reader.check(self._told[source][seat], where, agent)
+                    reader.check(self._observed[source][seat], where, agent)
         if isinstance(error, EnvironmentFault):
             raise error
         raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error

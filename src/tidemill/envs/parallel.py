@@ -75,17 +75,17 @@ class ParallelLanes(AgentLanes):
     ) -> None:
         """All agents lived and live."""
         seats = slice(lane * self._count, (lane + 1) * self._count)
-        if self._sharing.active:
-            self._told[OWN][seats] = [
-                self._kept(observations[agent], lane, number) for number, agent in enumerate(self._ids)
+        if self._aliases.active:
+            self._observed[OWN][seats] = [
+                self._copied(observations[agent], lane, number) for number, agent in enumerate(self._ids)
             ]
         else:
-            self._told[OWN][seats] = self._all(observations)
+            self._observed[OWN][seats] = self._all(observations)
         self._rewards[seats] = (
             [self._paid_equally(lane, rewards, self._ids)] * self._count if self._team else self._all(rewards)
         )
         if self._masked:
-            self._told[MASK][seats] = [
+            self._observed[MASK][seats] = [
                 self._mask_of(lane, number, infos.get(agent)) for number, agent in enumerate(self._ids)
             ]
         self._present[seats] = True

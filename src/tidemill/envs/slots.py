@@ -269,8 +269,12 @@ class SlotEnvironment(Wrapper):
         until = awake() + seconds
         return all(lost.wait_closed(max(0.0, until - awake())) for lost in self._lost)
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        return [None] * len(seats) if self._inner is None or self._void else self._inner.said(group, seats)
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        return (
+            [None] * len(seats)
+            if self._inner is None or self._void
+            else self._inner.episode_infos(group, seats)
+        )
 
     def statistics(self) -> dict[str, TallyEntry]:
         return {} if self._inner is None else self._inner.statistics()

@@ -309,7 +309,7 @@ class VectorLanes(Environment):
                 reader.check_rows(reader.of(observation), self.name, range(self.lanes))
             raise
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         infos = self._result[4]
         if self.autoreset == "same-step":  # the others are of the episodes that began
             infos = infos.get("final_info") if isinstance(infos, Mapping) else None

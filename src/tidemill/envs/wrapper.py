@@ -70,8 +70,8 @@ class Wrapper(Environment):
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._inner.enter_stage(options)
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
-        return self._inner.said(group, seats)
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        return self._inner.episode_infos(group, seats)
 
     def statistics(self) -> dict[str, TallyEntry]:
         return self._inner.statistics()

@@ -37,7 +37,7 @@ from tidemill.layouts.layout import (
     layout_of,
     of_layout,
     parse,
-    why_given,
+    why_unchanged,
 )
 from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS, read_answer
@@ -54,20 +54,20 @@ class LaidOut:
 
     layout: what it was laid out to, None where it is as it was given
     costs: what that follows from, None where nothing was measured
-    told: one line for people, "" where there is nothing to tell
+    note: one line for people, "" where there is nothing to tell
     """
 
     experiment: Experiment
     layout: Layout | None = None
     costs: Costs | None = None
-    told: str = ""
+    note: str = ""
 
     def plain(self) -> dict[str, Any]:
         """Return what a run keeps of it, as plain data."""
         return {
             "layout": self.layout and str(self.layout),
             "costs": msgspec.to_builtins(self.costs),
-            "told": self.told,
+            "told": self.note,
         }
 
 
@@ -90,27 +90,27 @@ def lay_out(
     if layout == GIVEN:
         return LaidOut(experiment)
     if layout not in (AUTO, MEASURE):
-        return _as_told(experiment, parse(layout), of_layout(experiment, fixed))
+        return _as_chosen(experiment, parse(layout), of_layout(experiment, fixed))
     if not processes:
         return LaidOut(experiment)
-    if (arranged := by_turns(experiment, fixed)) is not experiment:
+    if (laid_out := by_turns(experiment, fixed)) is not experiment:
         return LaidOut(
-            arranged,
-            told="layout: 1 process, an actor and a trainer by turns, since steps wait for what they owe to "
+            laid_out,
+            note="layout: 1 process, an actor and a trainer by turns, since steps wait for what they owe to "
             "be trained",
         )
-    if why := why_given(experiment, fixed):
-        return LaidOut(experiment, told=f"layout: as given, since {why}")
+    if why := why_unchanged(experiment, fixed):
+        return LaidOut(experiment, note=f"layout: as given, since {why}")
     try:
         costs = costs_of(experiment, source, anew=layout == MEASURE)
     except RunError as error:
-        return LaidOut(experiment, told=f"layout: as given, since its costs could not be measured: {error}")
+        return LaidOut(experiment, note=f"layout: as given, since its costs could not be measured: {error}")
     found, count = choose(experiment, costs, cores()), cores()
-    told = (
+    note = (
         f"layout: {found.words()} ({costs.words(found.lanes)}; {count} core{'s' * (count > 1)}; again: "
         f"--layout {found})"
     )
-    return LaidOut(apply(experiment, found), found, costs, told)
+    return LaidOut(apply(experiment, found), found, costs, note)
 
 
 def check_layout(layout: str) -> None:
@@ -120,17 +120,17 @@ def check_layout(layout: str) -> None:
         parse(layout)
 
 
-def _as_told(experiment: Experiment, layout: Layout, besides: list[str]) -> LaidOut:
+def _as_chosen(experiment: Experiment, layout: Layout, besides: list[str]) -> LaidOut:
     if besides:
         raise ConfigError(f"--layout {layout}: {besides[0]} was set besides; say it in one place")
-    arranged, given = apply(experiment, layout), layout_of(experiment)
-    told = f"layout: {layout.words()}, as told"
+    laid_out, given = apply(experiment, layout), layout_of(experiment)
+    note = f"layout: {layout.words()}, as told"
     if layout.rows != given.rows:
-        told += (
+        note += (
             f"; a batch has {layout.rows:,} rows, not {given.rows:,} as the experiment has it, and it may "
             "learn otherwise"
         )
-    return LaidOut(arranged, layout, None, told)
+    return LaidOut(laid_out, layout, None, note)
 
 
 # ---- costs -----------------------------------------------------------------------------

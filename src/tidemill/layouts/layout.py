@@ -312,7 +312,7 @@ def _lays_out(config: Any, parts: list[str]) -> bool:
     return isinstance(config, WorkerConfig) or parts == ["workers"]
 
 
-def why_given(experiment: Experiment, fixed: Collection[str] = ()) -> str:
+def why_unchanged(experiment: Experiment, fixed: Collection[str] = ()) -> str:
     """Return why an experiment is run as it is given, "" when its layout may be chosen.
     `fixed` are the paths of settings that the user made."""
     if own := of_layout(experiment, fixed):
@@ -388,8 +388,8 @@ def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
 
     A batch is made of the same number of lanes, each as many steps long: shorter samples
     of more lanes would make cheaper ticks, but CartPole then took half as many env steps
-    more to its mark. The experiment must be one for which `why_given` has nothing to say.
-    It is left as it is where an environment waits that cannot step in threads.
+    more to its mark. The experiment must be one for which `why_unchanged` has nothing to
+    say. It is left as it is where an environment waits that cannot step in threads.
     """
     promised = list(promises(experiment, costs, cores))
     if not promised:

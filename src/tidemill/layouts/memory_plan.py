@@ -13,10 +13,10 @@ import msgspec
 
 from tidemill.api.experiment import Experiment
 from tidemill.core import memory
-from tidemill.core.memory import Need, check_memory, held, size
+from tidemill.core.memory import Need, check_memory, resident_bytes, size
 
 LEAST = 25_000_000  # bytes of a worker's process that are shared with none: Python, numpy and what it builds
-TOLD = 100_000  # bytes; less is not worth a word
+LEAST_SHOWN = 100_000  # bytes; less is not worth a word
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """One line for people."""
-        needs = [f"{what} {size(nbytes)}" for what, nbytes in self.needs.items() if nbytes >= TOLD]
+        needs = [f"{what} {size(nbytes)}" for what, nbytes in self.needs.items() if nbytes >= LEAST_SHOWN]
         count = len(self.processes)
         if count:  # the system may not tell
             needs.append(f"{count} process{'es' * (count > 1)} {size(sum(self.processes))} so far")
@@ -44,7 +44,7 @@ def make_plan(needs: Iterable[Need]) -> MemoryPlan:
     total: dict[str, int] = {}
     for need in needs:
         total[need.what] = total.get(need.what, 0) + need.nbytes
-    return MemoryPlan(total, tuple(held(children=True)), free)
+    return MemoryPlan(total, tuple(resident_bytes(children=True)), free)
 
 
 def check_least_memory(experiment: Experiment) -> None:

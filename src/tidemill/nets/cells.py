@@ -71,12 +71,12 @@ class Cell(ABC):
         np.matmul(x, self._weight, out=inputs)
         inputs += self._bias
         self._before = before = self._scratch("before", (self.towers, length, count, self.units))
-        given = self._scratch("given", before.shape)
+        outputs = self._scratch("given", before.shape)
         before[:, 0] = state[self.parts[0]].swapaxes(0, 1)
         some: NDArray[np.bool_] = np.logical_or.reduce(on_reset, axis=1)
         self._resets = [on_reset[t].nonzero()[0] if some[t] else None for t in range(length)]
-        self._unroll(inputs.reshape(self.towers, length, count, -1), state, given)
-        return given.reshape(self.towers, length * count, self.units)
+        self._unroll(inputs.reshape(self.towers, length, count, -1), state, outputs)
+        return outputs.reshape(self.towers, length * count, self.units)
 
     @abstractmethod
     def state(self) -> dict[str, Floats]:
@@ -84,16 +84,16 @@ class Cell(ABC):
         views."""
 
     @abstractmethod
-    def backward(self, of_given: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
+    def backward(self, of_outputs: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
         """Write the gradients of the weights of the last `forward` into `into`,
-        `of_given` [G, L·m, w] (overwritten) being that of its result, and return that of
-        its inputs [G, L·m, in] where it is asked for. Nothing flows back from one episode
-        into the one before it, nor into the state before the first row. Once for each
-        `forward`."""
+        `of_outputs` [G, L·m, w] (overwritten) being that of its result, and return that
+        of its inputs [G, L·m, in] where it is asked for. Nothing flows back from one
+        episode into the one before it, nor into the state before the first row. Once for
+        each `forward`."""
 
     @abstractmethod
-    def _unroll(self, inputs: Floats, state: Mapping[str, Floats], given: Floats) -> None:
-        """Write `given` [G, L, m, w] from the inputs' share of the gates [G, L, m,
+    def _unroll(self, inputs: Floats, state: Mapping[str, Floats], outputs: Floats) -> None:
+        """Write `outputs` [G, L, m, w] from the inputs' share of the gates [G, L, m,
         gates·w], which is overwritten and kept."""
 
     def _reset(self, row: int, *parts: Floats) -> None:
@@ -150,14 +150,14 @@ class LSTM(Cell):
         bias[..., 2 * units : 3 * units] = 1
 
     def state(self) -> dict[str, Floats]:
-        return {"hidden": self._given[:, -1].swapaxes(0, 1), "cell": self._cells[:, -1].swapaxes(0, 1)}
+        return {"hidden": self._outputs[:, -1].swapaxes(0, 1), "cell": self._cells[:, -1].swapaxes(0, 1)}
 
-    def _unroll(self, inputs: Floats, state: Mapping[str, Floats], given: Floats) -> None:
+    def _unroll(self, inputs: Floats, state: Mapping[str, Floats], outputs: Floats) -> None:
         towers, length, count, _ = inputs.shape
         units, before = self.units, self._before
         gates = inputs.reshape(towers, length, count, 4, units)
         cells = self._scratch("cells", (towers, length + 1, count, units))
-        squashed = self._scratch("squashed", given.shape)
+        squashed = self._scratch("squashed", outputs.shape)
         product = self._scratch("product", (towers, count, 4 * units))
         added = self._scratch("added", (towers, count, units))
         cells[:, 0] = state["cell"].swapaxes(0, 1)
@@ -174,13 +174,13 @@ class LSTM(Cell):
             gate = gates[:, t]
             np.multiply(gate[:, :, 2], cells[:, t], out=cell)
             cell += np.multiply(gate[:, :, 1], gate[:, :, 3], out=added)
-            np.multiply(gate[:, :, 0], np.tanh(cell, out=squashed[:, t]), out=given[:, t])
+            np.multiply(gate[:, :, 0], np.tanh(cell, out=squashed[:, t]), out=outputs[:, t])
             if t + 1 < length:
-                before[:, t + 1] = given[:, t]
+                before[:, t + 1] = outputs[:, t]
                 self._reset(t + 1, before[:, t + 1], cell)
-        self._gates, self._cells, self._squashed, self._given = gates, cells, squashed, given
+        self._gates, self._cells, self._squashed, self._outputs = gates, cells, squashed, outputs
 
-    def backward(self, of_given: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
+    def backward(self, of_outputs: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
         gates, squashed, cells = self._gates, self._squashed, self._cells
         towers, length, count, _, units = gates.shape
         # All that of_gates and of_cell are multiplied by, for all rows: o' tanh(c), i' g,
@@ -195,7 +195,7 @@ class LSTM(Cell):
         into_cell = _one_minus_square(squashed, self._scratch("into cell", squashed.shape))
         into_cell *= gates[..., 0, :]
 
-        of_given = of_given.reshape(towers, length, count, units)
+        of_outputs = of_outputs.reshape(towers, length, count, units)
         of_hidden = self._scratch("of hidden", (towers, count, units))
         of_cell = self._scratch("of cell", (towers, count, units))
         added, back = self._scratch("added", of_cell.shape), self._recurrent.swapaxes(1, 2)
@@ -203,7 +203,7 @@ class LSTM(Cell):
         of_cell.fill(0)
         of_gates = slopes.reshape(towers, length, count, 4 * units)
         for t in reversed(range(length)):
-            of_row, slope = of_given[:, t], slopes[:, t]
+            of_row, slope = of_outputs[:, t], slopes[:, t]
             of_row += of_hidden
             of_cell += np.multiply(of_row, into_cell[:, t], out=added)
             np.multiply(slope[:, :, 0], of_row, out=slope[:, :, 0])
@@ -239,13 +239,13 @@ class GRU(Cell):
         return {**super().shapes(towers, inputs, units), "cell.candidate": ((towers, 1, units), 0)}
 
     def state(self) -> dict[str, Floats]:
-        return {"hidden": self._given[:, -1].swapaxes(0, 1)}
+        return {"hidden": self._outputs[:, -1].swapaxes(0, 1)}
 
-    def _unroll(self, inputs: Floats, state: Mapping[str, Floats], given: Floats) -> None:
+    def _unroll(self, inputs: Floats, state: Mapping[str, Floats], outputs: Floats) -> None:
         towers, length, count, _ = inputs.shape
         units, before = self.units, self._before
         gates = inputs.reshape(towers, length, count, 3, units)
-        products, change = self._scratch("products", given.shape), self._scratch("change", given.shape)
+        products, change = self._scratch("products", outputs.shape), self._scratch("change", outputs.shape)
         product = self._scratch("product", (towers, count, 3 * units))
         added = self._scratch("added", (towers, count, units))
         self._reset(0, before[:, 0])
@@ -262,14 +262,14 @@ class GRU(Cell):
             np.add(product[..., 2 * units :], self._candidate, out=products[:, t])
             new += np.multiply(reset, products[:, t], out=added)
             np.tanh(new, out=new)
-            row = np.multiply(keep, np.subtract(before[:, t], new, out=change[:, t]), out=given[:, t])
+            row = np.multiply(keep, np.subtract(before[:, t], new, out=change[:, t]), out=outputs[:, t])
             row += new
             if t + 1 < length:
-                before[:, t + 1] = given[:, t]
+                before[:, t + 1] = outputs[:, t]
                 self._reset(t + 1, before[:, t + 1])
-        self._gates, self._products, self._change, self._given = gates, products, change, given
+        self._gates, self._products, self._change, self._outputs = gates, products, change, outputs
 
-    def backward(self, of_given: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
+    def backward(self, of_outputs: Floats, into: Mapping[str, Floats], of_inputs: bool) -> Floats | None:
         gates = self._gates
         towers, length, count, _, units = gates.shape
         new, reset, keep = (gates[..., gate, :] for gate in range(3))
@@ -286,14 +286,14 @@ class GRU(Cell):
         of_keep *= self._change
         np.multiply(of_new, reset, out=slopes[..., 3, :])
 
-        of_given = of_given.reshape(towers, length, count, units)
+        of_outputs = of_outputs.reshape(towers, length, count, units)
         of_hidden = self._scratch("of hidden", (towers, count, units))
         added = self._scratch("added", (towers, count, units))
         back = self._recurrent.swapaxes(1, 2)
         of_hidden.fill(0)
         of_gates = slopes.reshape(towers, length, count, 4 * units)
         for t in reversed(range(length)):
-            of_row, slope = of_given[:, t], slopes[:, t]
+            of_row, slope = of_outputs[:, t], slopes[:, t]
             of_row += of_hidden
             slope *= of_row[:, :, np.newaxis]
             if t:

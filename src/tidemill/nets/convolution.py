@@ -40,7 +40,7 @@ class Convolution(Trunk):
         self._weight = weights["convolution.0.weight"]
         self._bias = weights["convolution.0.bias"]
         self._scratch = Scratch()
-        self._kept: tuple[Floats, Floats] = self._bias, self._bias  # patches and results
+        self._saved: tuple[Floats, Floats] = self._bias, self._bias  # patches and results
 
     def forward(self, images: NDArray[Any]) -> Floats:
         kernel, (n, height, across, channels) = self._kernel, images.shape
@@ -60,11 +60,11 @@ class Convolution(Trunk):
         found += self._bias
         # a quarter of what it takes with a scalar
         np.maximum(found, self._scratch("zeros", found.shape), out=found)
-        self._kept = flat, found
+        self._saved = flat, found
         return found.reshape(n, -1)
 
     def backward(self, of_features: Floats, into: dict[str, Floats]) -> None:
-        patches, found = self._kept
+        patches, found = self._saved
         of_found = of_features.reshape(found.shape)
         of_found *= found > 0
         np.matmul(patches.T, of_found, out=into["convolution.0.weight"])

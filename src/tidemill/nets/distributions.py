@@ -122,13 +122,13 @@ class Categorical(Distribution):
         np.negative(entropy, out=entropy)
         # mode: with "raise" numpy would write to a copy of `out` first
         log_prob = np.take(head.reshape(-1), chosen, out=scratch("log_prob", (n,)), mode="clip")
-        self._kept = head, p, entropy, chosen
+        self._saved = head, p, entropy, chosen
         return log_prob, entropy
 
     def backward(
         self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
     ) -> None:
-        head, p, entropy, chosen = self._kept  # head: log p by now
+        head, p, entropy, chosen = self._saved  # head: log p by now
         # ∂ log p_a / ∂x_k = [k = a] - p_k;  ∂H/∂x_k = -p_k (log p_k + H)
         np.multiply(p, np.negative(of_log_prob, out=self._scratch("n", of_log_prob.shape)), out=of_head)
         of_head.reshape(-1)[chosen] += of_log_prob
@@ -251,13 +251,13 @@ class Bernoulli(Distribution):
             axis=0,
             out=scratch("log_prob", (n,)),
         )
-        self._kept = head, p, ones
+        self._saved = head, p, ones
         return log_prob, entropy
 
     def backward(
         self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
     ) -> None:
-        head, p, ones = self._kept
+        head, p, ones = self._saved
         # ∂ log p(bit) / ∂x = bit - p;  ∂H/∂x = -x p (1 - p)
         np.multiply(np.subtract(ones, p, out=ones), of_log_prob, out=of_head)
         if of_entropy is not None:
@@ -337,13 +337,13 @@ class DiagonalGaussian(Distribution):
         log_prob -= total + self.size * HALF_LOG_TWO_PI
         entropy = scratch("entropy", (n,))
         entropy.fill(total + self.size * (HALF_LOG_TWO_PI + 0.5))
-        self._kept = noise, squares, precision
+        self._saved = noise, squares, precision
         return log_prob, entropy
 
     def backward(
         self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
     ) -> None:
-        noise, squares, precision = self._kept
+        noise, squares, precision = self._saved
         # with ε = (action - m) / s:
         # ∂ log p / ∂m = ε / s;  ∂ log p / ∂ log s = ε² - 1;  ∂H / ∂ log s = 1
         noise *= precision

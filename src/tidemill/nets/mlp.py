@@ -30,13 +30,13 @@ class BatchedMLPs:
         self._layers, self._seen = layers, seen
         self._tanh = activation == "tanh"
         self._scratch = Scratch()
-        self._kept: list[Floats] = []
+        self._saved: list[Floats] = []
         self._ones: Floats = np.ones((1, 0), np.float32)
 
     def forward(self, x: Floats) -> Floats:
         """Return the last layer of n rows, [towers, n, width], or [1, n, width] of the
         inputs where there is no layer. `x` [n, in] is kept."""
-        self._kept = [x]
+        self._saved = [x]
         for i, (weight, bias) in enumerate(self._layers):
             h = self._scratch(f"layer {i}", (len(weight), x.shape[-2], weight.shape[2]))
             if i or self._seen is None:
@@ -50,7 +50,7 @@ class BatchedMLPs:
             else:
                 # a quarter of what it takes with a scalar
                 np.maximum(h, self._scratch("zeros", h.shape), out=h)
-            self._kept.append(h)
+            self._saved.append(h)
             x = h
         return x if x.ndim == 3 else x[np.newaxis]
 
@@ -61,11 +61,11 @@ class BatchedMLPs:
 
         Overwrites what `forward` returned: once only.
         """
-        gradient, n = of_last, len(self._kept[0])
+        gradient, n = of_last, len(self._saved[0])
         if self._ones.size < n:
             self._ones = np.ones((1, n), np.float32)
         for i in reversed(range(len(self._layers))):
-            below, h = self._kept[i], self._kept[i + 1]
+            below, h = self._saved[i], self._saved[i + 1]
             if self._tanh:  # 1 - tanh²
                 np.multiply(h, h, out=h)
                 np.subtract(1, h, out=h)

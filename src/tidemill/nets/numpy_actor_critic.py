@@ -83,10 +83,10 @@ class NumpyActorCritic(Network):
         next state into `out`."""
         cell, n = self._acting_cell, last.shape[1]
         state = {part: inputs[f"state.{part}"] for part in cell.parts}
-        given = cell.forward(last, state, np.zeros((1, n), np.bool_))
+        outputs = cell.forward(last, state, np.zeros((1, n), np.bool_))
         for part, array in cell.state().items():
             out[f"state.{part}"][:n] = array
-        return given
+        return outputs
 
     def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> ActionEvaluation:
         self.forward_count += 1
@@ -114,11 +114,11 @@ class NumpyActorCritic(Network):
         check_stretches(inputs)
         cell = self._training_cell
         state = {part: inputs[f"state.{part}"] for part in cell.parts}
-        given = cell.forward(last, state, inputs["on_reset"])
-        self._rows, self._given = inputs["rows"], given.shape
-        seen = self._scratch("seen", (len(given), len(self._rows), given.shape[2]))
+        outputs = cell.forward(last, state, inputs["on_reset"])
+        self._rows, self._outputs_shape = inputs["rows"], outputs.shape
+        seen = self._scratch("seen", (len(outputs), len(self._rows), outputs.shape[2]))
         # mode: with "raise" numpy would write to a copy of `out` first
-        return given.take(self._rows, axis=1, out=seen, mode="clip")
+        return outputs.take(self._rows, axis=1, out=seen, mode="clip")
 
     def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Floats) -> None:
         self.forward_count += 1
@@ -149,10 +149,10 @@ class NumpyActorCritic(Network):
     def _roll_back(self, of_last: Floats, gradient: dict[str, Floats]) -> Floats | None:
         """Write the gradients of the cell's weights; return that of its inputs, unless
         there is no layer below it."""
-        of_given = self._scratch("of given", self._given)
-        of_given.fill(0)
-        of_given[:, self._rows] = of_last
-        return self._training_cell.backward(of_given, gradient, bool(self._layers))
+        of_outputs = self._scratch("of given", self._outputs_shape)
+        of_outputs.fill(0)
+        of_outputs[:, self._rows] = of_last
+        return self._training_cell.backward(of_outputs, gradient, bool(self._layers))
 
     def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> ActionEvaluation:
         from tidemill.nets.torch_gradients import evaluate

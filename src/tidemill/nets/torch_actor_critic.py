@@ -37,7 +37,7 @@ class TorchActorCritic(TorchBackend):
         with self.place():
             self._leaf = leaf(torch.from_numpy(flat).to(self.device))
         # another one with each `push`, so that nobody keeps in it what was before
-        self._kept_weights: dict[tuple[str, int], Tensor] = {}
+        self._saved_weights: dict[tuple[str, int], Tensor] = {}
         self._lent = False
         self._mirror = Mirror(self._leaf)
         self.flat: Floats = self._mirror.array
@@ -77,7 +77,7 @@ class TorchActorCritic(TorchBackend):
         self.settle()
 
     def push(self) -> None:
-        self._kept_weights = {}
+        self._saved_weights = {}
         with self.place():
             self._mirror.push()
         self.settle()
@@ -170,7 +170,7 @@ class TorchActorCritic(TorchBackend):
         has `trainable_parameters` may change them at any time, and torch's fused
         optimisers count no versions: nothing is kept."""
         acts = torch.is_inference_mode_enabled() and self.device.type == "cpu"
-        kept = self._kept_weights if acts and not self._lent else {}
+        kept = self._saved_weights if acts and not self._lent else {}
         weight = kept.get((name, tower))
         if weight is None:
             weight = self._tensors[name][tower]

@@ -34,7 +34,7 @@ class TorchBackend(Network):
         self.distribution, self.device = distribution, torch.device(device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._bound: Tensor | None = None  # where `backward` wrote last
-        self._kept: ActionEvaluation | None = None
+        self._saved: ActionEvaluation | None = None
         self._acting: DeviceActing | None = None
 
     @abstractmethod
@@ -90,20 +90,20 @@ class TorchBackend(Network):
 
     def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> ActionEvaluation:
         """See `Network.forward`."""
-        self._kept = self.evaluate(dict(inputs), dict(action))
-        return ActionEvaluation(*(tensor.detach() for tensor in self._kept))
+        self._saved = self.evaluate(dict(inputs), dict(action))
+        return ActionEvaluation(*(tensor.detach() for tensor in self._saved))
 
     def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
         """See `Network.backward`."""
-        assert self._kept is not None
+        assert self._saved is not None
         if self._bound is not out:
             self._bound = out
             self._bind(out)
         out.zero_()
-        pairs = zip(self._kept, (of_log_prob, of_entropy, of_value), strict=True)
+        pairs = zip(self._saved, (of_log_prob, of_entropy, of_value), strict=True)
         wanted = [(tensor, factor) for tensor, factor in pairs if factor is not None and tensor.requires_grad]
         torch.autograd.backward([weighed(tensor, factor) for tensor, factor in wanted])
-        self._kept = None
+        self._saved = None
 
     def _bind(self, gradient: Tensor) -> None:
         """Make autograd add into `gradient` [size]."""

@@ -166,7 +166,7 @@ def call(
         told, tries = False, tries + 1
         late = (terms.attempt or pace.late(terms.deadline)) if again == "late" else math.inf
         try:
-            said = yield Send(
+            reply = yield Send(
                 request.method, request.path, request.body, request.content_type, left, late, repeat
             )
             told = True
@@ -174,33 +174,33 @@ def call(
             if not told:
                 terms.breaker.gave_up()
         pause, cost = 0.0, 1
-        if isinstance(said, HttpAnswer) and said.status == 200:
+        if isinstance(reply, HttpAnswer) and reply.status == 200:
             terms.breaker.succeeded()
-            pace.took(said.seconds)
+            pace.took(reply.seconds)
             try:
-                result: T = decode(said.body, said.content_type, kind)
+                result: T = decode(reply.body, reply.content_type, kind)
             except (msgspec.DecodeError, RecursionError) as error:
                 yield HANG_UP
                 raise ProtocolFault(
                     f"{where}: what was answered is not of the protocol: "
-                    f"{misread(said.body, said.content_type, error)}"
+                    f"{misread(reply.body, reply.content_type, error)}"
                 ) from None
             reason = stale(result)
             if reason is None:
                 return result
             yield HANG_UP
             doubt, why = True, reason
-        elif isinstance(said, HttpAnswer):
-            why = _refused(terms, where, said, applied)
-            problem = _problem(said)
-            pause = said.retry_after
+        elif isinstance(reply, HttpAnswer):
+            why = _refused(terms, where, reply, applied)
+            problem = _problem(reply)
+            pause = reply.retry_after
             # Who says "too many", or is still at the call before, is well, and paces by
             # himself who asks: others may need the retries.
-            cost = int(said.status != 429 and (problem is None or problem.error != "busy"))
+            cost = int(reply.status != 429 and (problem is None or problem.error != "busy"))
             doubt = doubt or problem is None
         else:
-            assert isinstance(said, NoAnswer)
-            if said.late:
+            assert isinstance(reply, NoAnswer)
+            if reply.late:
                 pace.took(left)
                 terms.breaker.gave_up()
                 raise RemoteTimeout(
@@ -212,7 +212,7 @@ def call(
                     "(tidemill doctor env URL), or see why the server does not answer"
                 )
             terms.breaker.failed()
-            doubt, why = doubt or said.sent, said.cause
+            doubt, why = doubt or reply.sent, reply.cause
         if doubt and again == "never":
             raise ReplyLost(
                 f"{where}: it may have been applied, and its reply is lost ({why}). This server says that it "
@@ -228,30 +228,30 @@ def call(
         yield Sleep(max(0.0, min(pause, until - awake())))
 
 
-def _problem(said: HttpAnswer) -> Problem | None:
+def _problem(reply: HttpAnswer) -> Problem | None:
     """What a server of the protocol tells; None where something else answered."""
     with suppress(msgspec.DecodeError, RecursionError):
-        problem: Problem = decode(said.body, said.content_type, Problem)
+        problem: Problem = decode(reply.body, reply.content_type, Problem)
         return problem
     return None
 
 
-def _refused(terms: CallTerms, where: str, said: HttpAnswer, applied: Callable[[Problem], bool]) -> str:
+def _refused(terms: CallTerms, where: str, reply: HttpAnswer, applied: Callable[[Problem], bool]) -> str:
     """Return why a refusal is worth another try, and raise otherwise."""
-    problem = _problem(said)
+    problem = _problem(reply)
     why = (
-        f"{said.status} {problem.error}: {problem.message}"
+        f"{reply.status} {problem.error}: {problem.message}"
         if problem is not None
-        else f"{said.status} {brief(said.body[:80])}"
+        else f"{reply.status} {brief(reply.body[:80])}"
     )
-    if said.status == 504:  # of a proxy that has not waited as long as we do
+    if reply.status == 504:  # of a proxy that has not waited as long as we do
         terms.breaker.gave_up()
         return f"{why}: what stands before the server gives calls up after a time of its own; raise that"
-    if said.status in (502, 503) and (problem is None or problem.error != "busy"):
+    if reply.status in (502, 503) and (problem is None or problem.error != "busy"):
         terms.breaker.failed()
         return why
     terms.breaker.succeeded()
-    if said.status in (429, 502, 503):
+    if reply.status in (429, 502, 503):
         return why
     if problem is None:
         raise RemoteFault(
@@ -312,13 +312,13 @@ class AsyncSender(Protocol):
 
 def drive(plan: Plan[T], connection: BlockingSender) -> T:
     """Carry out a plan, blocking."""
-    said: HttpAnswer | NoAnswer | None = None
+    reply: HttpAnswer | NoAnswer | None = None
     try:
         while True:
-            wanted = plan.send(said)
-            said = None
+            wanted = plan.send(reply)
+            reply = None
             if isinstance(wanted, Send):
-                said = connection.send(wanted)
+                reply = connection.send(wanted)
             elif isinstance(wanted, Sleep):
                 connection.pause(wanted.seconds)
             else:
@@ -332,13 +332,13 @@ def drive(plan: Plan[T], connection: BlockingSender) -> T:
 
 async def drive_async(plan: Plan[T], connection: AsyncSender) -> T:
     """Carry out a plan on an event loop."""
-    said: HttpAnswer | NoAnswer | None = None
+    reply: HttpAnswer | NoAnswer | None = None
     try:
         while True:
-            wanted = plan.send(said)
-            said = None
+            wanted = plan.send(reply)
+            reply = None
             if isinstance(wanted, Send):
-                said = await connection.send(wanted)
+                reply = await connection.send(wanted)
             elif isinstance(wanted, Sleep):
                 await asyncio.sleep(wanted.seconds)
             else:

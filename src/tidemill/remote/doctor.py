@@ -234,7 +234,7 @@ def _repeated(env: RemoteEnv, first: Step, promised: str, actions: Iterator[Any]
 def _determinism(host: Host, seconds: float) -> Finding:
     envs, until, ticks = [RemoteEnv(host), RemoteEnv(host)], monotonic() + seconds, 0
     try:
-        first, second = (_told(env, _actions(host, 1)) for env in envs)
+        first, second = (_observations_and_steps(env, _actions(host, 1)) for env in envs)
         if host.description.max_sessions == 1:  # one after the other
             until = monotonic() + seconds / 2
             before = list(takewhile(lambda _: monotonic() < until, islice(first, 301))) or [next(first)]
@@ -260,7 +260,7 @@ def _determinism(host: Host, seconds: float) -> Finding:
             env.close()
 
 
-def _told(env: RemoteEnv, actions: Iterator[Any]) -> Iterator[Any]:
+def _observations_and_steps(env: RemoteEnv, actions: Iterator[Any]) -> Iterator[Any]:
     """Yield what resets and steps tell: the first observation, then a step each."""
     yield env.reset(seed=7)[0]
     while True:

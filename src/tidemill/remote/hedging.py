@@ -33,14 +33,14 @@ class Hedged:
             return self._connection.send(wanted)
         self._wanted, self._until = wanted, awake() + wanted.seconds
         try:
-            said = self._connection.send(wanted, self._send_again)
-            if self._repeat is not None and not said.settles:
+            reply = self._connection.send(wanted, self._send_again)
+            if self._repeat is not None and not reply.settles:
                 self._connection.pause(0)  # raises where it was interrupted before there was a repeat
                 other = self._repeat.wait(self._until - awake())
                 if other.settles:
                     self._connection.hang_up()
-                    said, self._connection, self._repeat = other, self._repeat.connection, None
-            return said
+                    reply, self._connection, self._repeat = other, self._repeat.connection, None
+            return reply
         finally:
             if self._repeat is not None:
                 self._repeat.give_up()
@@ -74,7 +74,7 @@ class _Repeat:
     def __init__(self, first: Connection, wanted: Send) -> None:
         self.connection = Connection(first.address)
         self._first, self._wanted = first, wanted
-        self._said: HttpAnswer | NoAnswer = NoAnswer("it took too long")
+        self._reply: HttpAnswer | NoAnswer = NoAnswer("it took too long")
         self._lock = threading.Lock()
         self._given_up = False
         self._done = threading.Event()
@@ -84,7 +84,7 @@ class _Repeat:
         """Return what came of it within so many seconds."""
         self._done.wait(max(0.0, seconds))
         with self._lock:
-            return self._said
+            return self._reply
 
     def give_up(self) -> None:
         """Nobody wants it any more: the first connection is left alone from now on."""
@@ -95,15 +95,15 @@ class _Repeat:
             self.connection.hang_up()
 
     def _run(self) -> None:
-        said: HttpAnswer | NoAnswer = self._said
+        reply: HttpAnswer | NoAnswer = self._reply
         with suppress(RemoteFault):  # interrupted
-            said = self.connection.send(self._wanted)
+            reply = self.connection.send(self._wanted)
         with self._lock:
-            self._said = said
+            self._reply = reply
             self._done.set()
             if self._given_up:
                 self.connection.hang_up()
-            elif said.settles:
+            elif reply.settles:
                 self._first.break_off()
 
 
@@ -123,14 +123,14 @@ class AsyncHedged:
             return await self._connection.send(wanted)
         self._wanted, self._until = wanted, asyncio.get_running_loop().time() + wanted.seconds
         try:
-            said = await self._connection.send(wanted, self._send_again)
-            if self._repeat is not None and not said.settles:
+            reply = await self._connection.send(wanted, self._send_again)
+            if self._repeat is not None and not reply.settles:
                 connection, task = self._repeat
                 other = await task  # ends at the same deadline
                 if other.settles:
                     self._connection.drop()
-                    said, self._connection, self._repeat = other, connection, None
-            return said
+                    reply, self._connection, self._repeat = other, connection, None
+            return reply
         finally:
             if self._repeat is not None:
                 (connection, task), self._repeat = self._repeat, None

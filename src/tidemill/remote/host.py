@@ -22,7 +22,7 @@ START_SECONDS = 10.0  # for a server that is starting to say what it is, at the 
 # so many sessions in a row are told to be over without an answer before the others' are
 # not waited for
 UNANSWERED = 5
-MOST_UNTOLD = 1000  # sessions that ended while their server was not there
+MOST_UNREPORTED = 1000  # sessions that ended while their server was not there
 # seconds between two calls that keep sessions open, whatever a server says of its
 # patience
 SHORTEST_KEEP, LONGEST_KEEP = 0.01, 3600.0
@@ -50,7 +50,7 @@ class ServerKnowledge:
 
     answered: bool = False
     proven: bool = False
-    untold: list[str] = field(default_factory=list)
+    unreported: list[str] = field(default_factory=list)
 
 
 class Host:
@@ -143,18 +143,18 @@ class Host:
                 self._done.set()
                 self._done = None
 
-    def take_untold(self) -> list[str]:
+    def take_unreported(self) -> list[str]:
         """Return the sessions that the server is still to be told have ended: whoever
         takes them does so."""
         with self._lock:
-            untold, self.known.untold = self.known.untold, []
-        return untold
+            unreported, self.known.unreported = self.known.unreported, []
+        return unreported
 
-    def leave_untold(self, sessions: tuple[str, ...]) -> None:
+    def leave_unreported(self, sessions: tuple[str, ...]) -> None:
         """It could not be told of these: the next one to open or end a session tries
         again."""
         with self._lock:
-            self.known.untold = [*self.known.untold, *sessions][-MOST_UNTOLD:]
+            self.known.unreported = [*self.known.unreported, *sessions][-MOST_UNREPORTED:]
 
     def keep(self, connection: Connection) -> None:
         """Tell the server of the sessions that wait."""
@@ -179,50 +179,50 @@ class Host:
         connection, until = self.connection(), monotonic() + min(START_SECONDS, self.settings.deadline)
         try:
             while True:
-                said = connection.send(
+                reply = connection.send(
                     Send("GET", f"{PREFIX}/environment", b"", "application/json", self.settings.deadline)
                 )
                 # One that answered before is starting anew; one that never did is named
                 # at once.
                 busy = (
-                    said.status in (429, 502, 503, 504)
-                    if isinstance(said, HttpAnswer)
-                    else said.sent or self.known.answered
+                    reply.status in (429, 502, 503, 504)
+                    if isinstance(reply, HttpAnswer)
+                    else reply.sent or self.known.answered
                 )
                 if not busy or monotonic() > until:
                     break
                 threading.Event().wait(0.2)
         finally:
             connection.hang_up()
-        if isinstance(said, NoAnswer) and said.late:
+        if isinstance(reply, NoAnswer) and reply.late:
             raise ConfigError(
                 f'url = "{self.url}": somebody listens there, and did not say what it is within '
                 f"{self.settings.deadline:g} s (deadline); see whether the server hangs, or raise deadline "
                 "(--env-arg deadline=SECONDS)"
             )
-        if isinstance(said, NoAnswer):
+        if isinstance(reply, NoAnswer):
             raise ConfigError(
-                f'url = "{self.url}": nothing answers there ({said.cause}); start a server (tidemill '
+                f'url = "{self.url}": nothing answers there ({reply.cause}); start a server (tidemill '
                 "serve-env ENV_ID), or mend the url"
             )
-        described = _read_description(self.url, said)
+        described = _read_description(self.url, reply)
         self.known.answered = True
         return described
 
 
-def _read_description(url: str, said: HttpAnswer) -> Description:
-    if said.status in (401, 403):
+def _read_description(url: str, reply: HttpAnswer) -> Description:
+    if reply.status in (401, 403):
         raise ConfigError(
-            f'url = "{url}": the server wants another token ({said.status}); set token, or TIDEMILL_TOKEN, '
+            f'url = "{url}": the server wants another token ({reply.status}); set token, or TIDEMILL_TOKEN, '
             "to what it was started with"
         )
     try:
-        plain = msgspec.json.decode(said.body) if said.status == 200 else None
+        plain = msgspec.json.decode(reply.body) if reply.status == 200 else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         plain = None
     if not isinstance(plain, dict) or plain.get("protocol") != PROTOCOL:
         raise ConfigError(
-            f'url = "{url}": what answers is no environment server (status {said.status} at '
+            f'url = "{url}": what answers is no environment server (status {reply.status} at '
             f"{PREFIX}/environment); name the server's address without any path of its calls, or see "
             "docs/rest.md for what it has to answer"
         )

@@ -140,42 +140,42 @@ class OpenEnvSession:
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Raises `RemoteFault`."""
         asked = {**reveal(self._config.reset), **(options or {}), **({} if seed is None else {"seed": seed})}
-        said = await self._call("reset", asked)
+        reply = await self._call("reset", asked)
         self._steps = 0
-        return self._translator.observation(said["observation"]), {}
+        return self._translator.observation(reply["observation"]), {}
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take a step, once: it is never sent again. Raises `RemoteFault`."""
         if self._socket is None:
             raise SessionLost(f"{self._config.url}: a step without a session; reset opens one")
-        said = await self._call("step", self._translator.action(action))
+        reply = await self._call("step", self._translator.action(action))
         self._steps += 1
-        reward, done = self._told(said)
+        reward, done = self._read_step(reply)
         return (
-            self._translator.observation(said["observation"]),
+            self._translator.observation(reply["observation"]),
             reward,
             done,
             not done and self._steps == self._config.max_episode_steps,
             {},
         )
 
-    def _told(self, said: dict[str, Any]) -> tuple[float, bool]:
+    def _read_step(self, reply: dict[str, Any]) -> tuple[float, bool]:
         """Return a step's reward and end. A reward of null is their way to say that there
         was none. Raises `ProtocolFault`."""
         for name, right in (("reward", (int, float, NoneType)), ("done", (bool,))):
-            if name not in said or not isinstance(said[name], right):
-                is_ = f"is {brief(said[name])}" if name in said else "is missing"
+            if name not in reply or not isinstance(reply[name], right):
+                is_ = f"is {brief(reply[name])}" if name in reply else "is missing"
                 raise self._wrong(
                     f"{name} {is_}; it must be "
                     f"{'a number, or null where there is none' if name == 'reward' else 'true or false'}"
                 )
-        if not math.isfinite(reward := float(said["reward"] or 0.0)):
+        if not math.isfinite(reward := float(reply["reward"] or 0.0)):
             raise self._wrong(
                 f"reward is not finite but {reward}; find where the environment divides by zero or "
                 "overflows, or clip there"
             )
         self._proven = True
-        return reward, said["done"]
+        return reward, reply["done"]
 
     def _wrong(self, why: str) -> ProtocolFault:
         error = ProtocolFault(f"{self._config.url}: step {self._steps}: {why}. See the server's environment")
@@ -203,14 +203,14 @@ class OpenEnvSession:
                     self._socket = await self._open()
                 sent = True
                 await self._socket.send(msgspec.json.encode({"type": what, "data": data}).decode())
-                said = msgspec.json.decode(await self._socket.recv())
+                reply = msgspec.json.decode(await self._socket.recv())
             if (
-                not isinstance(said, dict)
-                or not isinstance(answer := said.get("data"), dict)
-                or said.get("type") not in ("observation", "error")
+                not isinstance(reply, dict)
+                or not isinstance(answer := reply.get("data"), dict)
+                or reply.get("type") not in ("observation", "error")
             ):
-                raise RemoteFault(f"{where}: what was answered is not of OpenEnv's protocol: {brief(said)}")
-            if said["type"] == "error":
+                raise RemoteFault(f"{where}: what was answered is not of OpenEnv's protocol: {brief(reply)}")
+            if reply["type"] == "error":
                 raise RemoteFault(
                     f"{where}: answered {answer.get('code', 'an error')}: {answer.get('message', '')}; see "
                     "the server's environment"

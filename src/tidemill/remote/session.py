@@ -86,11 +86,11 @@ class Session:
         result = yield from self._call(
             "step", f"step {self.step}", self._last, AGAIN[self.host.description.repeats]
         )
-        step = self._told(result)
+        step = self._read_step(result)
         self.host.known.proven, self.broken = True, False
         return step
 
-    def _told(self, result: StepResult) -> Step:
+    def _read_step(self, result: StepResult) -> Step:
         """Return a step's answer as Gymnasium's. Raises `ProtocolFault` for what is
         missing or wrong in it."""
         reward, terminated, truncated = result.reward, result.terminated, result.truncated
@@ -115,7 +115,7 @@ class Session:
         self.broken = True
         assert self._last is not None
         result = yield from self._call("step", f"step {self.step}, once more", self._last, "lost")
-        step = self._told(result)
+        step = self._read_step(result)
         self.broken = False
         return step
 
@@ -131,24 +131,24 @@ class Session:
         """Plan telling the server of sessions that ended: of `names`, and of those of
         which it could not be told."""
         host, breaker = self.host, self.host.breaker
-        ended = (*host.take_untold(), *names)
+        ended = (*host.take_unreported(), *names)
         if not ended:
             return
         if breaker.wait() > 0:
-            host.leave_untold(ended)
+            host.leave_unreported(ended)
             return
         body = encode(SessionsCall(sessions=ended), host.content_type)
-        said = None
+        reply = None
         try:
             seconds = CLOSE_SECONDS if host.unanswered < UNANSWERED else HURRIED_SECONDS
-            said = yield Send("POST", f"{PREFIX}/close", body, host.content_type, seconds)
+            reply = yield Send("POST", f"{PREFIX}/close", body, host.content_type, seconds)
         finally:
-            if said is None or not said.settles:
-                host.leave_untold(ended)
-            if isinstance(said, HttpAnswer):
+            if reply is None or not reply.settles:
+                host.leave_unreported(ended)
+            if isinstance(reply, HttpAnswer):
                 host.unanswered = 0
                 breaker.succeeded()
-            elif isinstance(said, NoAnswer) and not said.late:
+            elif isinstance(reply, NoAnswer) and not reply.late:
                 breaker.failed()
             else:
                 host.unanswered += 1

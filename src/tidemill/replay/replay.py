@@ -145,17 +145,20 @@ class UniformReplay(ReplayBuffer):
     def _open(self, lanes: int, length: int, places: int) -> None:
         config, store = self._config, self._store
         rows, books = store.nbytes(places), self._books(places)
-        sums, free = f"{places:,} rows x ({store.sums()} bytes) and {size(books)} to find them", available()
+        formula, free = (
+            f"{places:,} rows x ({store.formula()} bytes) and {size(books)} to find them",
+            available(),
+        )
         if config.max_bytes is not None:
             self._fit(
                 rows + books,
                 config.max_bytes,
-                f"max_bytes allows {config.max_bytes:,} bytes: {sums}",
+                f"max_bytes allows {config.max_bytes:,} bytes: {formula}",
                 "max_bytes more",
             )
         held = books if config.mapped else rows + books
         cure = "free memory" if config.mapped else "mapped = True to keep rows in a file"
-        self._fit(held, free, f"{size(free)} of memory are available: {sums}", cure)
+        self._fit(held, free, f"{size(free)} of memory are available: {formula}", cure)
         priorities = self._make_priorities(places)
         if config.mapped and self._demand.folder is None:
             raise ConfigError(
@@ -172,7 +175,7 @@ class UniformReplay(ReplayBuffer):
             config.drop_cut,
             priorities,
         )
-        self.needs = (Need("replay", books if config.mapped else rows + books, sums),)
+        self.needs = (Need("replay", books if config.mapped else rows + books, formula),)
 
     def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
         """Raise `ConfigError` when what it takes is more bytes than the most that there
@@ -345,7 +348,7 @@ class UniformReplay(ReplayBuffer):
     def save(self, folder: Path) -> None:
         try:
             filled = self.sequences.written()
-            sums = {
+            formula = {
                 name: _write(folder / f"{name}.npy", self._part(array, filled))
                 for name, array in self._arrays().items()
             }
@@ -356,7 +359,7 @@ class UniformReplay(ReplayBuffer):
                 "warm": self._warm,
                 "blank": self._blank,
                 "random": chance,
-                "sha256": sums,
+                "sha256": formula,
                 **self._more_facts(),
             }
             write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())

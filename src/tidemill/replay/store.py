@@ -15,7 +15,7 @@ from tidemill.core.memory import size
 from tidemill.core.private import private_folder
 from tidemill.core.schema import Array, Arrays, Field, Schema, layout, views
 
-KEPT = ("action", "reward", "done", "version")
+STORED_FIELDS = ("action", "reward", "done", "version")
 """Besides observations: fields of these names, and their leaves."""
 MASK = "action_mask"
 """The part of an observation that is never stacked."""
@@ -88,7 +88,7 @@ class Store:
                 if frames is not None:
                     self.frames[name] = frames
                     field = Field(frames.single, field.dtype)
-            elif not any(name == kept or name.startswith(f"{kept}.") for kept in KEPT):
+            elif not any(name == kept or name.startswith(f"{kept}.") for kept in STORED_FIELDS):
                 continue
             self.schema[name] = field
         self.arrays: Arrays = {}
@@ -97,7 +97,7 @@ class Store:
         """Return the bytes of so many rows."""
         return layout(self.schema, (places,))[1]
 
-    def sums(self) -> str:
+    def formula(self) -> str:
         """Return what makes a row, for people."""
         return " + ".join(f"{name} {field.nbytes:,}" for name, field in self.schema.items())
 

@@ -172,9 +172,9 @@ class ExactTarget(EnvTarget):
         """Go on from `episode`, once it was played again (see `play_again`); from the
         next one, if it was over."""
         self.agent.episode = episode.number
-        if episode.open and not episode.kept:
+        if episode.open and not episode.replayable:
             self._tell(
-                f"{self._told_cut(episode)}: it had more than {LONGEST:,} steps, and so many are not played "
+                f"{self._cut_text(episode)}: it had more than {LONGEST:,} steps, and so many are not played "
                 "again"
             )
         elif episode.open:
@@ -190,7 +190,7 @@ class ExactTarget(EnvTarget):
         episode = again.episode
         if again.difference:
             self._tell(
-                f"{self._told_cut(episode)}: played again with the same seed and actions after the resume, "
+                f"{self._cut_text(episode)}: played again with the same seed and actions after the resume, "
                 f"it had {again.difference}. So this environment is not deterministic, and the resumed run "
                 "is not what it would have been (tidemill check-env says more)"
             )
@@ -200,7 +200,7 @@ class ExactTarget(EnvTarget):
         self.decided = episode.chosen is not None
         return True
 
-    def _told_cut(self, episode: OpenEpisode) -> str:
+    def _cut_text(self, episode: OpenEpisode) -> str:
         return (
             f"slot {self.number}: its open episode of {episode.steps:,} steps was cut after its last stored "
             "one"
@@ -287,7 +287,7 @@ class ExactRing(GrantedOrder, EnvRing):
         self._finishing = False
         self._again: list[ExactTarget] = []
         self._unsent = deque(targets)  # those that are to be sent, in the order in which that was known
-        self._held, self._since = False, awake()
+        self._waiting, self._since = False, awake()
         self._begin(0)
 
     @classmethod
@@ -358,9 +358,9 @@ class ExactRing(GrantedOrder, EnvRing):
     def _count_wait(self) -> None:
         """Count the time up to now for what was so until now."""
         now, target = awake(), self.targets[self._at]
-        self._waited += (now - self._since) * self._held
+        self._waited += (now - self._since) * self._waiting
         self._since = now
-        self._held = target.waits() or (not target.decided and self._credits.received() != self.rows)
+        self._waiting = target.waits() or (not target.decided and self._credits.received() != self.rows)
 
     def __iter__(self) -> Iterator[ExactTarget]:
         self._count_wait()

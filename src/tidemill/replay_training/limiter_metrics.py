@@ -18,7 +18,7 @@ class LimiterMetrics:
         self._means: dict[str, float] = {}  # of the tasks that were told last
         self._tasks, self._seconds = 0, 0.0
         self._committed, self._voided = limiter.counts.committed, limiter.counts.voided
-        self.told_at = 0.0
+        self.reported_at = 0.0
 
     def count(self, metrics: Mapping[str, float], seconds: float) -> None:
         """Count a task: what its update returned, and how long it took."""
@@ -41,6 +41,6 @@ class LimiterMetrics:
                     flown / committed / (float(self._limiter.ratio) * self._seconds / tasks)
                 )
         happened = tasks or ((committed or voided > self._voided) and (self._means or self._known))
-        self._sums, self._tasks, self._seconds, self.told_at = {}, 0, 0.0, awake()
+        self._sums, self._tasks, self._seconds, self.reported_at = {}, 0, 0.0, awake()
         self._committed, self._voided = self._committed + committed, voided
         return {**self._means, **told} if happened else None

@@ -49,7 +49,7 @@ class OpenEpisode:
     chosen: Arrays | None = None
 
     @property
-    def kept(self) -> bool:
+    def replayable(self) -> bool:
         """It can be played again."""
         return self.steps <= LONGEST
 
@@ -76,7 +76,7 @@ class OpenEpisode:
     def arrays(self) -> Arrays:
         """Return all of it."""
         numbers = {"number": np.array(self.number), "steps": np.array(self.steps if self.open else -1)}
-        if not self.open or not self.kept:
+        if not self.open or not self.replayable:
             return numbers
         listed = (
             {name: array[: self.steps] for name, array in {**self.actions, "reward": self.rewards}.items()}
@@ -95,7 +95,7 @@ class OpenEpisode:
 
         steps = int(arrays["steps"])
         made = cls(int(arrays["number"]), steps >= 0, max(steps, 0))
-        if made.open and made.kept:
+        if made.open and made.replayable:
             made.actions, made.seen = having("action"), having("obs", "state")
             made.rewards = arrays["reward"] if steps else made.rewards
             made.chosen = {name.removeprefix(SENT): array for name, array in having("sent").items()} or None
@@ -152,11 +152,14 @@ class OpenEpisodes(WatchedConsumer):
     def arrays(self, whole: bool) -> Arrays:
         """Return what is to be kept: of all slots; not `whole`: only how many episodes
         each had."""
-        kept: Arrays = {"last": np.array(self.last if whole else -1), "slots": np.array(len(self.slots))}
+        replayable: Arrays = {
+            "last": np.array(self.last if whole else -1),
+            "slots": np.array(len(self.slots)),
+        }
         for number, slot in enumerate(self.slots):
             episode = slot if whole else OpenEpisode(slot.number)
-            kept |= {f"{number}/{name}": array for name, array in episode.arrays().items()}
-        return kept
+            replayable |= {f"{number}/{name}": array for name, array in episode.arrays().items()}
+        return replayable
 
     def restore(self, last: int, slots: Sequence[OpenEpisode]) -> None:
         """Take back what `arrays` returned."""

@@ -7,7 +7,7 @@ from time import monotonic
 from tidemill.api.algorithm import Sample
 from tidemill.api.stream import SampleConsumer, WatchedConsumer
 
-KEPT = 4096  # versions whose time is known
+MOST_VERSIONS = 4096  # versions whose time is known
 
 
 class PolicyLag(WatchedConsumer):
@@ -27,7 +27,7 @@ class PolicyLag(WatchedConsumer):
         self.newest = version
         if version not in self._published:
             self._order.append(version)
-            if len(self._order) > KEPT:
+            if len(self._order) > MOST_VERSIONS:
                 del self._published[self._order.popleft()]
         self._published[version] = monotonic()
 

@@ -84,7 +84,7 @@ class ReadyBatch(GrantedOrder):
         self._asked: dict[int, list[int]] = {}  # request → who goes on when it is answered
         self._leaving: list[int] = []  # they go on now: nobody acts in them
         self._looked_at, self._since = monotonic(), awake()
-        self._held = 0  # lanes that could step, and have no credit
+        self._without_credit = 0  # lanes that could step, and have no credit
         self._waited = 0.0
         self._steps = 0
 
@@ -132,7 +132,7 @@ class ReadyBatch(GrantedOrder):
     def _hear(self, seats: Sequence[int]) -> list[Numbers]:
         places = [divmod(seat, self._lanes) for seat in seats]
         return [
-            self._listener.numbers(self._members[number].environment.said(0, (lane,))[0])
+            self._listener.numbers(self._members[number].environment.episode_infos(0, (lane,))[0])
             for number, lane in places
         ]
 
@@ -208,14 +208,20 @@ class ReadyBatch(GrantedOrder):
 
     @property
     def waited(self) -> float:
-        return (self._waited + self._held * (awake() - self._since)) / (len(self._members) * self._lanes)
+        return (self._waited + self._without_credit * (awake() - self._since)) / (
+            len(self._members) * self._lanes
+        )
 
     # ---- from credits to actions -------------------------------------------------------
 
     def begin(self) -> bool:
         """Let those go on that may: ask for their actions. False when nobody may."""
         now = awake()
-        self._waited, self._since, self._held = self._waited + self._held * (now - self._since), now, 0
+        self._waited, self._since, self._without_credit = (
+            self._waited + self._without_credit * (now - self._since),
+            now,
+            0,
+        )
         if not self._idle:
             return False
         numbers, granted, left = [], 0, None if self._credits is None else self._credits.left()
@@ -230,7 +236,7 @@ class ReadyBatch(GrantedOrder):
                 numbers.append(number)
             else:
                 left = granted  # they are served as they came
-                self._held += needs
+                self._without_credit += needs
         if numbers:
             if self._credits is not None:
                 self._credits.spend(granted)

@@ -29,8 +29,8 @@ class SlotFaults:
         self._exact, self._tell = exact, tell
         self._faults = [0] * len(self._slots)
         self._rested: set[int] = set()  # numbers of those whose first rest was told
-        self._untold: list[str] = []
-        self._told_at = self._looked_at = -TELL
+        self._unreported: list[str] = []
+        self._reported_at = self._looked_at = -TELL
         self._first = self._last = ""
 
     def look(self) -> None:
@@ -41,8 +41,8 @@ class SlotFaults:
         self._looked_at = now
         self._collect()
         failed = [number for number, slot in self._slots if slot.rests] if self._exact else []
-        if now - self._told_at >= TELL or failed:
-            self._tell_untold()
+        if now - self._reported_at >= TELL or failed:
+            self._report_faults()
         if failed:
             last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""
             raise EnvironmentFault(
@@ -53,7 +53,7 @@ class SlotFaults:
     def end(self) -> None:
         """Tell what was kept back."""
         self._collect()
-        self._tell_untold()
+        self._report_faults()
 
     def _collect(self) -> None:
         """Take away what the slots say. A slot's first rest is told at once, by itself,
@@ -71,14 +71,14 @@ class SlotFaults:
                         f"slot {number} rests, and is tried again after pauses that grow: it failed {count} "
                         f"times, at last: {last}"
                     )
-                self._untold += texts
+                self._unreported += texts
 
-    def _tell_untold(self) -> None:
-        if self._untold:
-            more = f" (and {len(self._untold) - 1} more)" if len(self._untold) > 1 else ""
-            self._tell(f"{self._untold[-1]}{more}")
-            self._untold.clear()
-            self._told_at = self._looked_at
+    def _report_faults(self) -> None:
+        if self._unreported:
+            more = f" (and {len(self._unreported) - 1} more)" if len(self._unreported) > 1 else ""
+            self._tell(f"{self._unreported[-1]}{more}")
+            self._unreported.clear()
+            self._reported_at = self._looked_at
 
     def stats(self) -> dict[str, float]:
         """Return the faults of each slot that had any, which rest now, how many of both

@@ -30,7 +30,7 @@ DRAIN = 2.0
 # of a turn at most: steps that have become free are to be sent. Not a time, by which what
 # one thread does would differ from run to run
 TASKS = 8
-TOLD = 0.2  # seconds between reports: tasks are many and short
+REPORT_SECONDS = 0.2  # seconds between reports: tasks are many and short
 
 
 class ReplayTrainerWorker(Worker):
@@ -42,7 +42,7 @@ class ReplayTrainerWorker(Worker):
         super().__init__(context)
         self._config = config
         self.learner = Learner(context, config, self.clock, self.report, self._beat, self._extras)
-        self._life = self._train()
+        self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
         self._ended_at = self._progress_at = 0.0
         self._journal: JournalWriter | None = None
@@ -80,7 +80,7 @@ class ReplayTrainerWorker(Worker):
     # ---- the loop ----------------------------------------------------------------------
 
     def start(self) -> None:
-        self._progress_at = self._metrics.told_at = awake()
+        self._progress_at = self._metrics.reported_at = awake()
         self._policy_lag.publish(self._policy_lag.newest)
         self.learner.start()
         super().start()
@@ -110,7 +110,7 @@ class ReplayTrainerWorker(Worker):
             self._end(reason)
 
     def _poll(self) -> PollResult:
-        return next(self._life)
+        return next(self._loop)
 
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
@@ -189,7 +189,7 @@ class ReplayTrainerWorker(Worker):
         phases.end_iteration()
         self._save(again=True)  # a checkpoint from before the evaluation may be there
         phases.begin(counters.steps)
-        self._progress_at = self._metrics.told_at = awake()
+        self._progress_at = self._metrics.reported_at = awake()
         self.limiter.report()  # what was waited for meanwhile was the evaluation
 
     def _evaluate(self, number: int) -> Generator[PollResult, None, dict[str, float]]:
@@ -276,7 +276,7 @@ class ReplayTrainerWorker(Worker):
 
     def _look_round(self) -> None:
         now = awake()
-        if now - self._metrics.told_at >= TOLD:
+        if now - self._metrics.reported_at >= REPORT_SECONDS:
             self._summarise()
             self.learner.look_at_versions()
         due = self._reason is None and self.learner.save_due()

@@ -109,8 +109,9 @@ class Controller:
         self._farewell = max((config.farewell_s for _, config in job.experiment.members()), default=0.0)
         self._interrupts.grace += self._farewell
         self._facts = Facts()
-        self._told: list[tuple[float, str, str]] = []  # when, by which worker, and what notices said
-        self._several, self._judged = job.experiment.told_by_several(), job.experiment.judged()
+        # when, by which worker, and what notices said
+        self._worker_notices: list[tuple[float, str, str]] = []
+        self._several, self._judged = job.experiment.measured_by_several(), job.experiment.judged()
         self._pace = RecordPace()
         # what infos say was compared with what conditions wait for
         self._listened = not job.experiment.players()
@@ -363,14 +364,14 @@ class Controller:
                 self.progress.count_episodes(name.rpartition("-")[0], message)
                 self._look_at_infos()
             case EnvironmentStatistics():
-                self.progress.told.merge(message.values)
+                self.progress.environment_statistics.merge(message.values)
             case Relay(policy=policy):
                 for other, told in self.members.items():
                     if any((port.stream, port.role) == (policy, "publish") for port in told.config.ports()):
                         self._send(other, message.message)
             case Notice():
                 self.notices.append(f"{name}: {mask(message.text, self._secrets)}")
-                self._told.append((member.heard, name, self.notices[-1]))
+                self._worker_notices.append((member.heard, name, self.notices[-1]))
 
     def _take_status(self, name: str, member: Member, message: Status) -> None:
         """Note what a worker has become. Raises `RunError` where it failed."""
@@ -402,7 +403,7 @@ class Controller:
                 self._look_at_conditions()
             self._advance()
         else:
-            member.told_regularly(message)
+            member.note_statistics(message)
 
     def _take_measured(self, name: str, message: Measured) -> None:
         """Record what an evaluation, or another worker, has measured."""
@@ -421,20 +422,20 @@ class Controller:
         """Return the first and the last of what others told while a worker waited until
         it failed; "" if it did not wait, or they told nothing."""
         since = awake() - waited - BEFORE
-        texts = [text for at, name, text in self._told if waited and at >= since and name != failed]
+        texts = [text for at, name, text in self._worker_notices if waited and at >= since and name != failed]
         if not texts:
             return ""
         return f".\nMeanwhile, first: {texts[0]}" + (f"\nand last: {texts[-1]}" if len(texts) > 1 else "")
 
     def _look_at_returns(self) -> None:
         """End the run where a mean return has reached the limit."""
-        target, reached = self.job.experiment.limits.mean_return, self.progress.reached
-        if target is None or reached is None:
+        target, windows = self.job.experiment.limits.mean_return, self.progress.windows
+        if target is None or windows is None:
             return
         for who in self._judged:
-            if reached.full(who) and (mean := reached.means(who)["return"]) >= target:
+            if windows.full(who) and (mean := windows.means(who)["return"]) >= target:
                 self.reason = (
-                    f"mean return {mean:.1f} of the last {reached.count(who)} "
+                    f"mean return {mean:.1f} of the last {windows.count(who)} "
                     f"episodes{f' of {who}' if who else ''}"
                 )
                 return
@@ -442,11 +443,11 @@ class Controller:
     def _look_at_infos(self) -> None:
         """Say so, once as many episodes have ended as the window holds, where a condition
         waits for what no info has said."""
-        reached = self.progress.reached
+        windows = self.progress.windows
         texts = [self.job.experiment.limits.until, *(stage.until for stage in self.job.experiment.curriculum)]
-        if self._listened or reached is None or not any(texts) or not reached.all_full():
+        if self._listened or windows is None or not any(texts) or not windows.all_full():
             return
-        self._listened, known = True, reached.metrics()
+        self._listened, known = True, windows.metrics()
         said = [name for name in known if name.startswith("info/")]
         for text in filter(None, texts):
             for name in Query.parse(text).fields():

@@ -18,7 +18,7 @@ from tidemill.workers.episode_info import NONE, Numbers, by_name
 
 # checkpoints of each policy of whose time the last episodes are known: the newest ones,
 # should one be damaged
-KEPT = 3
+CHECKPOINTS = 3
 
 
 class LastEpisodes:
@@ -28,8 +28,8 @@ class LastEpisodes:
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
         self._won: deque[float] = deque(maxlen=window)
-        self._said: deque[Numbers] = deque(maxlen=window)
-        self._sums: dict[str, tuple[float, int]] | None = None
+        self._infos: deque[Numbers] = deque(maxlen=window)
+        self._totals: dict[str, tuple[float, int]] | None = None
 
     def __len__(self) -> int:
         return len(self._returns)
@@ -40,39 +40,39 @@ class LastEpisodes:
         return len(self._returns) == self._returns.maxlen
 
     def add(
-        self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float], said: Iterable[Numbers]
+        self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float], infos: Iterable[Numbers]
     ) -> None:
         """Add episodes that ended: their undiscounted returns, numbers of actions, what
         they won (1, or ½ where drawn), and what the environment said of them."""
-        self._said.extend(said)
+        self._infos.extend(infos)
         self._returns.extend(returns)
         self._lengths.extend(lengths)
         self._won.extend(won)
-        self._sums = None
+        self._totals = None
 
     def clear(self) -> None:
         """Forget all of them."""
-        for part in (self._returns, self._lengths, self._won, self._said):
+        for part in (self._returns, self._lengths, self._won, self._infos):
             part.clear()
-        self._sums = None
+        self._totals = None
 
-    def sums(self) -> dict[str, tuple[float, int]]:
+    def totals(self) -> dict[str, tuple[float, int]]:
         """Return the sum of their "return", "length" and "win_rate", and of each number
         that the environment said of them ("info/NAME"); and of how many it is. Nothing
         before the first."""
-        if self._sums is None:
+        if self._totals is None:
             parts: tuple[tuple[str, Collection[float]], ...] = (
                 ("return", self._returns),
                 ("length", self._lengths),
                 ("win_rate", self._won),
             )
-            said = [(f"info/{name}", values) for name, values in by_name(self._said).items()]
-            self._sums = {what: (sum(values), len(values)) for what, values in (*parts, *said) if values}
-        return self._sums
+            infos = [(f"info/{name}", values) for name, values in by_name(self._infos).items()]
+            self._totals = {what: (sum(values), len(values)) for what, values in (*parts, *infos) if values}
+        return self._totals
 
     def plain(self) -> "SavedEpisodes":
         """Return them as plain data, the oldest first."""
-        return SavedEpisodes(list(self._returns), list(self._lengths), list(self._won), list(self._said))
+        return SavedEpisodes(list(self._returns), list(self._lengths), list(self._won), list(self._infos))
 
 
 class SavedEpisodes(msgspec.Struct, frozen=True):
@@ -81,11 +81,11 @@ class SavedEpisodes(msgspec.Struct, frozen=True):
     returns: list[float]
     lengths: list[int]
     won: list[float]
-    said: list[dict[str, float]]
+    infos: list[dict[str, float]] = msgspec.field(name="said")  # as earlier versions called it
 
     def whole(self) -> bool:
         """True when each episode has all of it."""
-        return len(self.returns) == len(self.lengths) == len(self.won) == len(self.said)
+        return len(self.returns) == len(self.lengths) == len(self.won) == len(self.infos)
 
 
 class CheckpointEpisodes(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class EpisodeWindows:
             for (group, number), name in self._specs.items()
         }
         self._last = {name: LastEpisodes(experiment.limits.window) for name in self._specs.values()}
-        self._parts: dict[str, list[LastEpisodes]] = {name: [] for name in experiment.reached()}
+        self._parts: dict[str, list[LastEpisodes]] = {name: [] for name in experiment.episode_names()}
         for player, names in experiment.players().items():
             for name in names:
                 self._parts[name].append(self._last[self._specs[player]])
@@ -119,9 +119,9 @@ class EpisodeWindows:
     def add(self, group: str, message: Episodes) -> None:
         """Add episodes that a worker of `group` tells of an agent spec."""
         if (name := self._specs.get((group, message.spec))) is not None:
-            said = message.said or [NONE] * len(message.returns)
-            won = list(map(won_of, message.returns, said))
-            self._last[name].add(message.returns, message.lengths, won, said)
+            infos = message.infos or [NONE] * len(message.returns)
+            won = list(map(won_of, message.returns, infos))
+            self._last[name].add(message.returns, message.lengths, won, infos)
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -145,7 +145,7 @@ class EpisodeWindows:
         nothing before the first episode."""
         totals: dict[str, tuple[float, int]] = {}
         for part in self._parts[who]:
-            for what, (value, count) in part.sums().items():
+            for what, (value, count) in part.totals().items():
                 before = totals.get(what, (0.0, 0))
                 totals[what] = (before[0] + value, before[1] + count)
         return {what: value / count for what, (value, count) in totals.items()}
@@ -169,17 +169,17 @@ class EpisodeWindows:
         """Take back what `plain` returned."""
         for name in self._last.keys() & kept.keys():
             if (known := kept[name]).whole():
-                self._last[name].add(known.returns, known.lengths, known.won, known.said)
+                self._last[name].add(known.returns, known.lengths, known.won, known.infos)
 
 
-def won_of(reached: float, said: Numbers) -> float:
+def won_of(episode_return: float, info: Numbers) -> float:
     """Return 1 for an episode that was won, and 0 for one that was lost: as the
     environment says by "is_success" or "success", or else by its return, above 0 or
     below. One of 0 is drawn, and counts ½."""
     for name in ("is_success", "success"):
-        if name in said:
-            return min(max(said[name], 0.0), 1.0)
-    return 1.0 if reached > 0 else 0.0 if reached < 0 else 0.5
+        if name in info:
+            return min(max(info[name], 0.0), 1.0)
+    return 1.0 if episode_return > 0 else 0.0 if episode_return < 0 else 0.5
 
 
 def read_saved_episodes(data: bytes) -> dict[str, list[CheckpointEpisodes]]:

@@ -10,7 +10,7 @@ from tidemill.api.transport import Link
 from tidemill.core.clock import awake
 from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally, summary
-from tidemill.run.episode_windows import KEPT, CheckpointEpisodes, EpisodeWindows
+from tidemill.run.episode_windows import CHECKPOINTS, CheckpointEpisodes, EpisodeWindows
 from tidemill.workers.trainer_config import COUNTED
 
 NEWEST = {
@@ -39,8 +39,8 @@ class Member:
     state: State = State.CONFIGURING
     shares: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0
-    # its last regular statistics, all of them; shares are those since the last record
-    told: dict[str, float] = field(default_factory=dict)
+    # its last regular ones, all of them; shares are those since the last record
+    statistics: dict[str, float] = field(default_factory=dict)
     recorded: bool = True  # since it was last heard
     # seconds by place of its clock since the last record
     spent: dict[str, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Member:
         seconds: others hang."""
         return self.saving or awake() - self.heard < seconds
 
-    def told_regularly(self, message: WorkerStatistics) -> None:
+    def note_statistics(self, message: WorkerStatistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the
         rest."""
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
@@ -66,7 +66,9 @@ class Member:
             self.spent[place] = self.spent.get(place, 0.0) + share * message.time.get("seconds", 0.0)
         total = sum(self.spent.values())
         shares = {place: seconds / total for place, seconds in self.spent.items()} if total else self.shares
-        self.told = {k.removeprefix("share/"): v for k, v in (message.values | message.time).items()} | shares
+        self.statistics = {
+            k.removeprefix("share/"): v for k, v in (message.values | message.time).items()
+        } | shares
 
     def updated(self, message: WorkerStatistics) -> None:
         """Note what an update told. One that stands for several, of a trainer whose tasks
@@ -118,12 +120,12 @@ class Progress:
     seconds: float = 0.0
     dropped: int = 0
     episodes: int = 0
-    reached: EpisodeWindows | None = None
+    windows: EpisodeWindows | None = None
     """What the last episodes have reached; None before the run begins."""
-    kept: dict[str, list[CheckpointEpisodes]] = field(default_factory=dict)
+    checkpoint_episodes: dict[str, list[CheckpointEpisodes]] = field(default_factory=dict)
     """The last episodes at the newest checkpoints of each policy, the oldest first."""
-    to_keep: bool = False
-    """There are other ones in `kept` since somebody wrote them down."""
+    unsaved: bool = False
+    """There are other ones in `checkpoint_episodes` since somebody wrote them down."""
     metrics: dict[str, float] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
     last_update: float = field(default_factory=awake)
@@ -135,7 +137,7 @@ class Progress:
     """The newest of each measurement in this stage."""
     recorded: bool = True
     """All updates are."""
-    told: Tally = field(default_factory=Tally)
+    environment_statistics: Tally = field(default_factory=Tally)
     """What environments measured by themselves since the last record."""
     limiters: dict[str, dict[str, float]] = field(default_factory=dict)
     """The newest that each trainer with a ratio told of its limiter, ``limiter/`` left
@@ -153,31 +155,31 @@ class Progress:
     @property
     def mean_returns(self) -> dict[str, float | None]:
         """The same of each policy, by name; "" where there is one."""
-        return self.reached.mean_returns() if self.reached is not None else {}
+        return self.windows.mean_returns() if self.windows is not None else {}
 
     def begin(self, experiment: Experiment) -> None:
         """Count the episodes of `experiment` from now on, after those that were kept of
         this stage."""
-        self.reached, self.stages = EpisodeWindows(experiment), len(experiment.curriculum)
-        for points in self.kept.values():
+        self.windows, self.stages = EpisodeWindows(experiment), len(experiment.curriculum)
+        for points in self.checkpoint_episodes.values():
             if points and points[-1].stage == self.stage:
-                self.reached.restore(points[-1].episodes)
+                self.windows.restore(points[-1].episodes)
 
     def keep(self, policy: str, updates: int) -> None:
         """Keep the last episodes of `policy` as they are now: at its checkpoint after so
         many `updates`."""
-        if self.reached is not None:
-            earlier = [point for point in self.kept.get(policy, ()) if point.updates < updates]
-            self.kept[policy] = [
+        if self.windows is not None:
+            earlier = [point for point in self.checkpoint_episodes.get(policy, ()) if point.updates < updates]
+            self.checkpoint_episodes[policy] = [
                 *earlier,
-                CheckpointEpisodes(updates, self.stage, self.reached.plain(policy)),
-            ][-KEPT:]
-            self.to_keep = True
+                CheckpointEpisodes(updates, self.stage, self.windows.plain(policy)),
+            ][-CHECKPOINTS:]
+            self.unsaved = True
 
     def keep_last(self) -> None:
         """Keep the last episodes of the whole run, which has written its last
         checkpoints."""
-        for policy, points in list(self.kept.items()):
+        for policy, points in list(self.checkpoint_episodes.items()):
             self.keep(policy, points[-1].updates)
 
     @property
@@ -196,15 +198,15 @@ class Progress:
         return {
             **self.metrics,
             **known,
-            **(self.reached.metrics(full=True) if self.reached is not None else {}),
+            **(self.windows.metrics(full=True) if self.windows is not None else {}),
             **self.measured,
         }
 
     def enter_stage(self, stage: int) -> None:
         """Forget what was measured in the stage before."""
         self.stage, self.metrics = stage, {}
-        if self.reached is not None:
-            self.reached.clear()
+        if self.windows is not None:
+            self.windows.clear()
         self.measured.clear()
 
     def mark(self) -> None:
@@ -212,23 +214,23 @@ class Progress:
         self.last_update = awake()
         self.rate.add(self.last_update, self.steps)
 
-    def _note_limiter(self, name: str, told: dict[str, float]) -> None:
-        if told:
+    def _note_limiter(self, name: str, values: dict[str, float]) -> None:
+        if values:
             before = self.limiters.setdefault(name, {})
-            before |= {k: v + before.get(k, 0.0) if k.endswith("_waited") else v for k, v in told.items()}
+            before |= {k: v + before.get(k, 0.0) if k.endswith("_waited") else v for k, v in values.items()}
 
-    def note_iteration(self, step: int, told: Mapping[str, float]) -> None:
+    def note_iteration(self, step: int, values: Mapping[str, float]) -> None:
         """Note what was measured if it is what an iteration came to."""
-        if "iteration/number" in told:
+        if "iteration/number" in values:
             self.iterations.append(
-                {"step": float(step), **{k.removeprefix("iteration/"): v for k, v in told.items()}}
+                {"step": float(step), **{k.removeprefix("iteration/"): v for k, v in values.items()}}
             )
 
     def count_episodes(self, group: str, message: Episodes) -> None:
         """Count episodes that ended, as a worker of `group` tells them."""
         self.episodes += len(message.returns)
-        if message.stage == self.stage and self.reached is not None:
-            self.reached.add(group, message)
+        if message.stage == self.stage and self.windows is not None:
+            self.windows.add(group, message)
 
     def count_update(self, name: str, message: WorkerStatistics, members: Mapping[str, Member]) -> None:
         """Count an update of trainer `name`. Several trainers share the environment:
@@ -268,15 +270,15 @@ class Progress:
             "episodes": self.episodes,
         }
         record |= {k: float(v) for k, v in counters.items()}
-        if self.reached is not None:
-            record |= self.reached.metrics()
+        if self.windows is not None:
+            record |= self.windows.metrics()
         if self.stages:
             record["curriculum/stage"] = float(self.stage + 1)
-        record |= {f"environment/{k}": v for k, v in summary(self.told.take()).items()}
+        record |= {f"environment/{k}": v for k, v in summary(self.environment_statistics.take()).items()}
         record["time/seconds"] = self.seconds
         record["time/steps_per_second"] = self.steps / max(self.seconds, 1e-9)
         for worker, member in members.items():
-            record.update({f"time/{worker}/{k}": v for k, v in member.told.items()})
+            record.update({f"time/{worker}/{k}": v for k, v in member.statistics.items()})
             member.recorded = True
         self.recorded = True
         return record

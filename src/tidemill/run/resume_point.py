@@ -33,9 +33,9 @@ class ResumePoint:
         """Return that of the run in `folder`. Damaged checkpoints are renamed, so that
         they are never counted again."""
         progress, name, unfinished = Progress(), "", False
-        kept = {}
+        checkpoint_episodes = {}
         with suppress(OSError):  # none: the run was killed early
-            kept = read_saved_episodes(read_plain(folder.path / EPISODES))
+            checkpoint_episodes = read_saved_episodes(read_plain(folder.path / EPISODES))
         for policy in experiment.trained():
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
@@ -54,8 +54,10 @@ class ResumePoint:
                 progress.updates = max(progress.updates, int(facts["updates"]))
                 progress.dropped += int(facts["dropped"])
                 progress.seconds = max(progress.seconds, float(facts["seconds"]))
-                progress.kept[policy] = [
-                    point for point in kept.get(policy, ()) if point.updates <= int(facts["updates"])
+                progress.checkpoint_episodes[policy] = [
+                    point
+                    for point in checkpoint_episodes.get(policy, ())
+                    if point.updates <= int(facts["updates"])
                 ]
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise CheckpointError(
@@ -67,7 +69,10 @@ class ResumePoint:
                 unfinished or "iteration_end" in facts or "finishing" in facts or bool(facts.get("owed"))
             )
         # begun by an update that has its line
-        stage = max((point.stage + 1 for points in progress.kept.values() for point in points), default=1)
+        stage = max(
+            (point.stage + 1 for points in progress.checkpoint_episodes.values() for point in points),
+            default=1,
+        )
         with suppress(RunError):  # no metrics: the run ended before its first update
             for record in each_record(folder.path):
                 if record.get("step", 0) <= progress.steps and record.get("update", 0) <= progress.updates:

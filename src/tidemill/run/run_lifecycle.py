@@ -52,7 +52,7 @@ class RunLifecycle:
         self._noticed = 0  # how many notices were shown
         self._planned = False  # the memory plan was written
         # lost: nothing is there that is worth keeping, but for what is called kept
-        self._lost, self._kept = resumed is None, ""
+        self._lost, self._discard_except = resumed is None, ""
 
     def lead(self, job: Job, launcher: Launcher, interrupts: Interrupts) -> dict[str, Any]:
         """Lead the run to its end, let others have the folder, and return the summary.
@@ -61,7 +61,7 @@ class RunLifecycle:
         folder, resumed, view = self._folder, self._resumed, self._view
         (folder.path / SUMMARY).unlink(missing_ok=True)
         with ExitStack() as stack:
-            stack.callback(lambda: folder.discard(self._kept) if self._lost else folder.unlock())
+            stack.callback(lambda: folder.discard(self._discard_except) if self._lost else folder.unlock())
             metrics = stack.enter_context(closing(MetricsWriter(self._logged(job.experiment), self._sinks)))
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
 
@@ -71,7 +71,7 @@ class RunLifecycle:
                     self._on_update(dict(values), RunControl(controller, metrics.write))
 
             controller = Controller(job, launcher, record, self._watch, interrupts, resumed)
-            controller.notices += _told_of_returns(job.experiment)
+            controller.notices += _returns_notice(job.experiment)
             error: BaseException | None = None
             try:
                 with unawaited_output(), view or nullcontext():
@@ -92,7 +92,7 @@ class RunLifecycle:
             summary = _summary(controller.progress, status, reason)
             failed_first = error is not None and not controller.progress.updates
             self._lost = resumed is None and (failed_first or not controller.began)
-            self._kept = LOGS if controller.began else ""
+            self._discard_except = LOGS if controller.began else ""
             error = self._write_down(controller, summary, error)
         if status == "completed" and job.experiment.trained() and not controller.progress.updates:
             controller.notices.append(
@@ -133,10 +133,10 @@ class RunLifecycle:
                 self._view.close()  # the terminal is somebody else's
 
     def _keep_episodes(self, progress: Progress) -> None:
-        if progress.to_keep:
-            progress.to_keep = False
+        if progress.unsaved:
+            progress.unsaved = False
             with suppress(OSError):  # a full disk does not stop training
-                self._folder.write(EPISODES, progress.kept)
+                self._folder.write(EPISODES, progress.checkpoint_episodes)
 
     def _show_notices(self, controller: Controller) -> None:
         """Print the notices that are new: above the live view where there is one."""
@@ -198,7 +198,7 @@ class RunLifecycle:
 
     def _cure(self, controller: Controller) -> str:
         path = as_typed(self._folder.path)
-        kept = self._folder.has_checkpoints(controller.job.experiment.trained())
+        checkpoint_episodes = self._folder.has_checkpoints(controller.job.experiment.trained())
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"
             if controller.tracebacks and (self._folder.path / TRACEBACKS).is_file()
@@ -206,7 +206,7 @@ class RunLifecycle:
         )
         return where + (
             f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}"
-            if kept
+            if checkpoint_episodes
             else ""
         )
 
@@ -232,7 +232,7 @@ def never_began(reason: str) -> dict[str, Any]:
     return _summary(Progress(), "interrupted", reason)
 
 
-def _told_of_returns(experiment: Experiment) -> list[str]:
+def _returns_notice(experiment: Experiment) -> list[str]:
     """Say what the returns are of that may end the run, where that is not plain."""
     limits = experiment.limits
     played = [config for config in experiment.groups(ActorConfig).values() if config.plays()]

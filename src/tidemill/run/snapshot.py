@@ -155,7 +155,7 @@ def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
     told, config = controller.progress.limiters[trainer], controller.members[trainer].config
     assert isinstance(config, ReplayTrainer)
     actors = [
-        m.told
+        m.statistics
         for m in controller.members.values()
         if isinstance(m.config, ActorConfig) and any(config.samples in a.streams for a in m.config.agents)
     ]

@@ -532,7 +532,7 @@ class ParameterDatabase:
         # Python's own errors, of text that is none, have no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return _held(self._index)
+            return _locked_error(self._index)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged(error)
         if code in (
@@ -645,13 +645,13 @@ def _lock(descriptor: int, folder: Path) -> None:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if monotonic() > deadline:
-                raise _held(folder) from None
+                raise _locked_error(folder) from None
             sleep(0.005)
         except OSError:
             return  # a network share without such locks: nothing keeps two writers of a policy apart there
 
 
-def _held(path: Path) -> DeadlineError:
+def _locked_error(path: Path) -> DeadlineError:
     """Return the error of a lock that was not freed in time."""
     holders: list[str] = []
     try:

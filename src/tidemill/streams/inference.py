@@ -50,7 +50,7 @@ until it is answered."""
 
 
 @dataclass
-class _Held:
+class _TakenAnswer:
     """An answer slot that was taken. It goes back when it is done with, and so are all
     that were taken before it."""
 
@@ -78,9 +78,9 @@ class ChannelInferenceClient(InferenceClient):
         requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), _SLOTS * in_flight)
         self._posted: dict[int, _Asked] = {}  # number → to be sent
         self._pending: dict[int, _Asked] = {}  # number → sent and not yet answered
-        self._arrived: dict[int, _Held] = {}
-        self._held: deque[_Held] = deque()  # in the order in which they were taken
-        self._reading: list[_Held] = []  # those that the next post gives back
+        self._arrived: dict[int, _TakenAnswer] = {}
+        self._held: deque[_TakenAnswer] = deque()  # in the order in which they were taken
+        self._reading: list[_TakenAnswer] = []  # those that the next post gives back
         self._number = 0
 
     @property
@@ -131,12 +131,12 @@ class ChannelInferenceClient(InferenceClient):
         while self._answers.attach() and (slot := self._answers.take()) is not None:
             number, rows, version, policy = slot[_HEADER].tolist()
             if number not in self._pending:
-                held = _Held(done=True)  # late or repeated: nobody waits for it
+                held = _TakenAnswer(done=True)  # late or repeated: nobody waits for it
             elif (asked := rows_of(self._pending.pop(number)[0])) != rows:
                 raise SchemaError(f"request {number} of {asked} rows was answered with {rows}")
             else:
                 self._posted.pop(number, None)  # no need to ask again
-                held = self._arrived[number] = _Held(
+                held = self._arrived[number] = _TakenAnswer(
                     Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy)
                 )
             self._held.append(held)

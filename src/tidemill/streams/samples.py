@@ -105,7 +105,7 @@ class ChannelSampleConsumer(SampleConsumer):
         self._burn_in, self._bootstrap, self._cut = burn_in, bootstrap, cut
         self._next = 0
         self._attached = False  # all of them
-        self._held: deque[Consumer] = deque()
+        self._taken: deque[Consumer] = deque()
 
     def offered(self) -> list[Offered] | None:
         self._attached = self._attached or all(channel.attach() for channel in self._channels)
@@ -119,7 +119,7 @@ class ChannelSampleConsumer(SampleConsumer):
             number, channel = self._next, self._channels[self._next]
             self._next = (number + 1) % len(self._channels)
             if (self._attached or channel.attach()) and (views := channel.take()) is not None:
-                self._held.append(channel)
+                self._taken.append(channel)
                 if self._cut:
                     rows = int((views["done"] | views["truncated"])[:, 0].argmax()) + 1
                     views = {name: array[:rows] for name, array in views.items()}
@@ -129,4 +129,4 @@ class ChannelSampleConsumer(SampleConsumer):
         return None
 
     def release(self) -> None:
-        self._held.popleft().release()
+        self._taken.popleft().release()

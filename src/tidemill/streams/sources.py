@@ -22,7 +22,7 @@ from tidemill.store.query import Query
 from tidemill.streams.parameters import ParameterSubscriber, Subscription
 
 LOOK = 0.25  # seconds for which what is known of the database is taken to be true
-KEPT = 16  # versions whose arrays are kept, so that drawing one again reads no file
+CACHED_VERSIONS = 16  # versions whose arrays are kept, so that drawing one again reads no file
 ATTEMPTS = 8  # versions that are drawn at once, each collected before it could be read
 _CURE = "such a file is written by tidemill params RUN export VERSION FILE"
 
@@ -199,7 +199,7 @@ class DrawnParameters(Subscription):
             self._loaded.move_to_end(version)
         else:
             self._loaded[version], _ = self._database.load(self._name, version)
-            while len(self._loaded) > KEPT:
+            while len(self._loaded) > CACHED_VERSIONS:
                 self._loaded.popitem(last=False)
         return self._loaded[version]
 

@@ -47,7 +47,7 @@ class Played:
     episode: int
     ret: float
     length: int
-    said: Numbers
+    info: Numbers
 
 
 class Player:
@@ -117,7 +117,7 @@ class Player:
         played = []
         for number, (seats, tick) in enumerate(zip(self._seats, self._ticks, strict=True)):
             finished = seats.end(tick)
-            infos = environment.said(number, [seat for seat, _, _ in finished]) if finished else ()
+            infos = environment.episode_infos(number, [seat for seat, _, _ in finished]) if finished else ()
             for (seat, ret, length), info in zip(finished, infos, strict=True):
                 lane = seat // seats.agents
                 played.append(
@@ -463,7 +463,7 @@ def _summarise(agents: str, policy: LoadedPolicy, played: list[Played], seed: in
         length_max=int(lengths.max()),
         returns=returns.tolist(),
         lengths=lengths.tolist(),
-        info=means([p.said for p in played]),
+        info=means([p.info for p in played]),
     )
 
 

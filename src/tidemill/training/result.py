@@ -46,18 +46,18 @@ class Summary(Mapping[str, Any]):
     voided: int | None = None
     stage: str | None = None
 
-    def _said(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: v for name, v in values.items() if v is not None or name == "mean_return"}
 
     def __getitem__(self, name: str) -> Any:
-        return self._said()[name]
+        return self._values()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._said())
+        return iter(self._values())
 
     def __len__(self) -> int:
-        return len(self._said())
+        return len(self._values())
 
 
 @dataclass(frozen=True)

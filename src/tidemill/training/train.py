@@ -129,15 +129,15 @@ def _train(
         stack.callback(folder.discard)
         try:
             with interrupts.at_once():
-                arranged = lay_out(experiment, known, layout, fixed, launcher.processes)
+                laid_out = lay_out(experiment, known, layout, fixed, launcher.processes)
         except BrokenOff:
             return _result(folder, never_began(signal_name(interrupts.first)))
-        experiment = arranged.experiment
+        experiment = laid_out.experiment
         experiment.check()
         _check_processes(launcher, experiment)
         if not quiet:
-            for told in filter(None, (arranged.told, *(f"note: {remark}" for remark in remarks(experiment)))):
-                Console().print(Text(told), soft_wrap=True)
+            for line in filter(None, (laid_out.note, *(f"note: {remark}" for remark in remarks(experiment)))):
+                Console().print(Text(line), soft_wrap=True)
         try:
             folder.write_experiment(experiment, known)
             folder.write(LAUNCHER, _launched(launch, log))
@@ -146,9 +146,9 @@ def _train(
                 f"run folder {folder.path} cannot be written: {why(error)}; free the disk, or name another "
                 "with --run-dir"
             ) from None
-        if arranged.told:
+        if laid_out.note:
             with suppress(OSError):  # a full disk does not stop training
-                folder.write(LAYOUT, arranged.plain())
+                folder.write(LAYOUT, laid_out.plain())
         stack.pop_all()  # from now on its life says what is kept
         job = Job(experiment, str(known) if known else None, str(folder.path.resolve()))
         life = RunLifecycle(folder, None, quiet, sinks, on_update)

@@ -173,9 +173,11 @@ class ActorWorker(Worker):
             agent.episodes.clear()
         for spec, episodes in by_spec.items():
             for stage in {stage for _, _, stage, _ in episodes}:
-                returns, lengths, _, said = zip(*(each for each in episodes if each[2] == stage), strict=True)
+                returns, lengths, _, infos = zip(
+                    *(each for each in episodes if each[2] == stage), strict=True
+                )
                 self.report(
-                    Episodes(spec, stage, list(returns), list(lengths), list(said) if any(said) else [])
+                    Episodes(spec, stage, list(returns), list(lengths), list(infos) if any(infos) else [])
                 )
 
     def _on_exit(self) -> None:

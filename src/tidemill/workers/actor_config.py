@@ -26,10 +26,10 @@ PLAYED = ("policy", "inference", "samples", "frame_stack")
 """What actors of a replay memory say of the one agent that is played, as a spec does."""
 
 
-_NOT_KEPT = "without samples: no rows are kept"
+_NO_ROWS = "without samples: no rows are kept"
 
 
-def _kept(spec: Any) -> bool:
+def _has_rows(spec: Any) -> bool:
     return bool(spec.samples)
 
 
@@ -153,16 +153,16 @@ class AgentSpec(PlayerSpec):
         rows, e.g. (`GAE`(),)
     """
 
-    mode: str = acting("fixed", _kept, _NOT_KEPT)
+    mode: str = acting("fixed", _has_rows, _NO_ROWS)
     sample_steps: int = acting(
         128,
-        lambda spec: _kept(spec) and "sample_steps" in spec.writer().settings,
+        lambda spec: _has_rows(spec) and "sample_steps" in spec.writer().settings,
         'without samples of a fixed length, those of mode = "fixed" and "after_done"',
     )
-    burn_in: int = acting(0, _kept, _NOT_KEPT)
-    bootstrap: int = acting(1, _kept, _NOT_KEPT)
-    padded: bool = acting(False, _kept, _NOT_KEPT)
-    post: tuple[PostProcessor, ...] = acting((), _kept, _NOT_KEPT)
+    burn_in: int = acting(0, _has_rows, _NO_ROWS)
+    bootstrap: int = acting(1, _has_rows, _NO_ROWS)
+    padded: bool = acting(False, _has_rows, _NO_ROWS)
+    post: tuple[PostProcessor, ...] = acting((), _has_rows, _NO_ROWS)
 
     def __post_init__(self) -> None:
         if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:

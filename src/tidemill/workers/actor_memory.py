@@ -5,7 +5,7 @@ from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import schema_of_space
 from tidemill.core.errors import ConfigError
-from tidemill.core.memory import Need, available, check_memory, give_back, held
+from tidemill.core.memory import Need, available, check_memory, give_back, resident_bytes
 from tidemill.core.schema import layout
 from tidemill.streams.inference import memory_need
 from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
@@ -130,7 +130,7 @@ def check_lanes(context: Context, config: ActorConfig, seed: int) -> None:
         try:
             if not marks:
                 check_rows(context, config, environment)
-            marks.append((lanes, held()[0]))
+            marks.append((lanes, resident_bytes()[0]))
         finally:
             environment.close()
             del environment

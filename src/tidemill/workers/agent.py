@@ -70,7 +70,7 @@ class Agent:
             "version",
             "policy",
         }
-        self._said = episode_info.FIELD in schema
+        self._packs_info = episode_info.FIELD in schema
         cleared = [n for n in schema if n == "reward" or (n.startswith("info") and n != episode_info.FIELD)]
         self._cleared = cleared  # what a row has only once its action was done
         self._answer_names = [
@@ -355,7 +355,7 @@ class Agent:
                 [o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others]
             )
         heard = self.hear(seats.tolist())
-        for place, numbers in enumerate(heard) if self._said else ():
+        for place, numbers in enumerate(heard) if self._packs_info else ():
             block[episode_info.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = (
                 episode_info.pack(numbers)
             )

@@ -3,7 +3,7 @@ success, score, terms of the reward, costs.
 
 Only numbers are taken (but for those whose names say that they are secrets), those of
 nested mappings as ``PART/NAME``, and only at an episode's end: steps in between cost
-nothing. Evaluations get them in the rows of their episodes, packed into `SAID`.
+nothing. Evaluations get them in the rows of their episodes, packed into `PACKED_INFO`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,8 +30,8 @@ DEEPEST = 3
 """Mappings within one another that are looked into."""
 NONE: Numbers = {}
 
-FIELD = "info.said"
-SAID = Field((2 + MOST * (LONGEST + 11) + 3,), "uint8")
+FIELD = "info.packed"
+PACKED_INFO = Field((2 + MOST * (LONGEST + 11) + 3,), "uint8")
 """The field of a row that holds the numbers: how many bytes, and these."""
 _PLAIN = frozenset({bool, int, float})
 # they are of somebody else, or of the step
@@ -102,8 +102,8 @@ def name_of(text: str) -> str:
 
 
 def pack(numbers: Numbers) -> NDArray[np.uint8]:
-    """Return numbers as the value of `SAID`."""
-    value = np.zeros(SAID.shape, np.uint8)
+    """Return numbers as the value of `PACKED_INFO`."""
+    value = np.zeros(PACKED_INFO.shape, np.uint8)
     if numbers:
         data = msgspec.msgpack.encode(numbers)
         value[:2] = divmod(len(data), 256)
@@ -117,15 +117,15 @@ def unpack(value: NDArray[np.uint8]) -> Numbers:
     return msgspec.msgpack.decode(value[2 : 2 + size].tobytes(), type=dict[str, float]) if size else NONE
 
 
-def means(said: Iterable[Numbers]) -> dict[str, float]:
+def means(infos: Iterable[Numbers]) -> dict[str, float]:
     """Return the mean of each number over the episodes that said it."""
-    return {name: sum(values) / len(values) for name, values in by_name(said).items()}
+    return {name: sum(values) / len(values) for name, values in by_name(infos).items()}
 
 
-def by_name(said: Iterable[Numbers]) -> dict[str, list[float]]:
+def by_name(infos: Iterable[Numbers]) -> dict[str, list[float]]:
     """Return what episodes said, by name."""
     found: dict[str, list[float]] = {}
-    for numbers in said:
+    for numbers in infos:
         for name, number in numbers.items():
             found.setdefault(name, []).append(number)
     return found

@@ -197,7 +197,7 @@ class EvaluationWorker(Worker):
         self._played: Counter[tuple[int, int]] = Counter()  # games of the frozen version by (channel, seat)
         self._returns: list[float] = []
         self._lengths: list[float] = []
-        self._said: list[Numbers] = []
+        self._infos: list[Numbers] = []
         self._against: dict[int, list[float]] = {}  # scores of the frozen version, by the opponent's
         self._ratings: dict[int, float] = {}  # by version, of collected ones, too
         self._discarded = 0
@@ -258,7 +258,7 @@ class EvaluationWorker(Worker):
             return
         (self._frozen,), self._last = newest, newest[0].version
         self._played.clear()
-        self._returns, self._lengths, self._said, self._against = [], [], [], {}
+        self._returns, self._lengths, self._infos, self._against = [], [], [], {}
         self.context.endpoints.bell.ring()  # what lies in the stream was announced long ago
 
     def _count(self, sample: Sample) -> int:
@@ -273,7 +273,7 @@ class EvaluationWorker(Worker):
             sample[name][ends].tolist() if name in sample else [[]] * len(ends[0])
             for name in ("others.version", "others.policy")
         ]
-        for first, last, seat, reached, length, said, others, policies in zip(*rows, strict=True):
+        for first, last, seat, reached, length, info, others, policies in zip(*rows, strict=True):
             key = sample.channel, seat
             if not first == last == frozen.version:
                 self._discarded += 1
@@ -281,7 +281,7 @@ class EvaluationWorker(Worker):
                 self._played[key] += 1
                 self._returns.append(reached)
                 self._lengths.append(length)
-                self._said.append(unpack(said))
+                self._infos.append(unpack(info))
                 for version, policy in zip(others, policies, strict=True):
                     if policy == self._policy_index and version >= 0:
                         self._against.setdefault(version, []).append(self._score(reached))
@@ -322,7 +322,7 @@ class EvaluationWorker(Worker):
         config, frozen = self._config, self._frozen
         assert frozen is not None
         results: dict[str, list[float]] = {"return": self._returns, "length": self._lengths}
-        results |= {f"info/{name}": values for name, values in by_name(self._said).items()}
+        results |= {f"info/{name}": values for name, values in by_name(self._infos).items()}
         won: dict[str, float] = {}
         if config.drawn is not None:
             results["win_rate"] = [self._score(reached) for reached in self._returns]
@@ -346,7 +346,7 @@ class EvaluationWorker(Worker):
             "version": float(frozen.version),
             "games": float(reached.count),
             "discarded": float(self._discarded),
-            **{f"info/{name}": mean for name, mean in means(self._said).items()},
+            **{f"info/{name}": mean for name, mean in means(self._infos).items()},
             **won,
         }
         self.report(

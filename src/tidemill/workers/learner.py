@@ -79,7 +79,7 @@ class Learner:
         self._report, self._alive, self._extras = report, alive, extras
         self.counters = Counters()
         self.returns = TrainingReturns()
-        self.peers = EqualTrainers(clock)
+        self.equal_trainers = EqualTrainers(clock)
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._saved = -1, -1  # updates and steps at the newest checkpoint
         self._last_save = self._counted_at = 0.0
@@ -154,7 +154,7 @@ class Learner:
         else:
             self.algorithm = self._build_algorithm()
             self.policy.version = 0
-        self.peers = EqualTrainers.of(context, config, self.algorithm, self._clock)
+        self.equal_trainers = EqualTrainers.of(context, config, self.algorithm, self._clock)
         edges = context.edges(f"parameters/{config.policy}/")
         if edges:
             self._publisher = ParameterPublisher(context.endpoints.writer(edges[0].name), self.policy)
@@ -162,7 +162,7 @@ class Learner:
         self._open_versions()
         weights = sum(array.nbytes for array in self.policy.parameters().values())
         own_needs = [Need("parameters", 3 * weights)] if edges else []
-        return [*own_needs, *self.peers.needs(self.algorithm, weights)]
+        return [*own_needs, *self.equal_trainers.needs(self.algorithm, weights)]
 
     def _build_algorithm(self) -> Algorithm:
         """Return the algorithm, as it is set now. After each adoption it draws other
@@ -280,7 +280,7 @@ class Learner:
 
     def report_update(self, metrics: dict[str, float], polls: int) -> None:
         """Report what updates have returned, in poll number `polls`."""
-        if not self.peers.first:
+        if not self.equal_trainers.first:
             return
         counters = self.counters
         told = {name: float(getattr(counters, name)) for name in COUNTED}
@@ -300,11 +300,11 @@ class Learner:
         Where it cannot be written only the `final` one raises."""
         self._last_save = awake()
         now = self.counters.updates, self.counters.steps
-        if not self.peers.first or self._folder is None or (self._saved == now and not again):
+        if not self.equal_trainers.first or self._folder is None or (self._saved == now and not again):
             return
         config = self._config
         self._report(Saving(config.policy, self.counters.updates))
-        (policy, algorithm), extras = self.peers.state(self.algorithm, self.policy), self._extras()
+        (policy, algorithm), extras = self.equal_trainers.state(self.algorithm, self.policy), self._extras()
         facts = {
             **vars(self.counters),
             "policy": config.policy,
@@ -339,12 +339,12 @@ class Learner:
         self._versions = VersionWriter(
             folder, config.policy, config.database_seconds, config.database_versions, text, self.notice
         )
-        if self.peers.first:
+        if self.equal_trainers.first:
             self._versions.begin(self.policy, self.metadata())
 
     def look_at_versions(self) -> None:
         """Push a version into the parameter database when it is time."""
-        if self._versions is not None and self.peers.first:
+        if self._versions is not None and self.equal_trainers.first:
             self._versions.look(self.policy, self.metadata())
 
     def metadata(self) -> dict[str, float]:
@@ -362,7 +362,7 @@ class Learner:
     def end(self) -> None:
         """Write the last checkpoint and push the last version."""
         self.save(final=True)
-        if self._versions is not None and self.peers.first:
+        if self._versions is not None and self.equal_trainers.first:
             self._versions.end(self.policy, self.metadata())
 
     def close(self) -> None:

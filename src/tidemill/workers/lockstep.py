@@ -131,7 +131,7 @@ class LockstepColumns(Columns):
         start = np.maximum(length - spec.burn_in - spec.bootstrap, 0)
         stay = np.arange(int((position - start).max()))[:, None]
         for array in self.arrays.values():
-            array[: len(stay)] = array[np.minimum(start + stay, self._kept - 1), seats]
+            array[: len(stay)] = array[np.minimum(start + stay, self._private_rows - 1), seats]
         position -= start
         self._terms.samples.commit()
         self._terms.on_sent()

@@ -215,14 +215,14 @@ class PolicyWorker(Worker):
         super().__init__(context)
         self._config = config
         self._threads: list[MappingThread] = []
-        self._turns: deque[_Served] = deque()  # the next policy to be served is the first
+        self._service_order: deque[_Served] = deque()  # the next policy to be served is the first
         self._newest: _Batch | None = None  # threaded: what was gathered last, and may still wait
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         sets = 4 if config.threaded else 1  # one batch is gathered, one waits, one is computed, one answered
         asked = {edge.name.rpartition("/")[2] for edge in context.edges(f"requests/{config.stream}/")}
-        self._turns.extend(
+        self._service_order.extend(
             _Served(context, config, name, facts.spaces[name], sets)
             for name in config.policies
             if name in asked
@@ -263,9 +263,9 @@ class PolicyWorker(Worker):
 
     def _next_requests(self) -> tuple[_Served, list[Requests]]:
         """Return the requests of the next policy, in turn, that has some."""
-        for _ in range(len(self._turns)):
-            served = self._turns[0]
-            self._turns.rotate(-1)
+        for _ in range(len(self._service_order)):
+            served = self._service_order[0]
+            self._service_order.rotate(-1)
             if requests := served.poll():
                 break
         return served, requests
@@ -292,8 +292,8 @@ class PolicyWorker(Worker):
 
     def _stats(self) -> dict[str, float]:
         return {
-            "rows_per_batch": sum(s.rows_answered for s in self._turns)
-            / max(sum(s.batches_answered for s in self._turns), 1)
+            "rows_per_batch": sum(s.rows_answered for s in self._service_order)
+            / max(sum(s.batches_answered for s in self._service_order), 1)
         }
 
     def _close(self) -> None:

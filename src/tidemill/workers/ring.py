@@ -56,7 +56,7 @@ class EnvTarget:
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
 
     def _hear(self, group: int, seats: Sequence[int]) -> list[Numbers]:
-        return [self._listener.numbers(info) for info in self._environment.said(group, seats)]
+        return [self._listener.numbers(info) for info in self._environment.episode_infos(group, seats)]
 
     def all_done(self) -> bool:
         """True when every lane is finished and none of its seats waits for an answer: the

@@ -30,7 +30,7 @@ class TrainerWorker(Worker):
         self._config = config
         self.learner = Learner(context, config, self.clock, self.report, self._beat)
         self._batch_steps = 0  # of the last update
-        self._life = self._train()
+        self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
 
     def _configure(self, facts: Facts) -> Facts:
@@ -55,7 +55,7 @@ class TrainerWorker(Worker):
     def exit(self, reason: str = "") -> None:
         """See `Worker.exit`. Equal trainers end together, before the next update that one
         of them would begin."""
-        if not self.learner.peers.others or self.state not in (State.RUNNING, State.PAUSED):
+        if not self.learner.equal_trainers.others or self.state not in (State.RUNNING, State.PAUSED):
             super().exit(reason)
         elif self._reason is None:
             self._end(reason)
@@ -64,12 +64,12 @@ class TrainerWorker(Worker):
 
     def _end(self, reason: str) -> None:
         self._reason = reason
-        self.learner.peers.begin_to_end()
+        self.learner.equal_trainers.begin_to_end()
 
     def _poll(self) -> PollResult:
-        result, learner = next(self._life), self.learner
-        if self._reason is not None and learner.peers.missing() and not self.ended:
-            learner.peers.leave(learner.algorithm, learner.policy, learner.counters.updates)
+        result, learner = next(self._loop), self.learner
+        if self._reason is not None and learner.equal_trainers.missing() and not self.ended:
+            learner.equal_trainers.leave(learner.algorithm, learner.policy, learner.counters.updates)
             super().exit(self._reason)
         return result
 
@@ -87,7 +87,7 @@ class TrainerWorker(Worker):
                     yield PollResult()
             batch = taken or ()
             counts, self._buffer.counts = self._buffer.counts, SampleCounts()
-            agreed = yield from learner.peers.agree(self._reason is not None, batch, counts)
+            agreed = yield from learner.equal_trainers.agree(self._reason is not None, batch, counts)
             counters.add(agreed)
             if agreed.ending:
                 break
@@ -98,7 +98,7 @@ class TrainerWorker(Worker):
             lags = learner.lags(batch)
             learner.returns.add(held.sample for held in batch if not held.uses)
             left = self.clock.enter("train")
-            metrics = yield from learner.peers.update(
+            metrics = yield from learner.equal_trainers.update(
                 learner.algorithm, learner.policy, [held.sample for held in batch], learner.progress()
             )
             self.clock.enter(left)
@@ -110,7 +110,7 @@ class TrainerWorker(Worker):
             if self._config.max_policy_lag == 0:
                 # Then all have published: whoever gets a sample back finds the new
                 # version, whichever trainer it asks.
-                yield from learner.peers.sum(np.zeros(1))
+                yield from learner.equal_trainers.sum(np.zeros(1))
             self._buffer.release()
             learner.count_time()
             learner.report_update({**metrics, **lags}, self.polls)

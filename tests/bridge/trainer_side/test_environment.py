@@ -315,12 +315,12 @@ def test_statistics_are_kept_until_they_are_taken():
 
 def test_statistics_that_come_with_an_episode_s_end_are_what_was_said_of_it():
     with Played(simulator("telling"), 2) as played:
-        said = []
+        infos = []
         for t in range(9):
             (tick,) = played.tick()
             assert tick.done.tolist() == [t % 3 == 2] * 2
-            said += played.environment.said(0, [0, 1]) if tick.done.any() else []
-        assert said == [{"score": 10 * t + 1} for t in (2, 5, 8) for _ in range(2)]
+            infos += played.environment.episode_infos(0, [0, 1]) if tick.done.any() else []
+        assert infos == [{"score": 10 * t + 1} for t in (2, 5, 8) for _ in range(2)]
         assert played.environment.statistics()["score"][2] >= 2 * 2 * 9  # and all of them are metrics
 
 

@@ -61,7 +61,7 @@ class RecordedSimulator(Simulator):
     ) -> None:
         self._tap = _Tap(more.pop("channels", None))
         self._actions: dict[str, ActionTuple] = {}
-        self._said = STEP
+        self._command = STEP
         self._seen: set[str] = set()
         program = arguments[0] if arguments and str(arguments[0]).endswith((".py", ".exe")) else path
         self._writer = RecordingWriter(Path(out), layout, Path(program).name if program else "", replace)
@@ -90,24 +90,24 @@ class RecordedSimulator(Simulator):
     def begin(self, command: int = STEP) -> None:
         """See `Simulator.begin`."""
         super().begin(command)
-        self._said = command
+        self._command = command
 
     def finish(self) -> None:
         """See `Simulator.finish`."""
         super().finish()
         sent, came = self._tap.take()
         actions, specs = {}, self.behavior_specs
-        if self._said == STEP:
+        if self._command == STEP:
             actions = {name: _packed(action) for name, action in self._actions.items()}
-        if self._said != QUERY:
+        if self._command != QUERY:
             self._actions = {}
         new = tuple(group_spec(name, spec) for name, spec in specs.items() if name not in self._seen)
         self._seen |= specs.keys()
-        steps = {} if self._said == QUERY else {name: self.get_steps(name) for name in specs}
+        steps = {} if self._command == QUERY else {name: self.get_steps(name) for name in specs}
         rows = {
             name: (rows_of(decisions), rows_of(terminals)) for name, (decisions, terminals) in steps.items()
         }
-        self._writer.add(Exchange(self._said, sent, actions, came, new, rows))
+        self._writer.add(Exchange(self._command, sent, actions, came, new, rows))
 
     def close(self, *arguments: Any) -> None:
         """See `Simulator.close`."""

@@ -47,7 +47,7 @@ def shared_folder() -> Path:
         ) from None
 
 
-def _told(folder: Path, error: OSError) -> str:
+def _file_error(folder: Path, error: OSError) -> str:
     """Return why nothing can be made in a folder, and what to do."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         cure = (
@@ -73,7 +73,9 @@ def create_file(path: Path, size: int) -> mmap.mmap:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, _NEW, 0o600)
     except OSError as error:
-        raise SimulatorError(f"the memory file {path} cannot be made: {_told(path.parent, error)}") from None
+        raise SimulatorError(
+            f"the memory file {path} cannot be made: {_file_error(path.parent, error)}"
+        ) from None
     try:
         if hasattr(os, "posix_fallocate"):
             # where memory is short, an error here and not a crash at the first write
@@ -84,7 +86,7 @@ def create_file(path: Path, size: int) -> mmap.mmap:
     except OSError as error:
         path.unlink()
         raise SimulatorError(
-            f"no room for {size} bytes in {path.parent}: {_told(path.parent, error)}"
+            f"no room for {size} bytes in {path.parent}: {_file_error(path.parent, error)}"
         ) from None
     finally:
         os.close(descriptor)
@@ -126,7 +128,7 @@ class Lock:
             raise
         except OSError as error:
             self.release()
-            raise SimulatorError(f"{path} cannot be made: {_told(path.parent, error)}") from None
+            raise SimulatorError(f"{path} cannot be made: {_file_error(path.parent, error)}") from None
 
     def _make(self) -> bool:
         try:
@@ -243,7 +245,7 @@ class Rendezvous:
                 folder.mkdir(0o700)
             except OSError as error:
                 raise ConfigError(
-                    f"no folder for memory files can be made in {root}: {_told(root, error)}"
+                    f"no folder for memory files can be made in {root}: {_file_error(root, error)}"
                 ) from None
             try:
                 return cls(folder / "memory", folder)
@@ -262,7 +264,9 @@ class Rendezvous:
             path.parent.mkdir(parents=True, exist_ok=True)
             return cls(path, None)
         except OSError as error:
-            raise ConfigError(f"no memory file can be made at {path}: {_told(path.parent, error)}") from None
+            raise ConfigError(
+                f"no memory file can be made at {path}: {_file_error(path.parent, error)}"
+            ) from None
 
     def leave(self) -> None:
         """Remove all files."""

@@ -192,7 +192,7 @@ class Lane:
     resetting: the exchange under way begins episodes
     empty: exchanges in a row in which nobody asked for a decision
     known: how many groups it had when they were last looked at
-    said: the statistics that came with its last answer
+    newest_statistics: the statistics that came with its last answer
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Lane:
         self.parameters = EnvironmentParameters()
         self.statistics = Statistics()
         self._own, self._framing = channels, framing
-        self.tally, self.said = Tally(), dict[str, TallyEntry]()
+        self.tally, self.newest_statistics = Tally(), dict[str, TallyEntry]()
         self.crowds: list[LaneGroup] = []
         self.gone, self.resetting, self.empty, self.known = False, True, 0, 0
         self._simulator: Simulator | None = None
@@ -254,8 +254,8 @@ class Lane:
                 starting, self._starting = self._starting, None
                 self._simulator = starting.result()
             self.simulator.finish()
-            self.said = self.statistics.tally.take()
-            self.tally.merge(self.said)
+            self.newest_statistics = self.statistics.tally.take()
+            self.tally.merge(self.newest_statistics)
             return True
         except (SimulatorError, DeadlineError) as error:
             self.revive(error)
@@ -269,7 +269,7 @@ class Lane:
         if self._restarts <= 0 or isinstance(error, (ImageError, ChannelError)):
             raise EnvironmentFault(f"{self.name}: {error}") from error
         self._restarts -= 1
-        self.known, self.said = 0, {}
+        self.known, self.newest_statistics = 0, {}
         self.tally.add("simulator/restarts", 1.0, "sum")
         self.gone = self.gone or any(crowd.seats.taken.any() for crowd in self.crowds)
         self.resetting = True
@@ -456,10 +456,10 @@ class SimulatorLanes(Environment):
                 )
         lane.known = len(specs)
 
-    def said(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         """Return the statistics that the seats' simulators told in the exchange that
         ended these episodes."""
-        return [summary(self._lanes[seat // self._widths[group]].said) for seat in seats]
+        return [summary(self._lanes[seat // self._widths[group]].newest_statistics) for seat in seats]
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         for lane in self._lanes:

@@ -10,7 +10,7 @@ from tidemill.core.errors import EnvironmentFault
 Index = NDArray[np.intp]
 
 _NEVER = 1 << 40  # the number of the agent that has had a seat which nobody had
-_KEPT = 64  # lists of agents whose seats are kept
+_CACHED_LISTS = 64  # lists of agents whose seats are kept
 
 
 class Seats:
@@ -52,7 +52,7 @@ class Seats:
         """Keep what was found. False where an agent is among them twice."""
         if count_nonzero(self._mask(seats)) < len(ids):
             return False
-        if len(self._found) == _KEPT:
+        if len(self._found) == _CACHED_LISTS:
             self._found.clear()
         self._found[ids.tobytes()] = seats
         return True

@@ -48,6 +48,6 @@ class AfterDone(ClosedEpisodes):
             counter -= start
         seats = start.nonzero()[0]
         time = np.arange(self.position[seats].max())[:, None]
-        index = np.minimum(start[seats] + time, self._kept - 1)
+        index = np.minimum(start[seats] + time, self._private_rows - 1)
         for array in self.arrays.values():
             array[: len(time), seats] = array[index, seats]

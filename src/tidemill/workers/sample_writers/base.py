@@ -29,10 +29,10 @@ MOST_SLOTS = 4096  # of one channel, since both ends make arrays of each at the 
 
 
 class BlockSizes(NamedTuple):
-    """What an agent's rows take: `kept` rows of each seat in its own memory, and in each
-    stream `slots` slots of [rows, columns]."""
+    """What an agent's rows take: `private_rows` rows of each seat in its own memory, and
+    in each stream `slots` slots of [rows, columns]."""
 
-    kept: int
+    private_rows: int
     rows: int
     columns: int
     slots: int
@@ -92,7 +92,7 @@ class SampleWriter(ABC):
     @classmethod
     def own_rows(cls, spec: "PlayerSpec", need: BlockSizes, same_step: bool) -> int:
         """Return the rows of each seat that take memory of the agent's own."""
-        return need.kept
+        return need.private_rows
 
     @classmethod
     def sample_fields(cls, others: int) -> Mapping[str, Field]:
@@ -115,9 +115,9 @@ class Columns(SampleWriter):
     """Each seat at a row of its own, in memory of so many rows per seat."""
 
     def __init__(self, terms: WriterTerms) -> None:
-        self._terms, self._kept = terms, terms.need.kept
+        self._terms, self._private_rows = terms, terms.need.private_rows
         # since whole columns are read, of few seats at a time
-        by_seat = allocate(terms.schema, (terms.seats, self._kept))
+        by_seat = allocate(terms.schema, (terms.seats, self._private_rows))
         self.arrays = {name: array.swapaxes(0, 1) for name, array in by_seat.items()}
         fill({name: array[: terms.spec.burn_in] for name, array in self.arrays.items()})
         self.position = np.full(terms.seats, terms.spec.burn_in, np.intp)
@@ -129,7 +129,7 @@ class Columns(SampleWriter):
     def has_room(self) -> bool:
         if not self.send():
             return False
-        if self.position.max() + 1 + self._terms.same_step > self._kept:
+        if self.position.max() + 1 + self._terms.same_step > self._private_rows:
             raise EnvironmentFault(
                 f'an episode of the agents "{self._terms.spec.match}" goes on beyond the limit of its steps '
                 "that the environment promised; give it the limit that holds, or one that we keep "

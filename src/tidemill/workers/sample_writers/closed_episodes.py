@@ -27,7 +27,7 @@ class ClosedEpisodes(Columns):
         steps, columns = (time < length).nonzero()
         for post in self._terms.spec.post:
             episodes = {
-                name: self.arrays[name][np.minimum(begin + time, self._kept - 1), seats]
+                name: self.arrays[name][np.minimum(begin + time, self._private_rows - 1), seats]
                 for name in post.reads
             }
             fill(episodes, time >= length)

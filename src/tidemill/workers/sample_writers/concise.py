@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.core.schema import Arrays, Field
-from tidemill.workers.episode_info import FIELD, SAID
+from tidemill.workers.episode_info import FIELD, PACKED_INFO
 from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes
 from tidemill.workers.sample_writers.full import Full
 
@@ -24,7 +24,7 @@ class Concise(Full):
     """
 
     settings: ClassVar[Collection[str]] = ("deterministic",)
-    row_fields: ClassVar[Mapping[str, Field]] = {**ROW_FIELDS, FIELD: SAID}
+    row_fields: ClassVar[Mapping[str, Field]] = {**ROW_FIELDS, FIELD: PACKED_INFO}
     needs_limit = False
     by_seat = False
     trained = False

@@ -32,7 +32,7 @@ class AlignedBlock(SampleWriter):
     def own_rows(cls, spec: "PlayerSpec", need: BlockSizes, same_step: bool) -> int:
         # what is carried over from sample to sample, and in a tick; all of it where seats
         # get out of step
-        return spec.burn_in + spec.bootstrap + 1 + need.kept * same_step
+        return spec.burn_in + spec.bootstrap + 1 + need.private_rows * same_step
 
     def has_room(self) -> bool:
         if not self.arrays:
@@ -83,7 +83,7 @@ class FixedColumns(Columns):
                 return False
             for name, array in self.arrays.items():
                 self._slot.arrays[name][:, columns] = array[:rows, seats]
-                array[: self._kept - step, seats] = array[step:, seats]
+                array[: self._private_rows - step, seats] = array[step:, seats]
             position[seats] -= step
             self._slot.written(columns)
         return True
