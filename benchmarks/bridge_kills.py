@@ -24,7 +24,7 @@ import psutil
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, SimulatorEnvironment, Trainer
-from tidemill.bridge.protocol.files import Watch, shared_folder
+from tidemill.bridge.protocol.files import PeerWatch, shared_folder
 from tidemill.bridge.worlds import reach
 from tidemill.metrics.json_lines import read_metrics
 
@@ -51,7 +51,7 @@ def folders():
 
 def lives(folder):
     """Return whether whoever made a folder lives: it is somebody else's then."""
-    watch = Watch.find(folder / "memory.trainer")
+    watch = PeerWatch.find(folder / "memory.trainer")
     try:
         return watch is not None and watch.alive()
     finally:

@@ -15,7 +15,7 @@ from tidemill.core.secrets import HIDDEN, check_revealed, hide, hide_words, know
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.metrics.writer import MetricsWriter
 from tidemill.remote.rest_config import Rest, token_of
-from tidemill.workers.episode_info import Listener
+from tidemill.workers.episode_info import InfoReader
 
 SECRETS = (
     "token", "api_key", "X-Api-Key", "accessToken", "APIKey", "OPENAI_API_KEY", "password", "db_password",
@@ -173,7 +173,7 @@ def test_a_command_is_saved_without_its_secrets(words: list[str], wanted: list[s
 
 
 def test_no_secret_is_a_metric(tmp_path: Path) -> None:
-    assert Listener().numbers({"api_key": 123, "score": 1, "user": {"token": 4}, "has_key": True}) == {
+    assert InfoReader().numbers({"api_key": 123, "score": 1, "user": {"token": 4}, "has_key": True}) == {
         "score": 1.0,
         "has_key": 1.0,
     }

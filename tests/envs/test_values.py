@@ -239,7 +239,7 @@ def test_an_array_of_each_lane_s_own_is_not_copied_and_what_is_told_stays():
     for step in range(TICKS + 3):
         tick(driver, begin=step == 0)
         assert driver.ticks[0].observation["obs"].tolist() == [[env.number, step] for env in envs]
-    assert not environment.shared and not environment._sharing.active
+    assert not environment.shared and not environment._aliases.active
 
 
 def test_lists_of_each_lane_s_own_are_no_shared_array():
@@ -269,7 +269,7 @@ def test_agents_that_are_told_at_once_may_see_one_array_and_the_usual_mask_is_no
         tick(driver, begin=step == 0)
         seen = driver.ticks[0].observation["obs.observation" if masked else "obs"]
         assert seen.tolist() == [[env.env.number, step] for env in envs for _ in range(2)]
-    assert not environment.shared and not environment._sharing.active
+    assert not environment.shared and not environment._aliases.active
 
 
 def test_rewards_that_a_reset_of_some_lanes_overwrites_are_those_of_the_step():

@@ -55,7 +55,7 @@ from tidemill.layouts.layout import (
     layout_of,
     parse,
     promises,
-    why_given,
+    why_unchanged,
 )
 from tidemill.layouts.probe import measure_environment, read_answer, threads_serve
 from tidemill.presets import experiments as presets
@@ -318,7 +318,7 @@ def test_words() -> None:
 
 def test_what_the_user_says_is_left_alone() -> None:
     made = experiment()
-    assert why_given(made) == ""
+    assert why_unchanged(made) == ""
     free = [
         "workers.trainer.algorithm.epochs",
         "seed",
@@ -328,7 +328,7 @@ def test_what_the_user_says_is_left_alone() -> None:
         "workers.actor.environment",
         "workers.nobody.count",
     ]
-    assert why_given(made, free) == ""
+    assert why_unchanged(made, free) == ""
     for path in (
         "count",
         "one_core",
@@ -340,12 +340,12 @@ def test_what_the_user_says_is_left_alone() -> None:
         "environment.threads",
         "math_threads",
     ):
-        assert why_given(made, [*free, f"workers.actor.{path}"]) == f"workers.actor.{path} was set"
+        assert why_unchanged(made, [*free, f"workers.actor.{path}"]) == f"workers.actor.{path} was set"
     assert (
-        why_given(made, ["workers.trainer.count"])
-        and why_given(made, ["together"])
-        and why_given(made, ["workers"])
-        and why_given(made, ["workers.trainer"])
+        why_unchanged(made, ["workers.trainer.count"])
+        and why_unchanged(made, ["together"])
+        and why_unchanged(made, ["workers"])
+        and why_unchanged(made, ["workers.trainer"])
     )
 
     def changed(group: str, **values: Any) -> Experiment:
@@ -370,7 +370,7 @@ def test_what_the_user_says_is_left_alone() -> None:
         ),
         (made.replace(workers={**made.workers, "second": made.workers["actor"]}), "2 groups of Actors"),
     ):
-        assert why in why_given(other)
+        assert why in why_unchanged(other)
         assert lay_out(other, None).experiment == other and why in lay_out(other, None).note
 
 
@@ -379,10 +379,10 @@ def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(
 ) -> None:
     made = experiment(device="auto")
     monkeypatch.setattr(laying_out, "choose_device", lambda device, _: "cpu")
-    assert why_given(made) == ""
+    assert why_unchanged(made) == ""
     monkeypatch.setattr(laying_out, "choose_device", lambda device, _: "cuda:0")
-    assert why_given(made) == "workers.trainer.device is cuda:0"
-    assert why_given(experiment(device="cuda")) == "workers.trainer.device is cuda"
+    assert why_unchanged(made) == "workers.trainer.device is cuda:0"
+    assert why_unchanged(experiment(device="cuda")) == "workers.trainer.device is cuda"
 
 
 def test_steps_that_wait_for_training_anyway_are_made_in_the_trainers_process() -> None:
@@ -878,7 +878,7 @@ def test_numeric_libraries_have_the_threads_that_the_workers_of_a_process_ask_fo
 
 
 def test_a_layout_is_not_chosen_where_threads_of_numeric_libraries_are_set() -> None:
-    assert why_given(experiment(math_threads=2)) == "workers.trainer.math_threads is 2"
+    assert why_unchanged(experiment(math_threads=2)) == "workers.trainer.math_threads is 2"
     with pytest.raises(ConfigError, match="math_threads = 0 must be at least 1"):
         experiment(math_threads=0)
     with pytest.raises(ConfigError, match="math_threads = 100,000 must be at most 1,024"):

@@ -32,7 +32,7 @@ from tidemill.run.folder import EPISODES, RunFolder
 from tidemill.run.live_view import _figures
 from tidemill.run.progress import Progress
 from tidemill.run.resume_point import ResumePoint
-from tidemill.run.run_lifecycle import _told_of_returns
+from tidemill.run.run_lifecycle import _returns_notice
 from tidemill.run.snapshot import Snapshot
 from tidemill.training.train import Result, resume, train
 
@@ -202,13 +202,13 @@ def test_the_first_member_of_a_population_that_reaches_the_mean_return_ends_the_
 
 def test_a_return_of_clipped_rewards_that_may_end_the_run_is_told_to_be_one() -> None:
     made: Experiment = experiments.experiment(Atari(id="pong"))
-    (told,) = _told_of_returns(made.replace(limits=Limits(mean_return=18.0)))
+    (told,) = _returns_notice(made.replace(limits=Limits(mean_return=18.0)))
     assert "rewards clipped to -1, 0 and 1; the game's score is info/score" in told
-    assert _told_of_returns(made.replace(limits=Limits(until="return/mean > 1"))) == [told]
+    assert _returns_notice(made.replace(limits=Limits(until="return/mean > 1"))) == [told]
     for limits in (Limits(steps=10), Limits(until="info/score > 1")):
-        assert _told_of_returns(made.replace(limits=limits)) == []
+        assert _returns_notice(made.replace(limits=limits)) == []
     plain: Experiment = experiments.experiment(Atari(id="pong", reward_clipping=False))
-    assert _told_of_returns(plain.replace(limits=Limits(mean_return=18.0))) == []
+    assert _returns_notice(plain.replace(limits=Limits(mean_return=18.0))) == []
 
 
 # ---- after a resume --------------------------------------------------------------------

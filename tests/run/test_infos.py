@@ -34,7 +34,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.resume_point import ResumePoint
 from tidemill.store.query import Query
 from tidemill.training.train import Result, train
-from tidemill.workers.episode_info import LONGEST, MOST, PACKED_INFO, Listener, pack, unpack
+from tidemill.workers.episode_info import LONGEST, MOST, PACKED_INFO, InfoReader, pack, unpack
 
 experiments = load_file(EXPERIMENTS, "test")
 
@@ -262,7 +262,7 @@ def test_a_condition_on_what_no_info_says_is_told_of(
 
 def test_names_are_those_of_metrics_and_no_more_than_a_fixed_number_of_them() -> None:
     notices: list[str] = []
-    listener = Listener(notices.append)
+    listener = InfoReader(notices.append)
     assert listener.numbers({"a b": 1, "ä": True, 3: 2.0, "x" * 99: 4, "": 5}) == {
         "a_b": 1.0,
         "_": 1.0,

@@ -539,7 +539,7 @@ def test_what_was_told_long_before_a_worker_waited_or_by_itself_is_no_cause() ->
     controller.members = {name: Member(Mock(), Mock()) for name in ("actor-0", "actor-1", "trainer-0")}
     for name, ago in (("actor-0", 5000.0), ("actor-1", 500.0), ("trainer-0", 400.0), ("actor-0", 300.0)):
         controller._take(name, controller.members[name], Notice(f"told {ago:.0f} s ago"))
-        controller._told[-1] = (time.monotonic() - ago, *controller._told[-1][1:])
+        controller._worker_notices[-1] = (time.monotonic() - ago, *controller._worker_notices[-1][1:])
     for waited, told in (
         (600.0, "\nMeanwhile, first: actor-1: told 500 s ago\nand last: actor-0: told 300 s ago"),
         (350.0, "\nMeanwhile, first: actor-0: told 300 s ago"),

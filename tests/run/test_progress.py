@@ -119,13 +119,13 @@ def test_of_two_trainers_one_record_has_both() -> None:
 def test_shares_are_those_of_all_the_time_since_the_last_record() -> None:
     member, progress = Member(Mock(), Mock()), Progress()
     members = {"trainer-0": member}
-    member.told_regularly(beat(0.3, train=0.0, wait=1.0))
-    member.told_regularly(beat(0.1, train=1.0, wait=0.0))
+    member.note_statistics(beat(0.3, train=0.0, wait=1.0))
+    member.note_statistics(beat(0.1, train=1.0, wait=0.0))
     record = recorded(progress, members, update(1))
     assert (record["time/trainer-0/train"], record["time/trainer-0/wait"]) == pytest.approx((0.25, 0.75))
     # nothing newer was heard
     assert recorded(progress, members, update(2))["time/trainer-0/wait"] == pytest.approx(0.75)
-    member.told_regularly(beat(0.2, train=0.5, wait=0.5))
+    member.note_statistics(beat(0.2, train=0.5, wait=0.5))
     assert recorded(progress, members, update(3))["time/trainer-0/wait"] == pytest.approx(0.5)
 
 

@@ -149,7 +149,7 @@ def test_a_policy_worker_reports_what_went_wrong_in_its_threads(monkeypatch: pyt
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(server._turns[0].policy, "act", fail)
+    monkeypatch.setattr(server._service_order[0].policy, "act", fail)
     world.actor._poll()
     assert server._poll().batch_count == 1
     server._threads[0].join(TIMEOUT)

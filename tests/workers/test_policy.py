@@ -78,7 +78,9 @@ class Desk:
             server._configure(Facts(spaces=dict.fromkeys(policies, SPACES)))
             server.start()
             self.servers.append(server)
-            self.served |= {(i, policies[served._index - 1]): served.policy for served in server._turns}  # type: ignore[misc]
+            self.served |= {
+                (i, policies[served._index - 1]): served.policy for served in server._service_order
+            }  # type: ignore[misc]
         self.batches: list[tuple[str, int, int]] = []
         """(policy, rows, version) of what was computed."""
         for (_, name), known in self.served.items():
@@ -239,7 +241,12 @@ def test_a_flood_of_one_client_does_not_drown_another() -> None:
 
 def test_several_policy_workers_share_the_policies_and_askers_of_a_stream() -> None:
     desk = Desk(2, ("p", "q"), count=4)
-    assert {key: len(server._turns) for key, server in enumerate(desk.servers)} == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert {key: len(server._service_order) for key, server in enumerate(desk.servers)} == {
+        0: 1,
+        1: 1,
+        2: 1,
+        3: 1,
+    }
     assert sorted(name for _, name in desk.served) == ["p", "p", "q", "q"]
     for asker in (0, 1):
         for name in ("p", "q"):
