@@ -19,7 +19,7 @@ from tidemill.cli import measuring
 from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.core.user_code import load_attribute
-from tidemill.layouts.layout import Costs, Layout, apply, layout_of, why_given
+from tidemill.layouts.layout import Costs, Layout, apply, layout_of, why_unchanged
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)
@@ -201,7 +201,7 @@ def test_the_file_gives_the_tuned_experiment_and_auto_lets_it_be(
     ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 150
-    assert why_given(made)
+    assert why_unchanged(made)
 
     for trial in found.trials:  # one actor beside one trainer, as any experiment may be
         trial.fine = [9e9] if (trial.layout.actors, trial.layout.together) == (1, False) else []
@@ -209,7 +209,7 @@ def test_the_file_gives_the_tuned_experiment_and_auto_lets_it_be(
     made = load_attribute(f"{tmp_path / 'single.py'}:experiment", "experiment")()
     assert layout_of(made) == found.best.layout == layout_of(experiment())
     made.check()
-    assert made.processes() == [["actor-0"], ["trainer-0"]] and why_given(made) == "together is set"
+    assert made.processes() == [["actor-0"], ["trainer-0"]] and why_unchanged(made) == "together is set"
 
 
 def test_the_file_loads_the_one_whose_classes_it_needs(

@@ -93,5 +93,5 @@ def test_nobody_looks_after_the_last_has_left() -> None:
 def test_shares_add_up() -> None:
     own = Clock()
     assert own.enter("train") == "python"
-    shares = own.shares()
-    assert set(shares) == set(PLACES) and sum(shares.values()) == pytest.approx(1.0)
+    time_shares = own.time_shares()
+    assert set(time_shares) == set(PLACES) and sum(time_shares.values()) == pytest.approx(1.0)

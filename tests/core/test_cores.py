@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.core.cores import cores, every_core, keep_to, kept
+from tidemill.core.cores import cores, every_core, keep_to, same_cores
 
 
 @pytest.mark.parametrize(("quota", "least"), [(None, 1000), (0.2, 1), (1.5, 2), (1000.0, 1000)])
@@ -36,7 +36,7 @@ def test_a_thread_keeps_to_a_core_and_what_must_not_inherit_that_has_every_core(
         keep_to(core)
         seen.append(mine())
         with every_core():
-            move = kept()
+            move = same_cores()
             with every_core():
                 seen += [mine(), in_a_thread(mine), in_a_thread(lambda: [move(), mine()][1])]
         seen += [mine(), in_a_thread(mine)]
@@ -45,5 +45,5 @@ def test_a_thread_keeps_to_a_core_and_what_must_not_inherit_that_has_every_core(
 
     assert in_a_thread(work) == [{core}, every, every, {core}, {core}, {core}, every, every]
     with every_core():  # nobody keeps to anything
-        kept()()
+        same_cores()()
         assert mine() == every

@@ -114,9 +114,9 @@ def test_a_phase_ends_with_its_iteration_and_the_last_one_with_the_run() -> None
     phases = Phases(limiter, shares, 10, 25, None, {})
     ends = []
     for steps in (10, 20, 25):
-        assert limiter.start(100) == steps - limiter.counts.committed and not phases.reached(steps - 1)
+        assert limiter.start(100) == steps - limiter.counts.committed and not phases.steps_reached(steps - 1)
         limiter.commit(limiter.in_flight)
-        ends.append((phases.reached(steps), phases.iteration_reached(steps), phases.facts(steps)))
+        ends.append((phases.steps_reached(steps), phases.iteration_reached(steps), phases.facts(steps)))
         phases.end(False)
         phases.end_iteration()
         assert limiter.start(100) == 0

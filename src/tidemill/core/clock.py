@@ -100,7 +100,7 @@ class Clock:
         self._place, self._since = place, now
         return left
 
-    def shares(self) -> dict[str, float]:
+    def time_shares(self) -> dict[str, float]:
         """Return each place's share of the time since the last call, and begin anew. A
         stop of the process is nobody's time: it is far longer than all else between two
         calls."""
@@ -109,6 +109,6 @@ class Clock:
         longest = max(self.seconds, key=lambda place: self.seconds[place])
         self.seconds[longest] = max(0.0, self.seconds[longest] - (self._stopped - before))
         total = sum(self.seconds.values()) or 1.0
-        shares = {place: seconds / total for place, seconds in self.seconds.items()}
+        time_shares = {place: seconds / total for place, seconds in self.seconds.items()}
         self.seconds = dict.fromkeys(PLACES, 0.0)
-        return shares
+        return time_shares

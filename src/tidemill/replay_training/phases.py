@@ -47,7 +47,7 @@ class Phases:
         self.finishing = False
         """The phase is over but for open episodes."""
         self.begin(steps)
-        if facts.get("finishing", False) and self.reached(steps):
+        if facts.get("finishing", False) and self.steps_reached(steps):
             self._finish()
 
     def begin(self, steps: int) -> None:
@@ -78,7 +78,7 @@ class Phases:
         """The iteration was evaluated; the next one is still to `begin`."""
         self.iteration_end, self.returns = None, []
 
-    def reached(self, steps: int) -> bool:
+    def steps_reached(self, steps: int) -> bool:
         """True when so many steps are there as the phase has."""
         return self._end is not None and steps >= self._end
 

@@ -117,7 +117,7 @@ class ReplayTrainerWorker(Worker):
         while True:
             with BatchedRings():  # an actor is woken once, and finds its credits
                 moved, ran = self._receive(), 0
-                if self._phases.reached(self.learner.counters.steps):
+                if self._phases.steps_reached(self.learner.counters.steps):
                     self._phases.end(self._awaits_episodes())
                 granted = 0 if exact and (limiter.owed or self._iteration_over()) else self._grant()
             while not granted and self._due() and ran < TASKS:  # what was granted is to be sent first

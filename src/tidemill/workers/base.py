@@ -261,7 +261,7 @@ class Worker(WorkerHandle):
         now = awake()
         seconds = max(now - self._last_beat, 1e-9)
         samples, batches = self._last_counts
-        time = {f"share/{place}": share for place, share in self.clock.shares().items()}
+        time = {f"share/{place}": share for place, share in self.clock.time_shares().items()}
         time["samples_per_second"] = (self._samples - samples) / seconds
         time["batches_per_second"] = (self._batches - batches) / seconds
         time["rescues"] = self.rescues
