@@ -29,7 +29,7 @@ with clock.noticing_stops():
     own.enter("train")
     for _ in range(10_000_000):
         pass
-    shares = own.shares()
+    shares = own.time_shares()
     print(shares["environment"], shares["train"])
 """
 

@@ -51,7 +51,7 @@ def test_a_process_knows_what_it_holds() -> None:
 FREED = """
 import resource, sys
 import numpy as np
-from tidemill.core.memory import held, keep_freed
+from tidemill.core.memory import keep_freed, resident_bytes
 
 if sys.argv[1] == "kept":
     keep_freed()
@@ -60,7 +60,7 @@ for _ in range(3):
     np.empty(50_000_000, np.uint8)[::4096] = 1
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 np.empty(700_000_000, np.uint8)[::4096] = 1
-print(held()[0])
+print(resident_bytes()[0])
 """
 
 
