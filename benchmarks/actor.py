@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import tidemill
-from tidemill.api.control import Configure, Start, pack
+from tidemill.api.control_messages import Configure, Start, pack
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import schema_of_space

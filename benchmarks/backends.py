@@ -16,8 +16,8 @@ import torch
 
 from tidemill import RecurrentActorCritic
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.schema import allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCriticPolicy
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
 from tidemill.nets.trainable import Network

@@ -30,7 +30,7 @@ from tidemill.bench.reference import (
     torch_step,
     train_part,
 )
-from tidemill.core.threads import limit_threads
+from tidemill.core.blas_threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
 
 

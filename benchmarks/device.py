@@ -19,8 +19,8 @@ from learner import make_sample
 
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.schema import allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.device import choose_device
 

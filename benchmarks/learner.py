@@ -16,9 +16,9 @@ from tidemill.algorithms.policy_gradient import _sums, _whole
 from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays, allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 
 

@@ -18,7 +18,7 @@ from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
 from tidemill.api.edges import Edge
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
-from tidemill.core.threads import limit_threads
+from tidemill.core.blas_threads import limit_threads
 from tidemill.streams.samples import ChannelSampleConsumer, ChannelSampleProducer
 from tidemill.transports.local import local_endpoints
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tidemill import Experiment, PollResult, Worker, WorkerConfig, experiment_for
-from tidemill.api.control import Facts, Measured
+from tidemill.api.control_messages import Facts, Measured
 from tidemill.api.edges import Port
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import Gymnasium

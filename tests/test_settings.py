@@ -27,15 +27,15 @@ from tidemill.core.errors import ConfigError
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.torch_network import TorchNetwork
-from tidemill.remote.faults import Faults
+from tidemill.remote.fault_injection import Faults
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.streams.sources import Drawn
 from tidemill.testing.scripted import Scripted, ScriptedEnvironment
 from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_environments import stack_frames
 from tidemill.workers.buffers import Buffers
-from tidemill.workers.environments import stack_frames
 from tidemill.workers.population import Population
 from tidemill.workers.trainer_config import Trainer
 

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from tidemill.core.errors import TidemillError as TidemillError
     from tidemill.envs.asynchronous import Asynchronous as Asynchronous
     from tidemill.envs.atari import Atari as Atari
+    from tidemill.envs.fault_tolerant import Slots as Slots
     from tidemill.envs.lanes import Gymnasium as Gymnasium
     from tidemill.envs.pettingzoo import PettingZoo as PettingZoo
-    from tidemill.envs.slots import Slots as Slots
     from tidemill.envs.vector import GymnasiumVector as GymnasiumVector
     from tidemill.launchers.processes import ProcessesLauncher as ProcessesLauncher
     from tidemill.metrics.json_lines import read_metrics as read_metrics
@@ -131,7 +131,7 @@ _NAMES = {
     "tidemill.envs.atari": "Atari",
     "tidemill.envs.lanes": "Gymnasium",
     "tidemill.envs.pettingzoo": "PettingZoo",
-    "tidemill.envs.slots": "Slots",
+    "tidemill.envs.fault_tolerant": "Slots",
     "tidemill.envs.vector": "GymnasiumVector",
     "tidemill.launchers.processes": "ProcessesLauncher",
     "tidemill.metrics.json_lines": "read_metrics",

@@ -10,8 +10,8 @@ from torch.nn import functional
 from tidemill.algorithms.dqn import DQN
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 

@@ -14,9 +14,9 @@ from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate, poison
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.recurrent import RecurrentActorCritic
 from tidemill.nets.torch_device import Mirror

@@ -11,9 +11,9 @@ from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import RunError
 from tidemill.core.schema import allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.torch_network import TorchNetwork
 

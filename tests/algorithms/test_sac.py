@@ -11,9 +11,9 @@ from tidemill.algorithms.sac import SAC
 from tidemill.algorithms.value_formulas import differentiate_actor, soft_values
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.mlp import MLP, MLPShape
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian, squash

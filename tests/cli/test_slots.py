@@ -16,7 +16,7 @@ from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets.experiments import experiment_for
 from tidemill.run.folder import RunFolder
-from tidemill.training.slots import with_slots
+from tidemill.training.replay_slots import with_slots
 
 
 @pytest.mark.parametrize("exact", [(), ("--exact",)])

@@ -12,7 +12,7 @@ import pytest
 from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.loops import Loop
+from tidemill.core.event_loops import Loop
 from tidemill.core.thread_loop import own
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop

@@ -19,13 +19,13 @@ from tidemill.core.schema import poison
 from tidemill.core.thread_loop import run_ready
 from tidemill.core.user_code import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.frame_stack import stacked
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.parallel_build import close_all
-from tidemill.envs.slots import Slots
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.workers.actor import Actors, AgentSpec
-from tidemill.workers.environments import build_environment
+from tidemill.workers.actor_environments import build_environment
 
 LOW, HIGH = (0.0, 1.0, 2.0), (3.0, 4.0, 5.0)
 

@@ -15,12 +15,12 @@ from tidemill.core.errors import EnvironmentFault
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.aliased_arrays import TICKS
 from tidemill.envs.asynchronous import AsyncLanes
-from tidemill.envs.faults import TickCheck
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.multi_agent import AgentView
 from tidemill.envs.parallel import ParallelLanes
-from tidemill.envs.slots import Slots
 from tidemill.envs.spaces import from_gymnasium
+from tidemill.envs.tick_check import TickCheck
 from tidemill.envs.vector import VectorLanes
 from tidemill.testing.check_env import check_environment
 

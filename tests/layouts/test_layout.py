@@ -36,10 +36,10 @@ from tidemill import (
 )
 from tidemill.api.environment import Environment, EnvironmentConfig
 from tidemill.core import memory
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.threads import limit_threads
 from tidemill.layouts import auto_layout as arranging
 from tidemill.layouts import layout as laying_out
 from tidemill.layouts import probe as probing
@@ -59,7 +59,7 @@ from tidemill.layouts.layout import (
 )
 from tidemill.layouts.probe import measure_environment, read_answer, threads_serve
 from tidemill.presets import experiments as presets
-from tidemill.training.slots import with_slots
+from tidemill.training.replay_slots import with_slots
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)

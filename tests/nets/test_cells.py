@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.core.threads import limit_threads
+from tidemill.core.blas_threads import limit_threads
 from tidemill.nets.cells import CELLS
 
 UNITS, INPUTS = 6, 5

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.schema import allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic
 
 VECTOR = Box((3,), "float32")

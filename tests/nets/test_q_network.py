@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.q_function import QFunction, first_weights
 from tidemill.nets.q_network import QNetwork, small_image_of
 

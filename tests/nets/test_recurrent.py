@@ -10,10 +10,10 @@ import torch
 from tests.nets.test_gradients import ACTIONS, VECTOR
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
-from tidemill.core.threads import limit_threads
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.recurrent import RecurrentActorCritic
 

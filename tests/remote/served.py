@@ -6,7 +6,7 @@ import gymnasium
 import msgspec
 import numpy as np
 
-from tidemill.remote.faults import Fault, Faults
+from tidemill.remote.fault_injection import Fault, Faults
 from tidemill.remote.rest_config import Rest
 from tidemill.remote.server import Server
 from tidemill.remote.server_sessions import Sessions

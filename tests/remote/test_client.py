@@ -27,8 +27,8 @@ from tidemill.core.errors import (
     SessionLost,
 )
 from tidemill.core.thread_loop import own
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.lanes import Gymnasium, LaneLoop
-from tidemill.envs.slots import Slots
 from tidemill.remote.connections import Address, _AsyncStream
 from tidemill.remote.rest_config import Rest
 from tidemill.remote.session import AsyncRemoteEnv, RemoteEnv

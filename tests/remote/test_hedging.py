@@ -12,7 +12,7 @@ from tests.remote.served import Ledger, Script, applied, client, serving
 from tests.run.watching import wait_until
 
 from tidemill.core.errors import RemoteFault, RemoteTimeout
-from tidemill.remote.restraints import Budget, CallTimes
+from tidemill.remote.call_limits import Budget, CallTimes
 from tidemill.remote.session import AsyncRemoteEnv, RemoteEnv
 
 FORMS = {"threads": RemoteEnv, "loop": AsyncRemoteEnv}

@@ -18,7 +18,7 @@ from tests.remote.served import Ledger, Script, applied, serving
 from tests.run.watching import wait_until
 
 from tidemill.core.errors import ConfigError
-from tidemill.remote.faults import Faults, FaultSampler
+from tidemill.remote.fault_injection import Faults, FaultSampler
 from tidemill.remote.server import Server
 from tidemill.remote.server_sessions import Caller, RefusedCall, Sessions
 from tidemill.remote.wire import ResetCall, SessionsCall, StepCall

@@ -21,7 +21,7 @@ from tidemill.envs.frame_stack import stacked
 from tidemill.replay.priorities import BlockSums
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
-from tidemill.replay.store import frames_of
+from tidemill.replay.row_storage import frames_of
 
 BEFALLS = st.sampled_from(["step"] * 6 + ["done", "cut", "lost", "away"])
 KINDS = [Replay, PrioritisedReplay]

@@ -22,7 +22,7 @@ from tidemill import (
     Trainer,
     populate,
 )
-from tidemill.api.control import Episodes
+from tidemill.api.control_messages import Episodes
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_file
 from tidemill.envs.atari import Atari

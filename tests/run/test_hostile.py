@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import tidemill
 from tidemill import ActorCritic, Actors, Experiment, Limits, Scripted, Trainer
-from tidemill.api.control import Status, pack, unpack_down, unpack_up
+from tidemill.api.control_messages import Status, pack, unpack_down, unpack_up
 from tidemill.api.policy_header import HEADER, read_header, read_spaces, write_header
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.cli.main import app
@@ -458,7 +458,10 @@ def test_any_exported_file_is_a_policy_or_one_error(
 )
 def test_any_control_message_is_read_or_a_schema_error(data: bytes, cuts: list[tuple[int, bytes]]) -> None:
     whole = pack(
-        Status(tidemill.api.control.State.READY, facts=tidemill.api.control.Facts(spaces={"policy": SPACES}))
+        Status(
+            tidemill.api.control_messages.State.READY,
+            facts=tidemill.api.control_messages.Facts(spaces={"policy": SPACES}),
+        )
     )
     for message in (
         data,

@@ -31,7 +31,7 @@ from tidemill import (
 )
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
-from tidemill.api.control import Notice, State, Status
+from tidemill.api.control_messages import Notice, State, Status
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
 from tidemill.api.stream import Offered
@@ -43,7 +43,7 @@ from tidemill.launchers.inline import InlineLauncher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
 from tidemill.replay_training.trainer import ReplayTrainerWorker
-from tidemill.run.control import tell
+from tidemill.run.control_socket import tell
 from tidemill.run.controller import Controller
 from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tidemill.api.control import WorkerStatistics
+from tidemill.api.control_messages import WorkerStatistics
 from tidemill.run.progress import Member, Progress, how_merged
 
 

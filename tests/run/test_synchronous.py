@@ -13,7 +13,7 @@ from tidemill import PPO, ActorCritic, RecurrentActorCritic
 from tidemill.api.experiment import Experiment
 from tidemill.core.user_code import load_file
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run.control import tell
+from tidemill.run.control_socket import tell
 from tidemill.testing.scripted import Scripted, reward_of
 from tidemill.training.train import resume, train
 

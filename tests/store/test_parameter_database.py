@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone
-from tidemill.core.reading import read_plain
 from tidemill.core.safetensors_io import pack, unpack
+from tidemill.core.untrusted_files import read_plain
 from tidemill.store import parameter_database as versions
 from tidemill.store.parameter_database import LATEST, Mean, ParameterDatabase
 from tidemill.store.query import Query

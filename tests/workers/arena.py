@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tests.workers.world import Known, KnownPolicy, Marked
 
-from tidemill.api.control import Facts, Measured, SampleFacts, unpack_up
+from tidemill.api.control_messages import Facts, Measured, SampleFacts, unpack_up
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.spaces import Box, Discrete, Spaces

@@ -9,7 +9,7 @@ import pytest
 
 import tidemill.replay_training
 import tidemill.workers
-from tidemill.api.control import (
+from tidemill.api.control_messages import (
     Configure,
     Episodes,
     Exit,
@@ -27,7 +27,7 @@ from tidemill.api.control import (
 )
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import EnvironmentFault, PeerLost
-from tidemill.core.loops import Loop
+from tidemill.core.event_loops import Loop
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import base
 from tidemill.workers.base import PollResult, Worker

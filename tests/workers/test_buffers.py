@@ -25,7 +25,7 @@ from tidemill import (
 )
 from tidemill.algorithms.augmentation import shift
 from tidemill.api.algorithm import ROW_FIELDS, Sample
-from tidemill.api.control import Facts, SampleFacts
+from tidemill.api.control_messages import Facts, SampleFacts
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy

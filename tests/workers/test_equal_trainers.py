@@ -13,7 +13,7 @@ from tests.workers.world import KnownPolicy
 
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig
-from tidemill.api.control import (
+from tidemill.api.control_messages import (
     Configure,
     Exit,
     Facts,

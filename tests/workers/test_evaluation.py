@@ -9,7 +9,7 @@ import pytest
 from tests.workers.arena import Arena, Games, judge
 
 from tidemill import AgentSpec, Buffers, Drawn, Evaluation, Fixed, Stage
-from tidemill.api.control import EnterStage, Facts, SampleFacts, pack
+from tidemill.api.control_messages import EnterStage, Facts, SampleFacts, pack
 from tidemill.core.errors import ConfigError, VersionGone
 from tidemill.streams import sources
 from tidemill.workers import evaluation

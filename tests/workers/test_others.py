@@ -10,7 +10,7 @@ from tests.workers.arena import Arena
 from tests.workers.world import Known, Marked, Seat, World
 
 from tidemill import Drawn, Fixed, Newest
-from tidemill.api.control import Episodes, Facts
+from tidemill.api.control_messages import Episodes, Facts
 from tidemill.streams import sources
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 

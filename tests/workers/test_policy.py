@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.workers.world import Known, KnownPolicy, Marked, Sink, World, answer_of, check_samples
 
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.control import Facts
+from tidemill.api.control_messages import Facts
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space

@@ -27,7 +27,7 @@ from tidemill import (
     populate,
 )
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
-from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay, Status, unpack_up
+from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay, Status, unpack_up
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy

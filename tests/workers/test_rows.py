@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.workers.world import Ahead, Known, Marked, World, check_samples
 
-from tidemill.api.control import Episodes
+from tidemill.api.control_messages import Episodes
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 

@@ -12,7 +12,7 @@ from tests.workers.world import Known, KnownPolicy
 
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
 from tidemill.api.buffer import BufferedSample
-from tidemill.api.control import (
+from tidemill.api.control_messages import (
     Adopt,
     Facts,
     Notice,

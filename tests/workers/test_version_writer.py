@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.workers.test_trainer import Bench
 
-from tidemill.api.control import Notice, State
+from tidemill.api.control_messages import Notice, State
 from tidemill.api.experiment import Limits
 from tidemill.api.policy_header import read_header
 from tidemill.core.errors import ConfigError, DatabaseError

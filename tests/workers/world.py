@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.api.algorithm import PostProcessor
-from tidemill.api.control import Facts, unpack_up
+from tidemill.api.control_messages import Facts, unpack_up
 from tidemill.api.edges import Port
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context, Experiment, WorkerConfig

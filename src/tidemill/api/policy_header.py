@@ -12,8 +12,8 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, check_space
 from tidemill.core.config import encode
 from tidemill.core.errors import SchemaError
-from tidemill.core.reading import read_json
 from tidemill.core.secrets import hide
+from tidemill.core.untrusted_files import read_json
 
 HEADER = "tidemill"
 """The label's name in the header of a file of weights."""

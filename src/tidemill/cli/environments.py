@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.friendly import friendly, print_table
-from tidemill.cli.named import EnvArg, Trained, environments, pairs, settings
+from tidemill.cli.arguments import EnvArg, Trained, environments, pairs, settings
+from tidemill.cli.error_output import friendly, print_table
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def check_env(
 ) -> None:
     """Look an environment over before training on it: spaces, what can be trained,
     values, resets, determinism, speed."""
-    from tidemill.presets.trainable import training
+    from tidemill.presets.fitting_algorithms import training
     from tidemill.testing.check_env import check_environment
 
     failed = [

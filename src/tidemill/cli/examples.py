@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import tidemill
-from tidemill.cli.friendly import friendly
+from tidemill.cli.error_output import friendly
 
 _PACKAGE = Path(tidemill.__file__).parent
 

@@ -8,11 +8,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from tidemill.cli.arguments import EnvArg, Lay, Set, TrustItems, changed, experiment_from, pairs
 from tidemill.cli.environments import check_env, doctor_env, serve_env
+from tidemill.cli.error_output import Commands, friendly, print_table, width, word
 from tidemill.cli.examples import examples
-from tidemill.cli.friendly import Commands, friendly, print_table, width, word
 from tidemill.cli.measuring import bench, tune
-from tidemill.cli.named import EnvArg, Lay, Set, TrustItems, changed, experiment_from, pairs
 from tidemill.cli.simulator import simulator
 from tidemill.core.errors import ConfigError
 
@@ -166,7 +166,7 @@ def train(
     else:
         experiment, source = experiment_from(str(what), env_arg, None, algorithm)
     if slots is not None or ratio is not None or exact:
-        from tidemill.training.slots import by_turns, with_slots
+        from tidemill.training.replay_slots import by_turns, with_slots
 
         experiment = with_slots(experiment, slots, ratio, **({"exact": True} if exact else {}))
         layout = "given"
@@ -256,7 +256,7 @@ def retrain(
 
 
 def _tell(run: Path, command: str) -> None:
-    from tidemill.run.control import tell
+    from tidemill.run.control_socket import tell
     from tidemill.run.folder import RunFolder
 
     print(tell(RunFolder.open(run).path, command))

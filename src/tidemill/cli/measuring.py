@@ -8,8 +8,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from tidemill.cli.friendly import friendly, print_table
-from tidemill.cli.named import EnvArg, Lay, Set, Trained, experiment_from, pairs
+from tidemill.cli.arguments import EnvArg, Lay, Set, Trained, experiment_from, pairs
+from tidemill.cli.error_output import friendly, print_table
 from tidemill.core.errors import ConfigError
 
 

@@ -31,7 +31,7 @@ def serve(
             'be served: "CartPole-v1", "FILE.py:NAME", "ALE/Pong-v5"'
         )
     try:
-        from tidemill.remote.faults import Faults, FaultSampler
+        from tidemill.remote.fault_injection import Faults, FaultSampler
         from tidemill.remote.server import Server
         from tidemill.remote.server_sessions import Sessions
     except ImportError as error:

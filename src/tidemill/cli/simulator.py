@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli.friendly import friendly
+from tidemill.cli.error_output import friendly
 
 simulator = typer.Typer(
     help="Join a simulator to Tidemill.",

@@ -10,7 +10,9 @@ from types import ModuleType
 
 # The old name of each module that a page or an example named, and its new name.
 MOVED = {
+    "tidemill.api.control": "tidemill.api.control_messages",
     "tidemill.api.label": "tidemill.api.policy_header",
+    "tidemill.api.outside": "tidemill.api.external_references",
     "tidemill.bridge.channels": "tidemill.bridge.protocol.channels",
     "tidemill.bridge.environment": "tidemill.bridge.trainer_side.environment",
     "tidemill.bridge.files": "tidemill.bridge.protocol.files",
@@ -33,6 +35,7 @@ MOVED = {
     "tidemill.envs.rest.config": "tidemill.remote.rest_config",
     "tidemill.envs.rest.sessions": "tidemill.remote.server_sessions",
     "tidemill.envs.scripted": "tidemill.testing.scripted",
+    "tidemill.envs.slots": "tidemill.envs.fault_tolerant",
     "tidemill.run.arrange": "tidemill.layouts.auto_layout",
     "tidemill.run.evaluate": "tidemill.trained.evaluate",
     "tidemill.run.layout": "tidemill.layouts.layout",

@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from tidemill.core.errors import SchemaError
-from tidemill.core.reading import read_json
 from tidemill.core.schema import Array, Arrays
+from tidemill.core.untrusted_files import read_json
 
 
 def pack(arrays: Mapping[str, Array], text: Mapping[str, str] | None = None) -> bytes:

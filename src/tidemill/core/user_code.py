@@ -29,7 +29,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.reading import open_plain, read_plain
+from tidemill.core.untrusted_files import open_plain, read_plain
 
 
 def load_attribute(name: str, setting: str) -> Any:

@@ -13,7 +13,7 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.outside import Outside
+from tidemill.api.external_references import Outside
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.config import layout_setting
 from tidemill.core.cores import every_core
@@ -21,12 +21,12 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, load_attribute, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
-from tidemill.envs.faults import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
-from tidemill.envs.options import take_options
 from tidemill.envs.registry import call_maker, find_spec, fps_of, outside, pictures
+from tidemill.envs.reset_options import take_options
 from tidemill.envs.space_values import LeafReader, LeafWriter, brief
 from tidemill.envs.spaces import from_gymnasium, nest, paths
+from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 
 if TYPE_CHECKING:
     from tidemill.envs.lane_coroutines import LaneCoroutines

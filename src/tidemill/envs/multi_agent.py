@@ -20,11 +20,11 @@ from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.aliased_arrays import AliasDetector
-from tidemill.envs.faults import NUMBERS, TickCheck, check_flag, check_number, is_number
-from tidemill.envs.options import take_options
 from tidemill.envs.registry import fps_of
+from tidemill.envs.reset_options import take_options
 from tidemill.envs.space_values import LeafReader, LeafWriter
 from tidemill.envs.spaces import nest, paths
+from tidemill.envs.tick_check import NUMBERS, TickCheck, check_flag, check_number, is_number
 
 # where the parts of an observation come from
 OWN, MASK, STATE = "own observation", "action mask", "global state"

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.core.errors import EnvironmentFault
-from tidemill.envs.faults import FLAGS
 from tidemill.envs.multi_agent import MASK, OWN, AgentLanes, picker
 from tidemill.envs.space_values import brief
+from tidemill.envs.tick_check import FLAGS
 
 
 class ParallelLanes(AgentLanes):

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.outside import Outside
+from tidemill.api.external_references import Outside
 from tidemill.api.spaces import Spaces, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, load_attribute, name_of_code
-from tidemill.envs.faults import TickCheck, check_flag, check_number
-from tidemill.envs.options import take_options
 from tidemill.envs.registry import arguments, call_maker, find_spec, fps_of, outside
+from tidemill.envs.reset_options import take_options
 from tidemill.envs.space_values import LeafReader
 from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
+from tidemill.envs.tick_check import TickCheck, check_flag, check_number
 
 Autoreset = Literal["next-step", "same-step", "disabled"]
 # values of Gymnasium's AutoresetMode

@@ -18,7 +18,7 @@ from time import monotonic, sleep
 
 import msgspec
 
-from tidemill.api.control import State, Status, pack
+from tidemill.api.control_messages import State, Status, pack
 from tidemill.api.experiment import Context, Experiment
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
@@ -26,7 +26,7 @@ from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
 from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
-from tidemill.core.shortage import why
+from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ENDING, Order
 from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink

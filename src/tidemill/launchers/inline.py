@@ -4,7 +4,7 @@ debugger's launcher."""
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
-from tidemill.core.threads import limit_threads
+from tidemill.core.blas_threads import limit_threads
 from tidemill.transports.local import LocalLink, local_endpoints
 
 # seconds to wait when no worker can do anything: for an environment outside of this

@@ -29,7 +29,7 @@ from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.private import private
+from tidemill.core.private_files import private
 from tidemill.core.user_code import environment_of_ours, own_path
 from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
 

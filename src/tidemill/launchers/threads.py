@@ -10,8 +10,8 @@ from time import monotonic, sleep
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.cores import keep_to
-from tidemill.core.threads import limit_threads
 from tidemill.transports.local import LocalLink, local_endpoints
 
 

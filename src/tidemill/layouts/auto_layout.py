@@ -23,7 +23,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.private import private, private_folder
+from tidemill.core.private_files import private, private_folder
 from tidemill.core.secrets import hide, known, mask
 from tidemill.core.user_code import named_files, named_modules, own_code
 from tidemill.launchers.processes import kill_session

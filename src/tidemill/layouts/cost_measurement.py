@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.experiment import Experiment
 from tidemill.api.spaces import Discrete, MultiDiscrete, Space, leaves, schema_of_space
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
 from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays
-from tidemill.core.threads import limit_threads
 from tidemill.core.user_code import begin_to_work, environment_of_ours, load_file, own_path, travel
 from tidemill.testing.check_env import keep_allowed, sample_actions
 from tidemill.transports.local import LocalBell

@@ -15,7 +15,7 @@ import msgspec
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.config import LAYOUT, Config
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.envs.slots import Slots
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.nets.device import choose_device
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer

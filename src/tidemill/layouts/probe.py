@@ -34,7 +34,7 @@ from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, obey, order_of, random_rows, start, timed
 from tidemill.layouts.layout import COLD, Costs, waits
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
-from tidemill.workers.environments import seen_by
+from tidemill.workers.actor_environments import seen_by
 from tidemill.workers.trainer_config import Trainer
 
 SECONDS = 20  # a probe that takes longer is given up

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Mapping
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
-from tidemill.core.private import private
+from tidemill.core.private_files import private
 from tidemill.metrics.json_lines import each_record
 
 

@@ -17,9 +17,9 @@ import msgspec
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.errors import RunError
-from tidemill.core.private import private
-from tidemill.core.reading import open_plain
-from tidemill.core.shortage import why
+from tidemill.core.private_files import private
+from tidemill.core.resource_shortage import why
+from tidemill.core.untrusted_files import open_plain
 
 FILE = "metrics.jsonl"
 LONGEST = 1 << 20  # bytes of a line

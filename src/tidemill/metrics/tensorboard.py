@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink, viewer_name
-from tidemill.core.private import private
+from tidemill.core.private_files import private
 
 
 class TensorBoard(MetricSink):

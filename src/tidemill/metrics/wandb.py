@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink, viewer_name
 from tidemill.core.errors import RunError
-from tidemill.core.private import private
-from tidemill.core.reading import read_plain
+from tidemill.core.private_files import private
+from tidemill.core.untrusted_files import read_plain
 
 ID = "wandb-id"
 

@@ -32,7 +32,7 @@ from tidemill.core.errors import (
     SessionLost,
 )
 from tidemill.envs.space_values import brief
-from tidemill.remote.restraints import Breaker, Budget, CallTimes
+from tidemill.remote.call_limits import Breaker, Budget, CallTimes
 from tidemill.remote.wire import ENCODINGS, Problem, decode, misread
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before the first retry, and before any

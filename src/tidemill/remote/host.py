@@ -13,9 +13,9 @@ import msgspec
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, RemoteFault
+from tidemill.remote.call_limits import Breaker, Budget, CallTimes
 from tidemill.remote.calls import CallTerms, HttpAnswer, NoAnswer, Plan, Send, call
 from tidemill.remote.connections import Address, Connection
-from tidemill.remote.restraints import Breaker, Budget, CallTimes
 from tidemill.remote.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
 START_SECONDS = 10.0  # for a server that is starting to say what it is, at the start

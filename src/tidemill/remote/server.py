@@ -19,7 +19,7 @@ import h11
 import msgspec
 
 from tidemill.core.errors import ConfigError
-from tidemill.remote.faults import Fault, Faults
+from tidemill.remote.fault_injection import Fault, Faults
 from tidemill.remote.server_sessions import Caller, RefusedCall, Sessions, refusal
 from tidemill.remote.wire import ENCODINGS, PREFIX, ResetCall, SessionsCall, StepCall, decode, encode
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.envs.faults import check_flag, check_number
 from tidemill.envs.space_values import brief
 from tidemill.envs.spaces import from_gymnasium
+from tidemill.envs.tick_check import check_flag, check_number
 from tidemill.remote.wire import (
     PROTOCOL,
     VERSION,

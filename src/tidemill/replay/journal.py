@@ -24,9 +24,9 @@ import numpy as np
 from tidemill.api.algorithm import FILLER, Sample
 from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
 from tidemill.core.errors import CheckpointError
-from tidemill.core.private import private
-from tidemill.core.reading import open_plain, read_json
+from tidemill.core.private_files import private
 from tidemill.core.schema import Field, Schema, is_of_numbers
+from tidemill.core.untrusted_files import open_plain, read_json
 
 FORMAT = 2
 MOST = 1 << 28

@@ -16,11 +16,11 @@ from tidemill.api.buffer import BufferConfig, BufferedSample, Demand, Received, 
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.memory import Need, available, size
-from tidemill.core.reading import open_plain, read_json, read_plain
 from tidemill.core.schema import Array, Arrays, Schema
+from tidemill.core.untrusted_files import open_plain, read_json, read_plain
 from tidemill.replay.priorities import Priorities
+from tidemill.replay.row_storage import Store, not_stacked
 from tidemill.replay.sequences import Ints, Sequences
-from tidemill.replay.store import Store, not_stacked
 from tidemill.store.checkpoint import MANIFEST, sync, write_synced
 
 LOOKED_AT = 256

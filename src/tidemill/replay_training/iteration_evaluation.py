@@ -28,9 +28,9 @@ from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
-from tidemill.workers.environments import build_environment
 from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.row_schema import row_schema
 

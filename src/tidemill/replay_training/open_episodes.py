@@ -15,9 +15,9 @@ import numpy as np
 from tidemill.api.algorithm import Sample
 from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
 from tidemill.core.errors import CheckpointError, SchemaError
-from tidemill.core.reading import read_plain
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Array, Arrays
+from tidemill.core.untrusted_files import read_plain
 from tidemill.store.checkpoint import checkpoints
 
 SENT = "sent."

@@ -9,7 +9,7 @@ actor's slots. In an exact run all tasks that are owed come before the grant.
 
 from collections.abc import Generator, Iterator
 
-from tidemill.api.control import Adopt, Facts, Measured, Notice, State
+from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
 from tidemill.api.policy_header import plain_spaces
 from tidemill.core.bell_batching import BatchedRings

@@ -8,8 +8,8 @@ from pathlib import Path
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import brought_up_to_date, decode, encode
 from tidemill.core.errors import ConfigError
-from tidemill.core.reading import read_json, read_plain
 from tidemill.core.secrets import check_revealed, hide
+from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.core.user_code import expect, load_file
 from tidemill.run.trust import Trust, allow, named
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from tidemill.api.control import (
+from tidemill.api.control_messages import (
     ENDED,
     Configure,
     Down,
@@ -42,13 +42,13 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
+from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import known, mask
-from tidemill.core.shortage import why
 from tidemill.layouts.memory_plan import MemoryPlan, make_plan
 from tidemill.metrics.record_pace import RecordPace
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.progress import Member, Progress
-from tidemill.run.stall import SILENT, explain_stall
+from tidemill.run.stall_report import SILENT, explain_stall
 from tidemill.store.query import Query, among
 
 # seconds for every worker to become READY, since the last word of any that is not (of

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from tidemill.api.control import Episodes
+from tidemill.api.control_messages import Episodes
 from tidemill.api.curriculum import episode_metric
 from tidemill.api.experiment import Experiment
 from tidemill.workers.episode_info import NONE, Numbers, by_name

@@ -31,10 +31,10 @@ import msgspec
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import brought_up_to_date, check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError, TidemillError
-from tidemill.core.private import private, private_folder
-from tidemill.core.reading import read_json, read_plain
+from tidemill.core.private_files import private, private_folder
+from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import check_revealed, hide, known
-from tidemill.core.shortage import why
+from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.core.user_code import expect, load_file, own_code
 from tidemill.run.source_info import source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidemill.api.control import Episodes, State, WorkerStatistics
+from tidemill.api.control_messages import Episodes, State, WorkerStatistics
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.transport import Link
 from tidemill.core.clock import awake

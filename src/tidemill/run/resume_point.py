@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.core.errors import CheckpointError, RunError
-from tidemill.core.reading import read_plain
+from tidemill.core.untrusted_files import read_plain
 from tidemill.metrics.json_lines import each_record
 from tidemill.run.episode_windows import read_saved_episodes
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder

@@ -15,10 +15,10 @@ from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.config import encode
 from tidemill.core.errors import RunError, TidemillError
 from tidemill.core.output import unawaited_output
-from tidemill.core.private import private
+from tidemill.core.private_files import private
 from tidemill.core.secrets import hide
 from tidemill.metrics.writer import MetricsWriter
-from tidemill.run.control import ControlSocket
+from tidemill.run.control_socket import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.interrupts import Interrupts

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidemill.core.errors import CheckpointError, SchemaError
-from tidemill.core.private import private, private_folder
-from tidemill.core.reading import open_plain, read_json, read_plain
+from tidemill.core.private_files import private, private_folder
+from tidemill.core.resource_shortage import why
 from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.schema import Array, Arrays
-from tidemill.core.shortage import why
+from tidemill.core.untrusted_files import open_plain, read_json, read_plain
 
 MANIFEST = "manifest.json"
 REPLACED = "replaced"

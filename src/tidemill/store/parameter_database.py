@@ -41,9 +41,9 @@ from tidemill.core.errors import (
     VersionGone,
     did_you_mean,
 )
-from tidemill.core.reading import check_database, read_json, read_plain
 from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.schema import Array, Arrays, check_finite
+from tidemill.core.untrusted_files import check_database, read_json, read_plain
 from tidemill.store.checkpoint import sync, write_synced
 from tidemill.store.query import Query, check_field
 

@@ -14,9 +14,9 @@ from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.config import Config, acting
 from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
-from tidemill.core.reading import read_plain
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Arrays, check_finite
+from tidemill.core.untrusted_files import read_plain
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
 from tidemill.store.query import Query
 from tidemill.streams.parameters import ParameterSubscriber, Subscription

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.outside import Outside
+from tidemill.api.external_references import Outside
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.envs.faults import TickCheck
+from tidemill.envs.tick_check import TickCheck
 
 Ints = NDArray[np.int64]
 KINDS = ("red", "blue")

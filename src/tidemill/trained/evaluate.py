@@ -30,7 +30,7 @@ from tidemill.streams.sources import Fixed
 from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor_config import ActorConfig, PlayerSpec, match_agents
-from tidemill.workers.environments import build_environment
+from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.episode_info import InfoReader, Numbers, means
 
 LANES = 10

@@ -22,10 +22,10 @@ from tidemill.core.errors import (
     SchemaError,
     did_you_mean,
 )
-from tidemill.core.reading import read_json, read_plain
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Array, Arrays, Field, allocate
 from tidemill.core.seeding import derive_seed
+from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.core.user_code import expect, load_file, own_code
 from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.run.folder import RunFolder

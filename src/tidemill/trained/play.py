@@ -21,7 +21,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
 from tidemill.trained.evaluate import Player, find_actors, load_policies
 from tidemill.trained.load import Weights
-from tidemill.workers.environments import build_environment
+from tidemill.workers.actor_environments import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
 FPS = 30  # of environments that do not say how fast they are to be watched

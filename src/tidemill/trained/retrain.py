@@ -13,10 +13,10 @@ from tidemill.api.experiment import MOST_THREADS
 from tidemill.api.policy import check_weights
 from tidemill.api.policy_header import read_spaces
 from tidemill.api.spaces import Spaces
+from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
-from tidemill.core.threads import limit_threads
 from tidemill.nets.device import choose_device
 from tidemill.replay.journal import JournalReader, MemoryCleared, Task, journal_path
 from tidemill.replay_training.trainer_config import ReplayTrainer

@@ -1,6 +1,6 @@
 """A look at an environment before training on it, from Python."""
 
-from tidemill.presets.trainable import training
+from tidemill.presets.fitting_algorithms import training
 from tidemill.testing.check_env import Finding, check_environment
 from tidemill.training.experiment_from import Trainable, environments_of
 

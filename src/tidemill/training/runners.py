@@ -25,8 +25,8 @@ from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import new_folder
 from tidemill.run.trust import Trust
+from tidemill.training.replay_slots import by_turns, with_slots
 from tidemill.training.result import Result
-from tidemill.training.slots import by_turns, with_slots
 from tidemill.training.train import resume as go_on
 from tidemill.training.train import train
 

@@ -14,7 +14,7 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import RunError
 from tidemill.core.output import forgiving_output
-from tidemill.core.shortage import why
+from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.table import LAUNCHERS, make_launcher
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_out
@@ -29,8 +29,8 @@ from tidemill.run.run_lifecycle import RunLifecycle, never_began
 from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.trust import Trust
 from tidemill.training.experiment_from import Trainable, make_experiment, with_settings
+from tidemill.training.replay_slots import by_turns, with_slots
 from tidemill.training.result import Result, Summary
-from tidemill.training.slots import by_turns, with_slots
 
 
 @forgiving_output()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from tidemill.api.control import EnvironmentStatistics, Episodes, Facts, Notice, SampleFacts
+from tidemill.api.control_messages import EnvironmentStatistics, Episodes, Facts, Notice, SampleFacts
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
@@ -27,11 +27,11 @@ from tidemill.workers.actor_config import (
     PlayerSpec,
     match_agents,
 )
+from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Episode
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.environments import build_environment
 from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.lockstep import check_lockstep

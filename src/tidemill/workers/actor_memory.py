@@ -9,7 +9,7 @@ from tidemill.core.memory import Need, available, check_memory, give_back, resid
 from tidemill.core.schema import layout
 from tidemill.streams.inference import memory_need
 from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
-from tidemill.workers.environments import build_environment
+from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.trainer_config import TrainerConfig
 

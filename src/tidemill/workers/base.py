@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tidemill.api.control import (
+from tidemill.api.control_messages import (
     ENDED,
     Adopt,
     Configure,
@@ -34,7 +34,7 @@ from tidemill.api.control import (
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import NoProgress, TidemillError
-from tidemill.core.shortage import why
+from tidemill.core.resource_shortage import why
 
 # seconds: a sleeping worker looks again all the same; `rescues` counts how often that
 # helped

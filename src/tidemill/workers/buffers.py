@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.control import Facts
+from tidemill.api.control_messages import Facts
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy

@@ -48,7 +48,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.control import Facts, Measured
+from tidemill.api.control_messages import Facts, Measured
 from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, VersionGone

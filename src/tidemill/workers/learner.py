@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tidemill.api.algorithm import Algorithm, DataParallel
 from tidemill.api.buffer import BufferedSample, Demand
-from tidemill.api.control import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
+from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy, check_weights

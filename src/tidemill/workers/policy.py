@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tidemill.api.control import Facts
+from tidemill.api.control_messages import Facts
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import check_next_state, misfit

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tidemill.api.control import Adopt, Facts, Measured, Notice, Relay
+from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.config import acting

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
-from tidemill.api.control import Adopt, Facts, State
+from tidemill.api.control_messages import Adopt, Facts, State
 from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError
 from tidemill.workers.base import PollResult, Worker

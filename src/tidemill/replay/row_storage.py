@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import size
-from tidemill.core.private import private_folder
+from tidemill.core.private_files import private_folder
 from tidemill.core.schema import Array, Arrays, Field, Schema, layout, views
 
 STORED_FIELDS = ("action", "reward", "done", "version")

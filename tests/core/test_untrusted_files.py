@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.core.reading import DEPTH, open_plain, read_json, read_plain
+from tidemill.core.untrusted_files import DEPTH, open_plain, read_json, read_plain
 
 
 def test_a_plain_file_is_read(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from tidemill.core.shortage import why
+from tidemill.core.resource_shortage import why
 
 
 def error(number: int) -> OSError:
@@ -35,7 +35,7 @@ def test_all_else_is_what_it_says() -> None:
 LIMITED = """
 import os, resource
 from tidemill.core.memory import MemfdSegment
-from tidemill.core.shortage import why
+from tidemill.core.resource_shortage import why
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
     MemfdSegment(os.memfd_create("test")).create(20_000)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from tidemill.api.control import State
+from tidemill.api.control_messages import State
 from tidemill.api.edges import Role
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.clock import awake

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tidemill.core.reading import read_json, read_plain
+from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.layouts.auto_layout import LAYOUT
 from tidemill.run.folder import CONFIG
 

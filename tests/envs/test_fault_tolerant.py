@@ -16,9 +16,9 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.parallel_build import close_all
-from tidemill.envs.slots import Slots
 from tidemill.envs.vector import GymnasiumVector
 
 SPACES = Spaces(Box((2,), "float32"), Discrete(2))
@@ -213,7 +213,7 @@ def test_an_episode_that_takes_longer_than_it_may_is_cut_with_the_step_that_came
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("tidemill.envs.slots.awake", lambda: now)
+    monkeypatch.setattr("tidemill.envs.fault_tolerant.awake", lambda: now)
     slot = Slots(environment=Fragile(), max_episode_seconds=10.0).build(1, 0)
     slot.bind([[0]])
     tick, cut, reset = Tick.allocate(SPACES.observation, 1, {}, False), [], True

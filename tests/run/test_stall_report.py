@@ -2,11 +2,11 @@
 
 from tests.run.watching import EXPERIMENTS
 
-from tidemill.api.control import State
+from tidemill.api.control_messages import State
 from tidemill.core.clock import awake
 from tidemill.core.user_code import load_file
 from tidemill.run.progress import Member
-from tidemill.run.stall import explain_stall
+from tidemill.run.stall_report import explain_stall
 from tidemill.transports.local import LocalBell, LocalLink
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tidemill import Gymnasium, SimulatorEnvironment
 from tidemill.cli.main import app
-from tidemill.presets.trainable import training
+from tidemill.presets.fitting_algorithms import training
 from tidemill.testing.check_env import Finding
 
 SIMULATORS = str(Path(__file__).parents[1] / "bridge" / "simulators.py")

@@ -14,9 +14,9 @@ import pytest
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Scripted, Trainer
-from tidemill.api.control import Notice, pack, unpack_up
+from tidemill.api.control_messages import Notice, pack, unpack_up
 from tidemill.core.errors import RunError
-from tidemill.run.control import ControlSocket, _address, tell
+from tidemill.run.control_socket import ControlSocket, _address, tell
 
 LINUX = sys.platform.startswith("linux")
 DEADLINE = 60.0  # seconds; nothing here takes a tenth of it
@@ -72,7 +72,7 @@ connection.recv(9)
 def test_elsewhere_than_on_linux_the_socket_is_a_file_of_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.run.control.sys.platform", "darwin")
+    monkeypatch.setattr("tidemill.run.control_socket.sys.platform", "darwin")
     monkeypatch.chdir(tmp_path)  # a path to a socket must be short
     before = os.umask(0)
     try:

@@ -5,8 +5,8 @@ from typing import Any
 
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.slots import Slots
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
