@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from tidemill.core import event_loops
 from tidemill.core.event_loops import Loop
 from tidemill.core.thread_loop import own
 from tidemill.transports.local import LocalBell
