@@ -26,6 +26,10 @@ limiter says how often it is drawn from::
         algorithm.update([held.sample for held in taken], progress)
         # takes back what the update wrote into the batch: new priorities
         buffer.release()
+
+What a buffer dropped, evicted or used again is counted in samples (`SampleCounts`); env
+steps count a row when it is first trained on. Buffers start empty after a resume, unless
+their checkpoints hold them.
 """
 
 from abc import ABC, abstractmethod

@@ -52,7 +52,12 @@ class SampleFacts(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """What only the owners of environments know and the others need: spaces by policy
     name, blocks by sample stream. And, of any worker, the memory that it has not filled
-    yet and is going to."""
+    yet and is going to.
+
+    Building an environment in the main process would cost its import and its memory
+    there: so the owners of environments are configured first and answer READY with these,
+    and the others are configured with them.
+    """
 
     spaces: dict[str, Spaces] = {}
     samples: dict[str, SampleFacts] = {}
@@ -94,7 +99,11 @@ class EnterStage(msgspec.Struct, frozen=True, tag=True):
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):
     """A trainer goes on from this version of policy `source` in the parameter database,
-    with these settings of its algorithm and a new optimiser."""
+    with these settings of its algorithm and a new optimiser.
+
+    The version is loaded between two updates and published at once, as one version more;
+    samples of versions before it are dropped (`Buffer.least`).
+    """
 
     source: str
     version: int

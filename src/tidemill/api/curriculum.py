@@ -1,5 +1,11 @@
 """Conditions on what a run measures, and the curriculum, whose stages end by them: what
-environments are asked for at their resets."""
+environments are asked for at their resets.
+
+The controller alone knows the stage: it looks at the condition whenever something was
+measured, and tells all workers (`EnterStage`). An episode counts for the stage in which
+it began, so that what was under way does not end the next one. A resumed run takes its
+stage from the metrics up to its checkpoint.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

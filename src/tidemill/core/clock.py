@@ -1,5 +1,11 @@
 """Time: without that in which this process was stopped (`awake`), and where a worker's
-goes (`Clock`)."""
+goes (`Clock`).
+
+Deadlines, limits of seconds and steps/s go by `awake`: no time passes for a process that
+is stopped (SIGSTOP, a paused container). A gap between two looks in which the process did
+not compute either is left out; a thread looks twice a second, since all others may wait
+for an environment.
+"""
 
 import threading
 from collections.abc import Iterator

@@ -5,6 +5,12 @@ Whoever waits for an environment does so at a bell, and a bell lets the loop of 
 run meanwhile. So what comes to the loop is at once where it is wanted: no thread hands
 anything over to another, and all that came by one look at the network is dealt with
 together.
+
+While its thread computes the loop stands still. Sockets keep what comes meanwhile, it is
+read before any alarm rings, and the loop's clock leaves out what took longer than a
+second, so that no deadline passes while nobody looks. The loop ends with the last
+environment on it; one that is closed in another thread, as a failed slot's is, is closed
+by the loop's own.
 """
 
 import asyncio

@@ -1,5 +1,11 @@
 """Code that the user names: ``module:NAME`` and ``FILE.py:NAME``. Only names that a user
-typed get here, never those of a checkpoint."""
+typed get here, never those of a checkpoint.
+
+What loads never trains: a process that works for a run, and whoever loads a file of the
+user's, refuses to begin a run. Workers are started without the working directory among
+their places of modules (`python -P`); the main process's places travel with the job, and
+come last.
+"""
 
 import ast
 import hashlib

@@ -1,5 +1,9 @@
 """PettingZoo's environments of agents that act in turn (AEC: agent, environment,
-cycle)."""
+cycle).
+
+A step of a lane is one agent's action; what it pays goes to all open episodes at once,
+and finished agents take their dead steps within the tick.
+"""
 
 from typing import Any
 

@@ -4,6 +4,12 @@ what PettingZoo's two kinds have in common.
 Python is paid per lane, and per agent where the environment is Python per agent anyway;
 what the agents see becomes rows by a few calls for all of them. A seat, here, is lane · A
 + agent over *all* agents of the environment; a group picks those of its own agents.
+
+An agent's episode is open from its first observation to its end or cut. Meanwhile it may
+be absent (not its turn, hidden, away), and what it is paid then adds to its last row. A
+lane is over when no episode is open, also when somebody never appeared; an agent that
+comes back after its end begins a new episode in the same lane. In the tick that cuts a
+lane nobody begins.
 """
 
 from abc import abstractmethod

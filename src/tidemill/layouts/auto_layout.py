@@ -3,6 +3,10 @@ and says in words what follows.
 
 Costs lie in $XDG_CACHE_HOME/tidemill (~/.cache/tidemill), a file for each experiment's
 parts on each machine.
+
+Batches keep their lanes and their samples' length, so that what is learnt stays what it
+was. Where a ratio has actor and trainer wait for each other nothing is measured: they
+take turns in one process.
 """
 
 import importlib.metadata

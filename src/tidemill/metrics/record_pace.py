@@ -1,4 +1,8 @@
-"""How often updates get a record: metrics grow with time and not with speed."""
+"""How often updates get a record: metrics grow with time and not with speed.
+
+A burst is let through at once, then a steady few, and one before each checkpoint, so that
+a resumed run finds all that came before its own.
+"""
 
 import time
 

@@ -1,5 +1,9 @@
 """Which device a worker's policy computes on. Imports torch only where there may be a
-GPU."""
+GPU.
+
+A device belongs to a worker (`Trainer.device`, `PolicyWorkers.device`), not to a policy:
+so actors act on the CPU while a GPU trains.
+"""
 
 import re
 from pathlib import Path

@@ -3,6 +3,10 @@
 A mask works on the network's head, before any distribution sees it: what is not allowed
 gets `FORBIDDEN` for its unnormalised log-probability. Its probability is then exactly 0,
 it adds nothing to the entropy, and its gradient is exactly 0.
+
+A row that forbids everything is answered all the same, since the final row of a cut
+episode may be like that and is asked for its value; a learner refuses it among the rows
+that were acted on.
 """
 
 from collections.abc import Iterable

@@ -44,6 +44,8 @@ class QNetwork(PolicyConfig):
     takes hidden = (512,) to be that paper's network; a small one (a Box of three axes,
     such as MinAtar's [10, 10, channels]; channels are the shorter of first and last axis)
     through one of 3 x 3, stride 1, as in Young and Tian 2019, "MinAtar".
+
+    ε is a parameter of the network, so that actors explore as the version that they play.
     """
 
     hidden: tuple[int, ...] = (128, 128)

@@ -1,5 +1,11 @@
 """The built-in policy that remembers: `ActorCritic` with an LSTM or a GRU, which
-`cells` (in numpy) and `torch_actor_critic` compute. Imports no torch."""
+`cells` (in numpy) and `torch_actor_critic` compute. Imports no torch.
+
+The agent keeps the states: it zeroes them where an episode begins, and stores in each row
+the one before acting. A chunk of rows is trained from its first row's stored state, after
+`burn_in` rows without loss, and reset where the rollout was: so unchanged weights give
+the stored log-probabilities again.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

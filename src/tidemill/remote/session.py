@@ -1,5 +1,10 @@
 """One session as its client sees it, and the two objects that play it: blocking, and with
-`async def`."""
+`async def`.
+
+Each call names session, episode and step, which the server counts too: so a lost step is
+sent again only where the server says what it does with one that it has. Else the episode
+is given up by a `RemoteFault`, which `Slots` turns into a voided step.
+"""
 
 import math
 from types import SimpleNamespace

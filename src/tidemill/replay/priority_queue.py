@@ -1,5 +1,8 @@
 """The priority queue: samples are copied out of the stream at once, and trained on
-several times, those first that were used least."""
+several times, those first that were used least.
+
+So producers never wait; what makes room for newer samples is evicted.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,8 @@
 """The queue: samples are trained on in the order in which they come, straight from the
-stream's slots."""
+stream's slots.
+
+The slots that wait are what holds producers back.
+"""
 
 from collections import deque
 from collections.abc import Sequence

@@ -5,6 +5,9 @@ Row r of lane l lies at *place* l · length + r mod length. A transition begins 
 and ends `span` rows later, after n steps, or fewer where the episode was over before;
 a place whose span is 0 begins none (yet, or any more). Neither lanes nor episodes ever
 mix: what a lane holds was written by one seat, and a span never leads out of an episode.
+
+A place is marked when its transition is complete, and unmarked when anything that it
+needs is written over, so that drawing looks at marks alone.
 """
 
 from typing import Protocol

@@ -8,6 +8,14 @@ name it and, where it is a file, of its place and what it holds now, with all th
 imports of the user's own. The place alone would not do, since a folder that is unpacked
 anew has other files at the same one; nor would the content alone, since a file does what
 its neighbours say. Of a program that is the executable; not what it loads.
+
+One gate, `RunFolder.experiment` (and `load` for exported policies), reads the
+configuration once, asks each kind of environment what it names
+(`EnvironmentConfig.outside`; a kind that does not say counts whole), and compares that
+with what this user has had done. Only then is the experiment's file run. The digests that
+were compared go with the job to whoever imports (`user_code.expect`), so that files are
+refused which have changed by then. A training that begins is the user's word: it is
+remembered, not checked.
 """
 
 import json

@@ -1,5 +1,9 @@
 """The all-reduce of equal trainers: each brings an array, and all go on with the sum,
-which is the same for all to the last bit."""
+which is the same for all to the last bit.
+
+All add in the order of ranks. Small arrays go to everybody, large ones are reduced in
+parts.
+"""
 
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any

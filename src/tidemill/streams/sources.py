@@ -1,5 +1,9 @@
 """Where an inline policy's parameters come from: the trainer's newest, a version drawn
-from the run's parameter database, or a file."""
+from the run's parameter database, or a file.
+
+Agents with one source share one inline client; of what is drawn each target has a client
+of its own, so that a draw can hold for a whole episode.
+"""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field

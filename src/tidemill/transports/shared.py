@@ -1,5 +1,10 @@
 """The transport between processes of one Linux machine: memfd segments, eventfd bells, a
-socket pair for control. All by inherited descriptor."""
+socket pair for control. All by inherited descriptor.
+
+The launcher makes an empty memfd per edge, before anybody knows a schema. Who owns the
+schema (a producer, a writer) sizes the memory when it `offer`s; the other end `attach`es
+and checks what it finds described there.
+"""
 
 import os
 import select

@@ -1,6 +1,13 @@
 """Equal trainers of one policy, as each of them sees the others: what all bring to an
 update is summed, so that their weights stay the same, bit by bit. One that is left alone
 (another is dead, or hangs) ends without them.
+
+Whatever decides how weights change (rows, moments of advantages, each minibatch's
+gradient, statistics of normalisers) is yielded by the algorithm
+(`DataParallel.parallel_update`) and summed in the order of ranks (`streams.all_reduce`):
+n trainers on n parts of a batch do what one does on the whole. Before each update they
+agree on who is to end, so that all end at one update; one that is left alone undoes its
+half-done update and saves.
 """
 
 from collections.abc import Generator, Iterator, Sequence

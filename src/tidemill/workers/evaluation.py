@@ -32,6 +32,9 @@ An opponent that was never rated counts as the newest rated version before it.
 Evaluation takes longer than a push, so that most opponents were not evaluated
 themselves: left out, they cost half of the games, and once all rated versions were
 collected ratings began anew.
+
+Nobody is told to begin or to stop: a full stream holds the actors up while there is no
+new version.
 """
 
 from bisect import bisect_right

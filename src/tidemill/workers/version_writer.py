@@ -1,5 +1,13 @@
 """What a trainer pushes into the run's parameter database: a version now and then, beside
-the training. A thread waits for the disk."""
+the training. A thread waits for the disk.
+
+A trainer pushes a version at its start, every `database_seconds` and at its end. The tag
+``latest`` moves with it; of the others, the newest `database_versions` are kept, and all
+that are tagged. The header of a version's file says what policy it is, so that exporting
+one is copying it. Weights are copied in the trainer's thread and written in the other. A
+run that goes on from a checkpoint removes the versions after it, tagged or not, and says
+which tags that were: their numbers are going to mean other weights.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,5 +1,9 @@
 """A trainer for trying simulators out: it sees the memory itself, acts at random within
-what is allowed, and can be made to misbehave."""
+what is allowed, and can be made to misbehave.
+
+To see rows that were not written it overwrites what the simulator has to write, which no
+other trainer does.
+"""
 
 import contextlib
 import os

@@ -1,5 +1,9 @@
 """The eyes of the conformance kit: what is looked at after every answer of a
-simulator."""
+simulator.
+
+Whether a core is burnt is told by the time for which a thread ran as a share of that in
+which it did not wait for a core, so that a busy machine excuses nobody and blames nobody.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -5,6 +5,8 @@ A wait spins briefly, where that mostly pays, and then sleeps on a futex on the 
 that hold the turn. A peer that never woke us (it does not know of the futex) is waited
 for in naps. Between sleeps somebody looks whether the other side still lives and whether
 time is up.
+
+Two sides that share a core learn within two waits not to spin.
 """
 
 import ctypes

@@ -1,5 +1,12 @@
 """Simulators as a Tidemill environment: a lane is a simulator, a group of its agents is
-seats, a tick is an exchange with all of them at once."""
+seats, a tick is an exchange with all of them at once.
+
+Their agents are independent (`Environment.independent`): each one's episodes begin and
+end by themselves, so that a lane has no episode and is never reset after its start. A
+tick hands over to all simulators before it waits for one. A simulator that died is
+started again in a thread (`restarts`): the tick cuts its open episodes, and the next one
+waits for the new simulator.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,5 +1,9 @@
 """The simulator's end in Python: worlds, in which agents request decisions, and their
-answers."""
+answers.
+
+Rows are written into arrays of its own and copied over at the exchange: filled in place,
+each would be fetched from the other core's cache.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,9 @@
-"""What writers have in common whose samples are sent by finished episodes."""
+"""What writers have in common whose samples are sent by finished episodes.
+
+Each finished episode has a slot of its own, so that it leaves when it is done, whatever
+its neighbours do; where all slots are held a trainer trains on what it has. Their memory
+is sized by the limit of an episode's steps, so that an agent spec without one is refused.
+"""
 
 import numpy as np
 

@@ -1,4 +1,10 @@
-"""Samples of one row for each episode of a seat, for evaluations."""
+"""Samples of one row for each episode of a seat, for evaluations.
+
+A row has the first and the last version of its episode, so that an evaluation can tell a
+policy that changed meanwhile, and which version played each agent of another spec: -1
+where it changed, also where that was after the agent's last action, since nobody looks at
+each row.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar

@@ -1,5 +1,12 @@
 """Samples of a fixed number of rows of all seats, sent as soon as the last one is
-answered."""
+answered.
+
+Once seats are out of step (an absent seat, or one that ended and restarted within a
+tick), rows are written by index for good, and finished columns are copied into slots in
+the order in which they finish: a seat that died early would otherwise hold back the slot
+of all others until it lives again. A column of a sample is then not always the same seat,
+but always consecutive rows of one seat.
+"""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
