@@ -1,6 +1,7 @@
 """Experiments for the tests of runs: real workers, and a policy and an algorithm of numpy
 alone, so that a run starts in half a second."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from tidemill import (
     Slots,
     Trainer,
 )
+from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig
@@ -129,6 +131,29 @@ class _Recorder(DataParallel):
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self.count = int(state["count"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(PPO):
+    """PPO whose trainers each write down, in a file of their own in `record`, their
+    weights and their learning rate after each update."""
+
+    record: str
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _Watched(self, self.trainable(policy), seed)
+
+
+class _Watched(PPOLearner):
+    def parallel_update(
+        self, samples: Sequence[Sample], progress: float
+    ) -> Generator[Array, None, dict[str, float]]:
+        metrics = yield from super().parallel_update(samples, progress)
+        weights = b"".join(array.tobytes() for array in self.policy.parameters().values())
+        assert isinstance(self.config, Watched)
+        with open(Path(self.config.record) / str(os.getpid()), "a") as file:
+            file.write(f"{metrics['learning_rate']} {hashlib.sha256(weights).hexdigest()}\n")
+        return metrics
 
 
 def experiment(

@@ -12,7 +12,7 @@ import pytest
 from tests.run import experiments
 
 import tidemill
-from tidemill import DQN, PPO, ConfigError, Gymnasium, Limits, RunControl
+from tidemill import DQN, PPO, ActorCritic, ConfigError, Gymnasium, Limits, RunControl
 from tidemill.core.config import encode
 from tidemill.training.experiment_from import make_experiment, with_settings
 
@@ -159,15 +159,17 @@ def test_a_callback_logs_saves_and_stops(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "policy" / "update-2").is_dir()
 
 
-def test_a_callback_may_change_what_the_main_process_looks_at_and_nothing_else(tmp_path: Path) -> None:
+def test_a_callback_changes_limits_and_is_told_what_it_may_change(tmp_path: Path) -> None:
     refused: list[str] = []
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
-        for name in ("learning_rate", "steps"):
+        for asked in ({"learning_rate": 1}, {"steps": 1}, {"until": "nothing >", "mean_return": -1.0}):
             try:
-                control.change(**{name: 1})
+                control.change(**asked)
             except ConfigError as error:
                 refused.append(str(error))
+        with pytest.raises(ConfigError, match='no trainer trains "red"; known: policy'):
+            control.change("red", learning_rate=1)
         if metrics["episodes"] > 5:
             control.change(mean_return=-1.0)
 
@@ -176,7 +178,62 @@ def test_a_callback_may_change_what_the_main_process_looks_at_and_nothing_else(t
         made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True, on_update=on_update
     )
     assert result.summary.reason.startswith("mean return")
-    assert refused[0].startswith("learning_rate cannot be changed while a run is going on")
+    # an algorithm of one's own takes no changes, unless it says so
+    assert refused[0].startswith(
+        "learning_rate cannot be changed while a run is going on; these can be: mean_return"
+    )
+    assert refused[1].startswith("steps cannot be changed") and "nothing >" in refused[2]
+
+
+def test_a_callback_changes_settings_at_one_update_of_equal_trainers_and_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    record = tmp_path / "record"
+    record.mkdir()
+    told: list[float] = []
+    refused: list[str] = []
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        told.append(metrics["learning_rate"])
+        if metrics["update"] == 3:
+            control.change(learning_rate=1e-5, clip=0.1)
+            for wrong in (
+                {"epochs": 0},
+                {"adam_epsilon": 1e-3},
+                {"clip": "wide"},
+                {"learning_rate": 1, "adam": 1},
+            ):
+                try:
+                    control.change(**wrong)
+                except ConfigError as error:
+                    refused.append(str(error))
+        if told[-1] == 1e-5:
+            control.stop("changed")
+
+    made = experiments.experiment(
+        Gymnasium(id="CartPole-v1"),
+        algorithm=experiments.Watched(record=str(record), minibatch_size=32),
+        count=2,
+    )
+    made = made.replace(
+        policies={"policy": ActorCritic(hidden=(8,))},
+        workers={**made.workers, "actor": made.workers["actor"].replace(count=2)},
+    )
+    how: dict[str, Any] = {"launch": "processes", "quiet": True}
+    tidemill.train(made, run_dir=tmp_path / "run", source=FILE, layout="given", on_update=on_update, **how)
+    one, other = ([line.split() for line in file.read_text().splitlines()] for file in record.iterdir())
+    both = min(len(one), len(other))
+    assert one[:both] == other[:both]
+    rates = [float(rate) for rate, _ in one[:both]]
+    changed = rates.index(1e-5)
+    assert changed >= 3 and rates == [3e-4] * changed + [1e-5] * (both - changed)
+    assert "epochs = 0 is not between 1" in refused[0] and "these can be: clip," in refused[1]
+    assert "clip" in refused[2] and refused[3].startswith("adam cannot be changed")
+    told.clear()
+    result = tidemill.resume(
+        tmp_path / "run", limits={"updates": both + 2}, on_update=on_update, trust=True, **how
+    )
+    assert result.summary.updates > changed and set(told) == {1e-5}
 
 
 def test_what_a_callback_raises_ends_the_run(tmp_path: Path) -> None:

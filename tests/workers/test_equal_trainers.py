@@ -14,6 +14,7 @@ from tests.workers.world import KnownPolicy
 from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.control_messages import (
+    ChangeSettings,
     Configure,
     Exit,
     Facts,
@@ -42,17 +43,23 @@ from tidemill.workers.trainer_config import Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(AlgorithmConfig):
-    """Adds the mean of all rewards, in two steps."""
+    """Adds the mean of all rewards, times `factor`, in two steps."""
+
+    changeable: ClassVar[tuple[str, ...]] = ("factor",)
+
+    factor: float = 1.0
 
     def build(self, policy: Policy, seed: int) -> "Averager":
-        return Averager(policy)
+        return Averager(self, policy)
 
 
 class Averager(DataParallel):
     largest_sum: ClassVar[int] = 16  # type: ignore[assignment]
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.count, self.rank = policy, np.zeros(()), 0
+    config: Averaging
+
+    def __init__(self, config: Averaging, policy: Policy) -> None:
+        self.config, self.policy, self.count, self.rank = config, policy, np.zeros(()), 0
 
     def parallel_update(
         self, samples: Sequence[Sample], progress: float
@@ -61,7 +68,7 @@ class Averager(DataParallel):
         for _ in range(2):
             sums = np.array([sum(float(r.sum()) for r in rewards), sum(r.size for r in rewards)])
             yield sums
-            self.policy.parameters()["w"][:] += sums[0] / sums[1] / 2
+            self.policy.parameters()["w"][:] += sums[0] / sums[1] / 2 * self.config.factor
             self.count += 1
         return {"loss": float(sums[0])}
 
@@ -188,6 +195,33 @@ def test_one_without_a_row_to_train_takes_part() -> None:
         1,
         1,
     ]
+
+
+def test_a_setting_changes_at_one_update_of_all_once_all_are_told(tmp_path: Path) -> None:
+    group = Group(folder=tmp_path)
+    half_an_update(group)  # of the first; what is half done is finished as it was begun
+    group.tell(ChangeSettings({"factor": 10.0}), to=0)
+    group.turns()
+    first = group.weights()
+    assert first[0] == first[1]
+    for told, factor in ((None, 1), (1, 10), (None, 10)):
+        before = group.weights()[0]
+        if told is not None:
+            group.tell(ChangeSettings({"factor": 10.0}), to=told)
+        for i in range(2):
+            group.send(i, 2.0)
+        group.turns()
+        assert group.weights() == [before + 2.0 * factor] * 2
+    group.tell(ChangeSettings({"factor": 100.0}), Exit("enough"))
+    group.turns()
+    assert group.states() == [State.COMPLETED] * 2
+    assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"factor": 100.0}
+    updates = len(group.updates(0))
+    again = Group(folder=tmp_path, resume=f"update-{updates}")
+    for i in range(2):
+        again.send(i, 2.0)
+    again.turns()
+    assert again.weights() == [group.weights()[0] + 200.0] * 2
 
 
 def test_a_batch_size_is_that_of_all_together() -> None:

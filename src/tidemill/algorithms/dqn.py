@@ -1,7 +1,7 @@
 """Deep Q-learning (DQN) in numpy, with the improvements that Rainbow combines: its
 configuration and its learner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Literal
@@ -49,6 +49,8 @@ class DQN(AlgorithmConfig):
         "epsilon_end": (0, 1, "0.01 to 0.1 is usual"),
         "epsilon_updates": (1, 1e12, "a tenth of all updates is usual"),
     }
+
+    changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon"}
 
     gamma: float = 0.99
     """Discount of a step."""
@@ -114,9 +116,10 @@ class DQNLearner(Algorithm):
     `ReplayBuffer.take`). Deterministic given seed, samples and one thread."""
 
     policy: QPolicy
+    config: DQN
 
     def __init__(self, config: DQN, policy: QPolicy, seed: int) -> None:
-        self.policy, self._config = policy, config
+        self.policy, self.config = policy, config
         self._rng = np.random.default_rng(seed)
         self._updates = 0
         self._online, self._target = QFunction(policy.shape, policy.flat), policy.twin()
@@ -138,16 +141,16 @@ class DQNLearner(Algorithm):
             of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
             self._online.backward(of_values, self._gradient)
         loss = float(share @ losses)
-        rate = self._config.learning_rate * (
-            1 - progress if self._config.learning_rate_schedule == "linear" else 1
+        rate = self.config.learning_rate * (
+            1 - progress if self.config.learning_rate_schedule == "linear" else 1
         )
-        norm = self._adam.descend(rate, 1.0, self._config.max_gradient_norm, loss)
+        norm = self._adam.descend(rate, 1.0, self.config.max_gradient_norm, loss)
         if not isfinite(norm + loss):
             raise spoilt("DQN", "the weights", f"the loss is {loss}, the gradient's norm {norm}")
         if "priority" in sample:
             sample["priority"][0] = error
         self._updates += 1
-        if self._updates % self._config.target_every == 0:
+        if self._updates % self.config.target_every == 0:
             self._move_target()
         self._explore()
         return {
@@ -164,7 +167,7 @@ class DQNLearner(Algorithm):
         """Return (loss [B], its derivative with respect to what the network tells of the
         action [B] or [B, atoms], how far off that was [B], the expected return [B] of
         it). The network has told its values of the batch's observations last."""
-        config, policy = self._config, self.policy
+        config, policy = self.config, self.policy
         returns, discount = n_step_returns(batch["rewards"], batch["steps"], batch["done"], config.gamma)
         seen, then, rows = policy.inputs(batch), policy.inputs(batch, "next.obs"), np.arange(len(returns))
         self._target.draw_noise(self._rng)
@@ -191,7 +194,7 @@ class DQNLearner(Algorithm):
         return loss, slope, loss, softmax(logits) @ policy.support
 
     def _move_target(self) -> None:
-        target, rate = self._target.flat, np.float32(self._config.target_rate)
+        target, rate = self._target.flat, np.float32(self.config.target_rate)
         if rate == 1:
             target[:] = self.policy.flat
         else:
@@ -201,7 +204,7 @@ class DQNLearner(Algorithm):
 
     def _explore(self) -> None:
         """Set the policy's ε, from how many updates are done."""
-        config, done = self._config, self._updates
+        config, done = self.config, self._updates
         if self.policy.shape.noise:
             self.policy.epsilon[...] = config.epsilon_start if done == 0 else 0
         else:

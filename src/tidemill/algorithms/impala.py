@@ -1,6 +1,6 @@
 """IMPALA: the importance-weighted actor-learner. Imports no torch by itself."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +12,6 @@ from tidemill.algorithms.policy_gradient import BatchTotals, PolicyGradient, Pol
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
-from tidemill.nets.trainable import TrainablePolicy
 
 BEYOND = 1.001
 """Ratios that are cut off by less than a thousandth are not counted as clipped: on the
@@ -36,6 +35,8 @@ class Impala(PolicyGradient):
         "rho_clip": (1e-6, 1e6, "1 is usual"),
         "c_clip": (1e-6, 1e6, "1 is usual"),
     }
+
+    changeable: ClassVar[Collection[str]] = ranges.keys() - {"chunk_steps"}
 
     trace_lambda: float = 1.0
     """λ of the traces (the paper's remark 2)."""
@@ -63,12 +64,10 @@ class Impala(PolicyGradient):
 class ImpalaLearner(PolicyGradientLearner):
     """See `Impala`."""
 
-    def __init__(self, config: Impala, policy: TrainablePolicy, seed: int) -> None:
-        super().__init__(config, policy, seed)
-        self._impala = config
+    config: Impala
 
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
-        config, acted = self._impala, sample["version"] >= 0
+        config, acted = self.config, sample["version"] >= 0
         # those that were cut and the last ones among them: their values are bootstrap
         # values
         rows = np.flatnonzero(acted)
@@ -98,5 +97,5 @@ class ImpalaLearner(PolicyGradientLearner):
         xp = self._library.namespace
         excess = xp.expm1(log_prob - behaviour)  # ρ - 1
         kl = (excess - (log_prob - behaviour)).sum()
-        clipped = (excess > self._impala.rho_clip * BEYOND - 1).sum()
+        clipped = (excess > self.config.rho_clip * BEYOND - 1).sum()
         return PolicyLoss(*differentiate_policy_gradient(xp, log_prob, advantage), kl, clipped)

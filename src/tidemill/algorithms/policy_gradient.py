@@ -83,6 +83,21 @@ class PolicyGradient(AlgorithmConfig):
     the state that the behaviour had there; with `AgentSpec.burn_in` so many rows before
     it first bring that up to date."""
 
+    @property
+    def epochs(self) -> int:
+        """Passes over each batch."""
+        return 1
+
+    @property
+    def clip_value(self) -> float | None:
+        """ε of the clipped value loss; None leaves it unclipped."""
+        return None
+
+    @property
+    def target_kl(self) -> float | None:
+        """The KL divergence above which an update ends; None: none is too far."""
+        return None
+
     def measures(self) -> tuple[str, ...]:
         return *MEASURED, "gradient_norm", "explained_variance", "learning_rate", "rows", "minibatches"
 
@@ -140,8 +155,7 @@ class PolicyLoss(NamedTuple):
 
 class PolicyGradientLearner(DataParallel):
     """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one
-    thread. An algorithm says how returns are estimated and what the policy's loss is;
-    `epochs`, `target_kl` and `clip_value` are as in `PPO`.
+    thread. An algorithm says how returns are estimated and what the policy's loss is.
 
     Equal trainers sum, per update: one array of sums over the rows (float64), then one
     per minibatch with the gradient, what is measured and the rows' share (float32), then
@@ -150,19 +164,10 @@ class PolicyGradientLearner(DataParallel):
     """
 
     policy: TrainablePolicy
+    config: PolicyGradient
 
-    def __init__(
-        self,
-        config: PolicyGradient,
-        policy: TrainablePolicy,
-        seed: int,
-        epochs: int = 1,
-        target_kl: float | None = None,
-        clip_value: float | None = None,
-    ) -> None:
-        self.policy = policy
-        self._config = config
-        self._epochs, self._target_kl, self._clip_value = epochs, target_kl, clip_value
+    def __init__(self, config: PolicyGradient, policy: TrainablePolicy, seed: int) -> None:
+        self.policy, self.config = policy, config
         self._rng = np.random.default_rng(seed)
         self._library = _library_of(policy)
         size = policy.network.size
@@ -205,7 +210,7 @@ class PolicyGradientLearner(DataParallel):
     def _update(
         self, samples: Sequence[Sample], progress: float, alone: bool
     ) -> Generator[Array, None, dict[str, float]]:
-        config, policy = self._config, self.policy
+        config, policy = self.config, self.policy
         rate = config.learning_rate * (1 - progress if config.learning_rate_schedule == "linear" else 1)
         batch = gather(samples, self._estimate)
         sums = _sums(batch)
@@ -241,7 +246,7 @@ class PolicyGradientLearner(DataParallel):
             return Chunks(
                 self._library,
                 self.policy,
-                cut(samples, trained_rows(samples), burn_in, self._config.chunk_steps),
+                cut(samples, trained_rows(samples), burn_in, self.config.chunk_steps),
             )
 
     def _steps(
@@ -253,9 +258,9 @@ class PolicyGradientLearner(DataParallel):
         weight, done = count / whole.rows, 0
         with place():
             columns = self._columns(batch, whole)
-            found = library.zeros(self._epochs * count, len(MEASURED) + 1)
+            found = library.zeros(self.config.epochs * count, len(MEASURED) + 1)
         bounds = [pieces * i // count for i in range(count + 1)]
-        for _ in range(self._epochs):
+        for _ in range(self.config.epochs):
             with place():
                 order = source.shuffled(self._rng)
             for start, end in pairwise(bounds):
@@ -273,7 +278,7 @@ class PolicyGradientLearner(DataParallel):
                     continue
                 with place():
                     parts = self._parts[:-1] / share
-                    if self._target_kl is not None and float(parts[3]) > self._target_kl:
+                    if self.config.target_kl is not None and float(parts[3]) > self.config.target_kl:
                         return self._read(found[:done])
                     found[done, :-1], found[done, -1] = parts, self._step(parts, share, rate)
                 done += 1
@@ -289,12 +294,12 @@ class PolicyGradientLearner(DataParallel):
         lost = ~np.isfinite(self._loss(steps.T) + steps[:, -1])
         if lost.any():
             *parts, norm = steps[lost.argmax()].tolist()
-            raise spoilt(type(self._config).__name__, "the weights", _explain(parts, norm))
+            raise spoilt(type(self.config).__name__, "the weights", _explain(parts, norm))
         return steps
 
     def _loss(self, parts: Any) -> Any:
         return (
-            parts[0] + self._config.value_coefficient * parts[1] - self._config.entropy_coefficient * parts[2]
+            parts[0] + self.config.value_coefficient * parts[1] - self.config.entropy_coefficient * parts[2]
         )
 
     def _columns(self, batch: Batch, whole: BatchTotals) -> list[Mapping[str, Any]]:
@@ -318,7 +323,7 @@ class PolicyGradientLearner(DataParallel):
         if not len(pieces):
             self._shared[:] = 0
             return 0
-        config, policy, take, xp = self._config, self.policy, self._library.take, self._library.namespace
+        config, policy, take, xp = self.config, self.policy, self._library.take, self._library.namespace
         inputs, rows = source.pick(pieces)
         action = take(columns[0], rows)
         log_prob, advantage, target, old_value = take(columns[1], rows, 1)["scalars"]
@@ -327,7 +332,7 @@ class PolicyGradientLearner(DataParallel):
             of_policy, of_log_prob, kl, clipped = self._policy_loss(found.log_prob, log_prob, advantage)
             of_log_prob *= weight
             value_loss, of_value = differentiate_value_loss(
-                xp, found.value, target, old_value, self._clip_value
+                xp, found.value, target, old_value, config.clip_value
             )
             of_value *= weight * config.value_coefficient
             of_entropy = (
@@ -344,7 +349,7 @@ class PolicyGradientLearner(DataParallel):
     def _step(self, parts: Any, share: float, rate: float) -> Any:
         """Do one step of Adam down the shared gradient; return its norm before
         clipping."""
-        return self._optimiser.descend(rate, share, self._config.max_gradient_norm, self._loss(parts))
+        return self._optimiser.descend(rate, share, self.config.max_gradient_norm, self._loss(parts))
 
     def _evaluate(self, sample: Sample, rows: Integers) -> tuple[Floats, Floats]:
         """Return log π and the value (reward units) of the sample's rows at `rows` (into
@@ -357,7 +362,7 @@ class PolicyGradientLearner(DataParallel):
             else:
                 source = Rows(library, policy, take_leaves([sample], [rows], "obs"), len(rows))
             action = library.columns(take_leaves([sample], [rows], "action"))
-            size, pieces = max(1, self._config.minibatch_size // source.rows), np.arange(len(source))
+            size, pieces = max(1, self.config.minibatch_size // source.rows), np.arange(len(source))
             for start in range(0, len(pieces), size):
                 inputs, picked = source.pick(pieces[start : start + size])
                 found = policy.network.forward(inputs, library.take(action, picked))

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.algorithms.formulas import differentiate_surrogate
-from tidemill.algorithms.minibatches import Estimate, Floats, Integers, gae_of, take_rows
+from tidemill.algorithms.minibatches import Floats, Integers, gae_of, take_rows
 from tidemill.algorithms.policy_gradient import BatchTotals, PolicyGradient, PolicyGradientLearner, PolicyLoss
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
-from tidemill.nets.trainable import TrainablePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,8 @@ class PPO(PolicyGradient):
         "clip_value": (1e-9, 1e9, "0.2 is usual; None leaves values unclipped"),
         "target_kl": (1e-9, 1e9, "0.02 is usual; None never stops early"),
     }
+
+    changeable: ClassVar[Collection[str]] = ranges.keys() - {"chunk_steps"}
 
     gae_lambda: float = 0.95
     """λ of the advantages and of the values' targets."""
@@ -62,15 +63,12 @@ class PPO(PolicyGradient):
 class PPOLearner(PolicyGradientLearner):
     """See `PPO`."""
 
-    def __init__(self, config: PPO, policy: TrainablePolicy, seed: int) -> None:
-        super().__init__(config, policy, seed, config.epochs, config.target_kl, config.clip_value)
-        self._clip, self._normalise = config.clip, config.normalise_advantages
-        self._estimator: Estimate = gae_of(
-            config.gamma, config.gae_lambda, self._log_ratio if config.correct_off_policy else None
-        )
+    config: PPO
 
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
-        return self._estimator(sample)
+        config = self.config
+        log_ratio = self._log_ratio if config.correct_off_policy else None
+        return gae_of(config.gamma, config.gae_lambda, log_ratio)(sample)
 
     def _log_ratio(self, sample: Sample, rows: Integers) -> Floats:
         ratio, _ = self._evaluate(sample, rows)
@@ -78,12 +76,11 @@ class PPOLearner(PolicyGradientLearner):
         return ratio
 
     def _weigh(self, advantage: Floats, whole: BatchTotals) -> None:
-        if self._normalise:
+        if self.config.normalise_advantages:
             with np.errstate(invalid="ignore"):
                 advantage -= np.float32(whole.mean)
             advantage /= np.float32(whole.deviation + 1e-8)
 
     def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
-        return PolicyLoss(
-            *differentiate_surrogate(self._library.namespace, log_prob - behaviour, advantage, self._clip)
-        )
+        xp, clip = self._library.namespace, self.config.clip
+        return PolicyLoss(*differentiate_surrogate(xp, log_prob - behaviour, advantage, clip))

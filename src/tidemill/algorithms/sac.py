@@ -1,6 +1,6 @@
 """Soft actor-critic (SAC), in numpy: its configuration and its learner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from typing import ClassVar, NamedTuple
@@ -40,6 +40,9 @@ class SAC(AlgorithmConfig):
         "temperature": (1e-9, 1e9, "1 is usual where it is learnt, 0.2 where it is not"),
         "target_entropy": (-1e9, 1e9, "None: minus the number of the action's elements"),
     }
+
+    # α is learnt from its first value on
+    changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon", "temperature"}
 
     gamma: float = 0.99
     """Discount of a step."""
@@ -103,12 +106,12 @@ class SACLearner(Algorithm):
     Deterministic given seed, samples and one thread."""
 
     policy: SquashedGaussianPolicy
+    config: SAC
 
     def __init__(self, config: SAC, policy: SquashedGaussianPolicy, seed: int) -> None:
-        self.policy, self._config = policy, config
+        self.policy, self.config = policy, config
         weights_seed, drawing_seed = np.random.SeedSequence(seed).spawn(2)
         self._rng = np.random.default_rng(drawing_seed)
-        self._goal = -float(policy.actions) if config.target_entropy is None else config.target_entropy
         self._actor = MLP(policy.shape, policy.flat)
         shape = MLPShape(2, policy.encoder.width + policy.actions, policy.hidden, 1, 1.0)
         self.critics = MLP(shape, shape.begin(np.random.default_rng(weights_seed)))
@@ -138,7 +141,7 @@ class SACLearner(Algorithm):
         if "priority" in sample:
             sample["priority"][0] = self._error
         metrics |= self._improve_actor(seen, batch["weight"])
-        self.targets.flat += np.float32(self._config.target_rate) * (self.critics.flat - self.targets.flat)
+        self.targets.flat += np.float32(self.config.target_rate) * (self.critics.flat - self.targets.flat)
         return {**metrics, "temperature": self.temperature, "rows": float(len(seen))}
 
     @property
@@ -149,7 +152,7 @@ class SACLearner(Algorithm):
     def _improve_critics(self, batch: Arrays, seen: Floats) -> dict[str, float]:
         """Do a step down Σ ½ (Q - y)² of both critics: Haarnoja et al. 2018, eq. 5, with
         y of eq. 3 and the lesser of the two target critics."""
-        config, weight = self._config, batch["weight"]
+        config, weight = self.config, batch["weight"]
         returns, discount = n_step_returns(batch["rewards"], batch["steps"], batch["done"], config.gamma)
         then = self.policy.inputs(batch, "next.obs")
         drawn = self._draw(then)
@@ -174,7 +177,7 @@ class SACLearner(Algorithm):
     def _improve_actor(self, seen: Floats, weight: Floats) -> dict[str, float]:
         """Do a step down α log π(a) - Q(a), eq. 7 and 9, of the actor, Q being the lesser
         of the two critics; and one of α, eq. 18."""
-        config, share = self._config, weight / np.float32(len(weight))
+        config, share = self.config, weight / np.float32(len(weight))
         drawn = self._draw(seen)
         told = self.critics.forward(np.concatenate([seen, drawn.action], 1))
         lesser = told.argmin(0) == np.arange(2)[:, None, None]
@@ -187,14 +190,15 @@ class SACLearner(Algorithm):
         self._actor.backward(of_head[None], self._of_actor)
         self._step("actor", config.learning_rate, loss)
         if config.learn_temperature:
-            gap = float((drawn.log_prob + np.float32(self._goal)) @ share)
+            goal = -float(self.policy.actions) if config.target_entropy is None else config.target_entropy
+            gap = float((drawn.log_prob + np.float32(goal)) @ share)
             self._of_temperature[0] = -self.temperature * gap
             self._step("temperature", config.learning_rate, gap)
         return {"loss/policy": loss, "entropy": -float(drawn.log_prob.mean())}
 
     def _step(self, name: str, rate: float, loss: float) -> float:
         norm: float = self._adams[name].descend(
-            rate, 1.0, None if name == "temperature" else self._config.max_gradient_norm, loss
+            rate, 1.0, None if name == "temperature" else self.config.max_gradient_norm, loss
         )
         if not isfinite(norm + loss):
             raise spoilt(

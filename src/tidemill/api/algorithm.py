@@ -107,9 +107,15 @@ class PostProcessor(Config):
 
 
 class Algorithm(ABC):
-    """Learns from samples; changes its policy's parameters in place."""
+    """Learns from samples; changes its policy's parameters in place.
+
+    policy: the policy that learns
+    config: what it is set to. One whose configuration has `changeable` settings reads
+        these here in each update: a trainer gives it another configuration now and then
+    """
 
     policy: Policy
+    config: "AlgorithmConfig"
 
     @abstractmethod
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
@@ -171,6 +177,8 @@ class AlgorithmConfig(Config):
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {}
     """The least and the most of each number, and a word of advice."""
+    changeable: ClassVar[Collection[str]] = ()
+    """The numbers that may change while a run goes on: see `Algorithm.config`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

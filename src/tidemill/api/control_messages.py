@@ -1,7 +1,8 @@
 """Messages of the control link between the runner and one worker: typed msgpack, nothing
 else is understood.
 
-Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`. Up: `Status`,
+Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`,
+`ChangeSettings`. Up: `Status`,
 `WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`, `Relay`, `Notice`.
 """
 
@@ -110,6 +111,13 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
     settings: dict[str, float] = {}
 
 
+class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
+    """A trainer goes on with these settings of its algorithm (see
+    `AlgorithmConfig.changeable`); equal trainers from one and the same update on."""
+
+    settings: dict[str, float | None]
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """The worker's state has changed. `error` is one message for the user and `details`
     the traceback, when it failed; `waited` the seconds that it had waited for others,
@@ -185,7 +193,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt
+Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt | ChangeSettings
 Up = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Saving | Notice
 
 _encoder = msgspec.msgpack.Encoder()

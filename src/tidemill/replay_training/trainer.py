@@ -7,7 +7,7 @@ at most, and nobody at all while training keeps up: steps are granted ahead, up 
 actor's slots. In an exact run all tasks that are owed come before the grant.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 
 from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
@@ -319,6 +319,9 @@ class ReplayTrainerWorker(Worker):
         self.learner.adopt(message)
         self._buffer.least = self.learner.counters.updates
         self._policy_lag.publish(self.learner.policy.version)
+
+    def _change(self, settings: Mapping[str, float | None]) -> None:
+        self.learner.change(settings)  # between two tasks
 
     def _summarise(self) -> None:
         """Report what has happened since the last time."""

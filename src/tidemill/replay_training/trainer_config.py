@@ -1,6 +1,8 @@
 """The configuration of trainers that learn from a replay memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.edges import Port
@@ -122,6 +124,14 @@ class ReplayTrainer(TrainerConfig):
                 "--ratio, or AsyncTrainRunner(ratio=…))"
             )
         super().check(experiment)
+
+    def changed(self, settings: Mapping[str, float | None]) -> Self:
+        if self.journal:
+            raise ConfigError(
+                f"{', '.join(settings)} cannot be changed: a journal does not hold settings, so that the run "
+                "could not be trained again from it; leave out journal"
+            )
+        return super().changed(settings)
 
     def ports(self) -> tuple[Port, ...]:
         return (

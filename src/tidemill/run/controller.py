@@ -38,6 +38,7 @@ from tidemill.api.control_messages import (
     unpack_up,
 )
 from tidemill.api.curriculum import holds
+from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.config import encode
@@ -552,12 +553,14 @@ class Controller:
         if not paused:
             self.resume()
 
-    def change_limits(self, limits: Mapping[str, Any]) -> None:
-        """Have other limits, of those that are looked at here. Raises `ConfigError` for
-        what they may not be."""
-        experiment = self.job.experiment
-        experiment = experiment.replace(limits=experiment.limits.replace(**limits))
+    def change(self, experiment: Experiment, orders: Mapping[str, Down]) -> None:
+        """Go on with `experiment`, whose limits of returns and `until` may be others;
+        groups of workers are told by `orders` what else is. Raises `ConfigError` for
+        limits that cannot be."""
         experiment.check_judged()
+        for name in self.members:
+            if (order := orders.get(name.rpartition("-")[0])) is not None:
+                self._send(name, order)
         self.job = replace(self.job, experiment=experiment)
         self._judged = experiment.judged()
 

@@ -3,19 +3,22 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidemill.api.control_messages import ChangeSettings
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.run.controller import Controller
+from tidemill.workers.trainer_config import TrainerConfig
 
 OnUpdate = Callable[[dict[str, float], "RunControl"], None]
 """Called in the main process with each record of updates: of each update, or of several
 together where they are quicker than `metrics.record_pace` lets them be written. Training
 goes on meanwhile, in other processes or threads. What it raises ends the run."""
-CHANGEABLE = ("mean_return", "until")
+LIMITS = ("mean_return", "until")
+"""The limits that the main process looks at."""
 
 
 class RunControl:
     """A run that is going on, as a callback has it: it may log, save, stop, pause, and
-    change a limit."""
+    change settings and limits."""
 
     def __init__(self, controller: Controller, record: Callable[[dict[str, float]], None]) -> None:
         self._controller, self._record = controller, record
@@ -32,13 +35,29 @@ class RunControl:
         """Write a checkpoint now. False where the run is ending, which writes one."""
         return self._controller.save()
 
-    def change(self, **limits: Any) -> None:
-        """Change a limit that this process looks at: `mean_return` or `until`. What
-        workers were given is theirs while they run, and is refused by name."""
-        for name in limits:
-            if name not in CHANGEABLE:
+    def change(self, policy: str | None = None, /, **settings: Any) -> None:
+        """Change numbers of the algorithm that trains `policy` (None: of each policy's),
+        such as `learning_rate`: from the next update on, the same one for equal trainers,
+        and after a resume. Or a limit: `mean_return`, `until`. Nothing is changed where
+        one of them cannot be, and `ConfigError` tells those that can."""
+        experiment = self._controller.job.experiment
+        trainers = experiment.groups(TrainerConfig)
+        if policy is not None:
+            trainers = {group: trainer for group, trainer in trainers.items() if trainer.policy == policy}
+        if not trainers and policy is not None:
+            raise ConfigError(f'no trainer trains "{policy}"; {did_you_mean(policy, experiment.trained())}')
+        limits = {name: settings.pop(name) for name in LIMITS if name in settings}
+        known = {*LIMITS, *(name for trainer in trainers.values() for name in trainer.algorithm.changeable)}
+        for name in settings:
+            if name not in known:
                 raise ConfigError(
-                    f"{name} cannot be changed while a run is going on; {did_you_mean(name, CHANGEABLE)}. "
-                    "Stop it, and go on with other limits by tidemill.resume"
+                    f"{name} cannot be changed while a run is going on; these can be: "
+                    f"{', '.join(sorted(known))}. Stop it, and go on with other limits by tidemill.resume"
                 )
-        self._controller.change_limits(limits)
+        changed = {group: trainer.changed(settings) for group, trainer in trainers.items() if settings}
+        self._controller.change(
+            experiment.replace(
+                workers={**experiment.workers, **changed}, limits=experiment.limits.replace(**limits)
+            ),
+            dict.fromkeys(changed, ChangeSettings(settings)),
+        )

@@ -17,6 +17,7 @@ from typing import Any
 from tidemill.api.control_messages import (
     ENDED,
     Adopt,
+    ChangeSettings,
     Configure,
     EnterStage,
     Exit,
@@ -95,6 +96,9 @@ class Worker(WorkerHandle):
 
     def _adopt(self, message: Adopt) -> None:
         """Go on from other weights. Trainers are told to."""
+
+    def _change(self, settings: Mapping[str, float | None]) -> None:
+        """Go on with other settings of the algorithm. Trainers are told to."""
 
     def _save(self) -> None:
         """Write a checkpoint, where the worker has one to write."""
@@ -230,6 +234,8 @@ class Worker(WorkerHandle):
                     self._enter_stage(options)
                 case Adopt() as message:
                     self._adopt(message)
+                case ChangeSettings(settings=settings):
+                    self._change(settings)
                 case Exit(reason=reason):
                     self.exit(reason)
                     if self.ended:

@@ -33,15 +33,16 @@ LEAVE_ALONE = 2.0
 # for what equal trainers bring, before others get their turns: a look takes 0.5 µs, the
 # turns of a process 20
 LOOKS = 32
-_AGREED = np.zeros(6)  # what equal trainers agree on before each update: see `CombinedCounts`
+_AGREED = np.zeros(7)  # what equal trainers agree on before each update: see `CombinedCounts`
 
 
 class CombinedCounts(NamedTuple):
-    """Of all equal trainers together: how many are to end, rows of the batch that enter
-    the loss, those of them that do so for the first time, and what became of samples
-    since the last update."""
+    """Of all equal trainers together: how many are to end, how many were not told to
+    change settings, rows of the batch that enter the loss, those of them that do so for
+    the first time, and what became of samples since the last update."""
 
     ending: float
+    unchanged: float
     rows: float
     fresh: float
     dropped: float
@@ -121,13 +122,15 @@ class EqualTrainers:
             self._clock.enter(left)
 
     def agree(
-        self, ending: bool, batch: Sequence[BufferedSample], counts: SampleCounts
+        self, ending: bool, unchanged: bool, batch: Sequence[BufferedSample], counts: SampleCounts
     ) -> Generator[PollResult, None, CombinedCounts]:
         """Return what all together bring to the update that is due."""
         rows = sum(held.trained for held in batch)
         fresh = sum(held.trained for held in batch if not held.uses)
         numbers = _AGREED.copy()
-        numbers[:] = CombinedCounts(ending, rows, fresh, counts.dropped, counts.evicted, counts.reused)
+        numbers[:] = CombinedCounts(
+            ending, unchanged, rows, fresh, counts.dropped, counts.evicted, counts.reused
+        )
         yield from self.sum(numbers)
         return CombinedCounts(*numbers.tolist())
 

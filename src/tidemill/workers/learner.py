@@ -4,12 +4,12 @@ is counted, published, kept and reported of it.
 Both trainers hold one: `workers.trainer`, and the one of a replay memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidemill.api.algorithm import Algorithm, DataParallel
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel
 from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
@@ -86,7 +86,7 @@ class Learner:
         self._running = False
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
-        self._adopted: dict[str, float] = {}  # settings of the algorithm, where adoptions have changed them
+        self._changed: dict[str, float | None] = {}  # settings of the algorithm, where they were changed
         self._settings: dict[str, float] = {}  # all of them, as the parameter database calls them
 
     # ---- making it ---------------------------------------------------------------------
@@ -169,9 +169,13 @@ class Learner:
         numbers."""
         name, adopted = self._context.name, self.counters.adopted
         path = (name, adopted) if adopted else (name,)
-        config = with_settings(self._config.algorithm, self._adopted)
+        return self._set_config().build(self.policy, derive_seed(self._context.experiment.seed, *path))
+
+    def _set_config(self) -> AlgorithmConfig:
+        """Return what the algorithm is set to now, and keep its numbers."""
+        config = with_settings(self._config.algorithm, self._changed)
         self._settings = {field_of(name): value for name, value in settings_of(config).items()}
-        return config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
+        return config
 
     def _restore(self, found: FoundCheckpoint) -> None:
         for name in vars(self.counters):
@@ -179,7 +183,7 @@ class Learner:
             if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not isfinite(kept):
                 raise CheckpointError(f"checkpoint {found.path} says {name} = {kept!r}, which is no count")
             setattr(self.counters, name, kept)
-        self._adopted = found.facts.get("settings", {})
+        self._changed = found.facts.get("settings", {})
         self.algorithm = self._build_algorithm()
         self.policy.load(found.arrays["policy"], self.counters.updates)
         self.algorithm.load_state(found.arrays["algorithm"])
@@ -224,7 +228,7 @@ class Learner:
         parameters, _ = ParameterDatabase(Path(self._context.folder) / PARAMETERS).load(
             message.source, message.version
         )
-        self._adopted |= message.settings
+        self._changed |= message.settings
         self.counters.updates += 1
         self.counters.adopted = self.counters.updates
         self.algorithm = self._build_algorithm()
@@ -232,6 +236,12 @@ class Learner:
         self.returns.clear()
         if self._publisher is not None:
             self._publisher.publish(self.policy)
+
+    def change(self, settings: Mapping[str, float | None]) -> None:
+        """Go on with other settings of the algorithm, which checkpoints keep."""
+        self._changed |= settings
+        self.algorithm.config = self._set_config()
+        self._saved = -1, -1  # the checkpoint of now, if there is one, does not know them
 
     # ---- time and limits ---------------------------------------------------------------
 
@@ -310,7 +320,7 @@ class Learner:
             "policy": config.policy,
             "experiment": self._context.experiment.name,
             "spaces": plain_spaces(self.spaces),  # so that the policy can be built without its environment
-            "settings": self._adopted,
+            "settings": self._changed,
             **extras.facts,
         }
         try:

@@ -7,7 +7,8 @@ Several equal trainers of one policy each take samples of their own and sum thei
 gradients (`workers.data_parallel`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class TrainerWorker(Worker):
         self._config = config
         self.learner = Learner(context, config, self.clock, self.report, self._beat)
         self._batch_steps = 0  # of the last update
+        self._changes = deque[Mapping[str, float | None]]()  # of settings, that equal trainers may not know
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
 
@@ -87,7 +89,11 @@ class TrainerWorker(Worker):
                     yield PollResult()
             batch = taken or ()
             counts, self._buffer.counts = self._buffer.counts, SampleCounts()
-            agreed = yield from learner.equal_trainers.agree(self._reason is not None, batch, counts)
+            agreed = yield from learner.equal_trainers.agree(
+                self._reason is not None, not self._changes, batch, counts
+            )
+            if not agreed.unchanged:  # all have been told, and all of the same first
+                learner.change(self._changes.popleft())
             counters.add(agreed)
             if agreed.ending:
                 break
@@ -133,6 +139,9 @@ class TrainerWorker(Worker):
         """See `Learner.adopt`. Samples of versions before it are dropped from now on."""
         self.learner.adopt(message)
         self._buffer.least = self.learner.counters.updates
+
+    def _change(self, settings: Mapping[str, float | None]) -> None:
+        self._changes.append(settings)
 
     def _save(self) -> None:
         self.learner.save()

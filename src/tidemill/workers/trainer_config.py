@@ -1,8 +1,9 @@
 """The configuration of trainers: what they train, on which samples, how old these may be,
 and what they keep."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
@@ -13,7 +14,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.nets.device import check_device
 from tidemill.replay.queue import Queue
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.version_metadata import RECORDED, field_of, settings_of
+from tidemill.workers.version_metadata import RECORDED, field_of, settings_of, with_settings
 
 COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
 
@@ -82,6 +83,17 @@ class TrainerConfig(WorkerConfig):
             for spec in actors.agents:
                 if not streams.isdisjoint(spec.streams):
                     self.algorithm.check_made([name for post in spec.post for name in post.fields()])
+
+    def changed(self, settings: Mapping[str, float | None]) -> Self:
+        """Return this trainer with other settings of its algorithm, as they may change
+        while a run goes on. Raises `ConfigError` for one that may not."""
+        for name in settings:
+            if name not in self.algorithm.changeable:
+                raise ConfigError(
+                    f"{name} of {type(self.algorithm).__name__} cannot be changed while a run goes on; these "
+                    f"can: {', '.join(sorted(self.algorithm.changeable)) or 'none'}"
+                )
+        return self.replace(algorithm=with_settings(self.algorithm, settings))
 
     def ports(self) -> tuple[Port, ...]:
         store = () if self.database_seconds is None else (Port(self.policy, "store"),)

@@ -1,14 +1,18 @@
 """What a trainer has the parameter database know of each version: how far it was trained,
 with which settings, and what the episodes that it was trained on have reached."""
 
-import dataclasses
 import typing
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from math import isfinite
+from typing import TypeVar
 
 from tidemill.api.algorithm import AlgorithmConfig, Sample
+from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, did_you_mean
+
+Setting = TypeVar("Setting", bound=AlgorithmConfig)
 
 EPISODES = 100
 """Episodes that `training_return` is the mean of, at most."""
@@ -21,7 +25,7 @@ loss, which no version has before the first one ended."""
 
 def settings_of(algorithm: AlgorithmConfig) -> dict[str, float]:
     """Return the algorithm's settings that are finite numbers, by name."""
-    values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    values = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
     return {
         name: float(v)
         for name, v in values.items()
@@ -34,19 +38,21 @@ def field_of(setting: str) -> str:
     return f"algorithm/{setting}"
 
 
-def with_settings(algorithm: AlgorithmConfig, settings: Mapping[str, float]) -> AlgorithmConfig:
+def with_settings(algorithm: Setting, settings: Mapping[str, float | None]) -> Setting:
     """Return `algorithm` with these settings, those that count things rounded. Raises
     `ConfigError` for one that it lacks, or cannot have."""
-    known, hints = settings_of(algorithm), typing.get_type_hints(type(algorithm))
-    for name in settings:
+    hints = typing.get_type_hints(type(algorithm))
+    kinds = {each.name: {hints[each.name], *typing.get_args(hints[each.name])} for each in fields(algorithm)}
+    known = {name for name, kind in kinds.items() if not kind.isdisjoint((int, float))}
+    changed = dict(settings)
+    for name, value in settings.items():
         if name not in known:
             raise ConfigError(
                 f'{type(algorithm).__name__} has no number "{name}"; {did_you_mean(name, known)}'
             )
-    whole = {name for name in settings if float not in (hints[name], *typing.get_args(hints[name]))}
-    return algorithm.replace(
-        **{name: round(value) if name in whole else value for name, value in settings.items()}
-    )
+        if float not in kinds[name] and isinstance(value, float) and isfinite(value):
+            changed[name] = round(value)
+    return decode(type(algorithm), {**encode(algorithm), **changed}, type(algorithm).__name__)
 
 
 class TrainingReturns:
