@@ -14,6 +14,7 @@ sums: a channel from each of the policy's trainers to each other
 credits: a cell from a trainer that limits its producers' steps to each of them
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -58,6 +59,17 @@ class Edge:
     kind: Literal["channel", "cell"]
     source: str
     targets: tuple[str, ...]
+
+
+def ends_by_worker(edges: Iterable[Edge]) -> defaultdict[str, dict[str, tuple[str, ...]]]:
+    """Return of which edges each worker holds an end, and which workers are at the other
+    end: {worker: {edge's name: others}}, empty for a worker that holds none."""
+    found: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
+    for edge in edges:
+        found[edge.source][edge.name] = edge.targets
+        for target in edge.targets:
+            found[target][edge.name] = (edge.source,)
+    return found
 
 
 End = tuple[str, Port]

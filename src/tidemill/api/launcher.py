@@ -5,8 +5,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tidemill.api.experiment import Experiment
-from tidemill.api.transport import Link
+from tidemill.api.edges import group_of
+from tidemill.api.experiment import Context, Experiment, WorkerHandle
+from tidemill.api.transport import Endpoints, Link
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,13 @@ class Job:
     folder: str | None = None
     resume: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+
+    def build(self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0) -> WorkerHandle:
+        """Return one of the experiment's workers, not yet configured."""
+        config = self.experiment.workers[group_of(worker)]
+        return config.build(
+            Context(self.experiment, worker, config, endpoints, self.folder, self.resume, spin, math_threads)
+        )
 
 
 class Launcher(ABC):
@@ -48,7 +56,7 @@ class Launcher(ABC):
 
     def check(self, experiment: Experiment) -> None:
         """Raise `ConfigError` for an experiment that this launcher cannot launch here:
-        for want of open files, say. Called when the experiment is laid out."""
+        for want of memory or open files, say. Called when the experiment is laid out."""
 
     @abstractmethod
     def launch(self, job: Job) -> dict[str, Link]:

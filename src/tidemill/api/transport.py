@@ -16,7 +16,11 @@ Link       ordered messages, small             the receiver's bell
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
+import msgspec
+
+from tidemill.api.edges import Edge
 from tidemill.core.schema import Arrays, Schema
 
 
@@ -154,3 +158,47 @@ class Endpoints(ABC):
     @abstractmethod
     def reader(self, edge: str) -> Reader:
         """Return a reading end of a cell edge."""
+
+
+class Handle(msgspec.Struct, frozen=True):
+    """What a process needs in order to reach one end of an edge.
+
+    descriptors: open files that it inherits
+    text: what else there is to know, as a path or an address
+    """
+
+    descriptors: tuple[int, ...] = ()
+    text: str = ""
+
+
+class Transport(ABC):
+    """Joins workers that have processes of their own: the channels and cells of a run.
+
+    A launcher makes one of all edges before it starts a process. Each process opens its
+    ends by their handles. Bells and control links are the launcher's, which sees by them
+    that a process has died; a transport may hold the other end of an edge itself, to send
+    on elsewhere what is put in. A new transport is one file with a subclass, and a line
+    in `transports/table.py`; or a user's own, which a launcher names (see
+    `ProcessesLauncher.transport`).
+    """
+
+    descriptors_per_edge = 1
+    """Files that the launcher's process has open for each edge."""
+
+    @abstractmethod
+    def __init__(self, edges: Sequence[Edge], bells: Mapping[str, int]) -> None:
+        """Make what joins the two sides of each edge. `bells`: by worker, the eventfd
+        that wakes it."""
+
+    @abstractmethod
+    def handles(self, worker: str) -> dict[str, Handle]:
+        """Return how the process of `worker` reaches its ends, by the edge's name."""
+
+    @staticmethod
+    @abstractmethod
+    def endpoints(bell: Bell, link: Link, handles: Mapping[str, Handle]) -> Endpoints:
+        """Return the ends of a worker, in its own process."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the launcher's process holds. The workers have ended by then."""

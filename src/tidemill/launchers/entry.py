@@ -19,7 +19,8 @@ from time import monotonic, sleep
 import msgspec
 
 from tidemill.api.control_messages import State, Status, pack
-from tidemill.api.experiment import Context, Experiment
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Job
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import keep_to
@@ -29,7 +30,8 @@ from tidemill.core.output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ENDING, Order
-from tidemill.transports.shared import EventBell, SharedEndpoints, SocketLink
+from tidemill.transports.shared import EventBell, SocketLink
+from tidemill.transports.table import find_transport
 
 GRACE = 3.0  # seconds that a worker has to end by itself once the runner is gone
 
@@ -64,34 +66,16 @@ def main() -> None:
             expect(order.files)
             if order.source is not None:
                 load_file(Path(order.source), "experiment file")
+            bell.also(link.connection.fileno())
+            endpoints = find_transport(order.transport).endpoints(bell, link, seat.edges)
             experiment = decode(Experiment, json.loads(order.experiment))
-            config = dict(experiment.members())[seat.worker]
-            endpoints = SharedEndpoints(bell, link, seat.edges)
-            workers.append(
-                config.build(
-                    Context(
-                        experiment,
-                        seat.worker,
-                        config,
-                        endpoints,
-                        order.folder,
-                        order.resume,
-                        order.spin,
-                        order.math_threads,
-                    )
-                )
-            )
-        except TidemillError as error:
-            link.send(pack(Status(State.FAILED, error=str(error))))
-            return
+            job = Job(experiment, order.source, order.folder, order.resume)
+            workers.append(job.build(seat.worker, endpoints, order.math_threads, order.spin))
         except Exception as error:
-            link.send(
-                pack(
-                    Status(
-                        State.FAILED, error=f"{type(error).__name__}: {error}", details=traceback.format_exc()
-                    )
-                )
-            )
+            expected = isinstance(error, TidemillError)
+            message = str(error) if expected else f"{type(error).__name__}: {error}"
+            details = "" if expected else traceback.format_exc()
+            link.send(pack(Status(State.FAILED, error=message, details=details)))
             return
     with noticing_stops():
         workers[0].run(*workers[1:])

@@ -1,7 +1,7 @@
 """The inline launcher: every worker in this thread, in turn. Deterministic: the
 debugger's launcher."""
 
-from tidemill.api.experiment import Context, WorkerHandle
+from tidemill.api.experiment import WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.blas_threads import limit_threads
@@ -27,14 +27,10 @@ class InlineLauncher(Launcher):
         ends = local_endpoints(names, experiment.edges(), [names])
         self._bell = ends[names[0]][0].bell
         links: dict[str, Link] = {}
-        for name, config in experiment.members():
+        for name in names:
             endpoints, links[name] = ends[name]
             self._links.append(ends[name][1])
-            self._workers[name] = config.build(
-                Context(
-                    experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads
-                )
-            )
+            self._workers[name] = job.build(name, endpoints, math_threads)
         return links
 
     def wait(self, seconds: float, least: float = 0.0) -> None:

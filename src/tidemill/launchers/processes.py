@@ -1,9 +1,10 @@
 """The processes launcher: every worker in a process of its own, or several by turns in
-one, over shared memory. Linux only (memfd, eventfd).
+one. Linux only (memfd, eventfd).
 
-All memory and bells are created here and inherited by descriptor; a worker's
-configuration goes to its standard input. Nothing has a name in the system, so nothing is
-left behind however a process ends.
+Bells and control links are created here, what joins the workers by a transport; all is
+inherited by descriptor, and a worker's configuration goes to its standard input. With
+shared memory nothing has a name in the system, so nothing is left behind however a
+process ends.
 """
 
 import contextlib
@@ -15,27 +16,29 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 
 import msgspec
 
-from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
-from tidemill.api.transport import Link
+from tidemill.api.transport import Handle, Link, Transport
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.memory import Need, available, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.user_code import environment_of_ours, own_path
-from tidemill.transports.shared import EdgeHandle, EventBell, SocketLink
+from tidemill.transports.shared import EventBell, SocketLink
+from tidemill.transports.table import find_transport
 
 # seconds of polling before a sleep, where every worker has a core of its own: two
 # wake-ups' worth
 SPIN = 100e-6
+LEAST_MEMORY = 25_000_000  # bytes that a process shares with none: Python, numpy and what it builds
 _TAIL = 2000  # characters of a dead worker's output that are shown
 _SPARE = 100  # descriptors for all else that a process has open
 _CAUSES: dict[int, str] = {  # of a process that a signal ended
@@ -51,13 +54,14 @@ class Seat(msgspec.Struct, frozen=True):
 
     worker: str
     link: int
-    edges: dict[str, EdgeHandle]
+    edges: dict[str, Handle]
 
 
 class Order(msgspec.Struct, frozen=True):
     """What a worker process reads from its standard input."""
 
     seats: list[Seat]
+    transport: str  # by its name
     experiment: str  # JSON
     source: str | None
     folder: str | None
@@ -72,17 +76,17 @@ class Order(msgspec.Struct, frozen=True):
     def descriptors(self) -> set[int]:
         """Return all that the process inherits."""
         handles = [handle for seat in self.seats for handle in seat.edges.values()]
-        return {
-            self.bell,
-            *(seat.link for seat in self.seats),
-            *(d for handle in handles for d in (handle.segment, *handle.wake)),
-        }
+        links = (seat.link for seat in self.seats)
+        return {self.bell, *links, *(d for handle in handles for d in handle.descriptors)}
 
 
 class ProcessesLauncher(Launcher):
-    """Starts a process per worker, or per group of workers that take turns. Needs Linux
-    and memory that processes share."""
+    """Starts a process per worker, or per group of workers that take turns. Needs
+    Linux."""
 
+    transport = "shared"
+    """What joins the workers: a name of `transports/table.py`, or, of a `Transport` of
+    one's own, "module:NAME" or "FILE.py:NAME"."""
     processes = True
     outlives_stops = True
 
@@ -97,6 +101,7 @@ class ProcessesLauncher(Launcher):
         self._logs: dict[str, Path] = {}
         self._links: dict[str, RunnerLink] = {}
         self._descriptors: list[int] = []
+        self._transport: Transport | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def launch(self, job: Job) -> dict[str, Link]:
@@ -104,8 +109,7 @@ class ProcessesLauncher(Launcher):
         processes = experiment.processes()
         self._bell = RunnerBell(self._keep(os.eventfd(0)))
         bells = {name: bell for names in processes for bell in [self._keep(os.eventfd(0))] for name in names}
-        edges = experiment.edges()
-        segments = {edge.name: self._keep(os.memfd_create(f"tidemill {edge.name}"[:200])) for edge in edges}
+        transport = self._transport = find_transport(self.transport)(experiment.edges(), bells)
         if job.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
@@ -119,12 +123,13 @@ class ProcessesLauncher(Launcher):
             spin = SPIN if own_cores and core is None else 0.0
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
             seats = [
-                Seat(name, theirs.fileno(), edge_handles(name, edges, segments, bells))
+                Seat(name, theirs.fileno(), transport.handles(name))
                 for name, (_, theirs) in zip(names, pairs, strict=True)
             ]
             math_threads, files = experiment.math_threads(names), dict(job.files)
             order = Order(
                 seats,
+                self.transport,
                 text,
                 job.source,
                 job.folder,
@@ -151,7 +156,11 @@ class ProcessesLauncher(Launcher):
         return {name: self._links[name] for name, _ in experiment.members()}
 
     def check(self, experiment: Experiment) -> None:
-        allow_descriptors(experiment)
+        count = len(experiment.processes())
+        least = Need("worker processes", LEAST_MEMORY, f"{size(LEAST_MEMORY)} at least")
+        check_memory([least] * count, available())
+        edges = find_transport(self.transport).descriptors_per_edge * len(experiment.edges())
+        allow_descriptors(edges + count + 3 * len(list(experiment.members())))
 
     def command(self, workers: Sequence[str]) -> list[str]:
         """Return the command of the process of these workers. A subclass may put another
@@ -244,6 +253,8 @@ class ProcessesLauncher(Launcher):
             while _session_lives(process.pid) and monotonic() < deadline:
                 sleep(0.005)
             kill_session(process.pid)
+        if self._transport is not None:
+            self._transport.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
@@ -307,12 +318,11 @@ class RunnerLink(SocketLink):
         return messages
 
 
-def allow_descriptors(experiment: Experiment) -> None:
-    """Raise this process's limit of open descriptors, where it is too low for the
-    processes of `experiment`. Raises `ConfigError` where it may not be raised so far."""
+def allow_descriptors(count: int) -> None:
+    """Raise this process's limit of open descriptors, where it is too low for `count` of
+    workers. Raises `ConfigError` where it may not be raised so far."""
     import resource  # no module of every system's
 
-    count = len(experiment.edges()) + len(experiment.processes()) + 3 * len(list(experiment.members()))
     needed = count + _SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < needed:
@@ -356,18 +366,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def edge_handles(
-    worker: str, edges: list[Edge], segments: Mapping[str, int], bells: Mapping[str, int]
-) -> dict[str, EdgeHandle]:
-    """Return how `worker` reaches each of its edges."""
-    handles = {}
-    for edge in edges:
-        if worker == edge.source:
-            handles[edge.name] = EdgeHandle(
-                segments[edge.name], tuple(bells[target] for target in edge.targets)
-            )
-        elif worker in edge.targets:
-            handles[edge.name] = EdgeHandle(segments[edge.name], (bells[edge.source],))
-    return handles

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from time import monotonic, sleep
 
-from tidemill.api.experiment import Context, WorkerHandle
+from tidemill.api.experiment import WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.blas_threads import limit_threads
@@ -31,16 +31,12 @@ class ThreadsLauncher(Launcher):
         ends = local_endpoints([name for name, _ in experiment.members()], experiment.edges(), groups)
         links: dict[str, Link] = {}
         workers: dict[str, WorkerHandle] = {}
-        for name, config in configs.items():
+        for name in configs:
             endpoints, link = ends[name]
             links[name] = link
             self._links.append(link)
             self._bell = link.bell
-            workers[name] = config.build(
-                Context(
-                    experiment, name, config, endpoints, job.folder, job.resume, math_threads=math_threads
-                )
-            )
+            workers[name] = job.build(name, endpoints, math_threads)
         for names in groups:
             core = self._core if any(configs[name].one_core for name in names) else None
             lives = [workers[name] for name in names], [ends[name][1].peer for name in names], core

@@ -15,7 +15,6 @@ from tidemill.api.experiment import Experiment
 from tidemill.core import memory
 from tidemill.core.memory import Need, check_memory, resident_bytes, size
 
-LEAST = 25_000_000  # bytes of a worker's process that are shared with none: Python, numpy and what it builds
 LEAST_SHOWN = 100_000  # bytes; less is not worth a word
 
 
@@ -52,9 +51,3 @@ def check_least_memory(experiment: Experiment) -> None:
     cannot fit, however they are laid out: before anything is measured."""
     needs = [need for config in experiment.workers.values() for need in config.least_memory()]
     check_memory(needs, memory.available())
-
-
-def check_processes(count: int) -> None:
-    """Raise `ConfigError` when so many worker processes cannot fit, before any is
-    started."""
-    check_memory([Need("worker processes", LEAST, f"{size(LEAST)} at least")] * count, memory.available())

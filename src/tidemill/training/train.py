@@ -18,7 +18,6 @@ from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.table import LAUNCHERS, make_launcher
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_out
-from tidemill.layouts.memory_plan import check_processes
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
@@ -134,7 +133,7 @@ def _train(
             return _result(folder, never_began(signal_name(interrupts.first)))
         experiment = laid_out.experiment
         experiment.check()
-        _check_processes(launcher, experiment)
+        launcher.check(experiment)
         if not quiet:
             for line in filter(None, (laid_out.note, *(f"note: {remark}" for remark in remarks(experiment)))):
                 Console().print(Text(line), soft_wrap=True)
@@ -190,7 +189,7 @@ def resume(
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     experiment = without_met_limit(folder, experiment, limits or {})
     experiment.check_judged()
-    _check_processes(launcher, experiment)
+    launcher.check(experiment)
     with Interrupts() as interrupts:
         folder.lock()
         try:
@@ -227,12 +226,6 @@ def check_words(launch: str | type[Launcher], run_dir: str | Path | None, layout
     if run_dir is not None:
         check_name("run", Path(run_dir).resolve().name)
     check_layout(layout)
-
-
-def _check_processes(launcher: Launcher, experiment: Experiment) -> None:
-    if launcher.processes:
-        check_processes(len(experiment.processes()))
-    launcher.check(experiment)
 
 
 def _launched(launch: str | type[Launcher], log: Sinks) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tidemill.api.edges import Edge
+from tidemill.api.edges import Edge, ends_by_worker
 from tidemill.api.transport import Bell, Link
 from tidemill.core.memory import LocalSegment
 from tidemill.core.thread_loop import own
@@ -90,15 +90,14 @@ def local_endpoints(
     bells = {worker: LocalBell() for worker in workers}
     for names in together:
         bells |= dict.fromkeys(names, bells[names[0]])
-    ends_of: dict[str, dict[str, tuple[LocalSegment, list[Bell]]]] = {worker: {} for worker in workers}
-    for edge in edges:
-        segment = LocalSegment()
-        ends_of[edge.source][edge.name] = segment, [bells[target] for target in edge.targets]
-        for target in edge.targets:
-            ends_of[target][edge.name] = segment, [bells[edge.source]]
-    runner = LocalBell()
+    segments = {edge.name: LocalSegment() for edge in edges}
+    held, runner = ends_by_worker(edges), LocalBell()
     ends = {}
     for worker in workers:
         up, down = LocalLink.pair(bells[worker], runner)
-        ends[worker] = SlotEndpoints(bells[worker], up, ends_of[worker]), down
+        edge_ends = {
+            name: (segments[name], [bells[other] for other in others])
+            for name, others in held[worker].items()
+        }
+        ends[worker] = SlotEndpoints(bells[worker], up, edge_ends), down
     return ends

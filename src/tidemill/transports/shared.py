@@ -10,11 +10,10 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from tidemill.api.transport import Bell, Link
+from tidemill.api.edges import Edge, ends_by_worker
+from tidemill.api.transport import Bell, Handle, Link, Transport
 from tidemill.core.bell_batching import ring
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import MemfdSegment
@@ -139,19 +138,27 @@ class SocketLink(Link):
         self.connection.close()
 
 
-class EdgeHandle(msgspec.Struct, frozen=True):
-    """How one worker reaches one edge: the segment's descriptor, and the bells
-    (descriptors) of those at the other end."""
+class SharedTransport(Transport):
+    """Channels and cells in memory that processes share: a memfd for each edge."""
 
-    segment: int
-    wake: tuple[int, ...]
+    def __init__(self, edges: Sequence[Edge], bells: Mapping[str, int]) -> None:
+        self._segments = {edge.name: os.memfd_create(f"tidemill {edge.name}"[:200]) for edge in edges}
+        self._ends, self._bells = ends_by_worker(edges), bells
 
+    def handles(self, worker: str) -> dict[str, Handle]:
+        return {
+            name: Handle((self._segments[name], *(self._bells[other] for other in others)))
+            for name, others in self._ends[worker].items()
+        }
 
-class SharedEndpoints(SlotEndpoints):
-    """Ends over inherited descriptors."""
+    @staticmethod
+    def endpoints(bell: Bell, link: Link, handles: Mapping[str, Handle]) -> SlotEndpoints:
+        ends = {}
+        for name, handle in handles.items():
+            segment, *bells = handle.descriptors
+            ends[name] = MemfdSegment(segment), [EventBell(descriptor) for descriptor in bells]
+        return SlotEndpoints(bell, link, ends)
 
-    def __init__(self, bell: EventBell, link: SocketLink, edges: Mapping[str, EdgeHandle]) -> None:
-        segments = {name: MemfdSegment(handle.segment) for name, handle in edges.items()}
-        bells = {name: [EventBell(d) for d in handle.wake] for name, handle in edges.items()}
-        super().__init__(bell, link, {name: (segments[name], bells[name]) for name in edges})
-        bell.also(link.connection.fileno())
+    def close(self) -> None:
+        for segment in self._segments.values():
+            os.close(segment)
