@@ -26,10 +26,11 @@ import msgspec
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Handle, Link, Transport
+from tidemill.core import memory
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.memory import Need, available, check_memory, size
+from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.user_code import environment_of_ours, own_path
 from tidemill.transports.shared import EventBell, SocketLink
@@ -158,7 +159,7 @@ class ProcessesLauncher(Launcher):
     def check(self, experiment: Experiment) -> None:
         count = len(experiment.processes())
         least = Need("worker processes", LEAST_MEMORY, f"{size(LEAST_MEMORY)} at least")
-        check_memory([least] * count, available())
+        check_memory([least] * count, memory.available())
         edges = find_transport(self.transport).descriptors_per_edge * len(experiment.edges())
         allow_descriptors(edges + count + 3 * len(list(experiment.members())))
 
