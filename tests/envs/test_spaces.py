@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gs
 
-from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, to_gymnasium
 from tidemill.core.errors import ConfigError
-from tidemill.envs.spaces import from_gymnasium, to_gymnasium
+from tidemill.envs.spaces import from_gymnasium
 
 
 @pytest.mark.parametrize(

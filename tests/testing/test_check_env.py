@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tests.envs import games
 
+from tidemill.api.spaces import to_gymnasium
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.lanes import Gymnasium
-from tidemill.envs.spaces import from_gymnasium, to_gymnasium
+from tidemill.envs.spaces import from_gymnasium
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.testing.check_env import _determinism, check_environment, sample_actions
 from tidemill.testing.scripted import Free, Scripted

@@ -113,7 +113,7 @@ def test_a_batch_is_answered_row_by_row(tmp_path: Path) -> None:
 def test_actions_have_the_form_of_the_environment(
     tmp_path: Path, space: Space, dtype: Any, shape: tuple[int, ...]
 ) -> None:
-    from tidemill.envs.spaces import to_gymnasium
+    from tidemill.api.spaces import to_gymnasium
 
     policy = made(tmp_path, FOUR, space)
     policy.deterministic = False

@@ -1,15 +1,18 @@
 """Spaces as plain data: what an observation or an action looks like. No library is
-imported; adapters convert to and from Gymnasium's."""
+imported before a space is wanted as one of its own."""
 
 from collections.abc import Mapping
 from math import isnan, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Array, Arrays, Field, is_of_numbers
+
+if TYPE_CHECKING:
+    import gymnasium
 
 
 class Box(msgspec.Struct, frozen=True, tag="box"):
@@ -155,3 +158,27 @@ def write_leaves(value: Any, target: Arrays, index: Any, name: str) -> None:
             write_leaves(part, target, index, f"{name}.{i}")
     else:
         raise SchemaError(f'no field "{name}" among {", ".join(target)}')
+
+
+def to_gymnasium(space: Space) -> "gymnasium.Space[Any]":
+    """Return the Gymnasium space that `space` describes."""
+    from gymnasium import spaces
+
+    match space:
+        case Box():
+            dtype = np.dtype(space.dtype)
+            low, high = (
+                np.full(space.shape, b[0]) if len(b) == 1 else np.reshape(b, space.shape)
+                for b in (space.low, space.high)
+            )
+            return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, dtype.type)
+        case Discrete():
+            return spaces.Discrete(space.n, start=space.start)
+        case MultiDiscrete():
+            return spaces.MultiDiscrete(list(space.nvec))
+        case MultiBinary():
+            return spaces.MultiBinary(space.n)
+        case Dict():
+            return spaces.Dict({key: to_gymnasium(part) for key, part in space.spaces.items()})
+        case Tuple():
+            return spaces.Tuple([to_gymnasium(part) for part in space.spaces])

@@ -57,30 +57,6 @@ def from_gymnasium(space: "gymnasium.Space[Any]", where: str = "space") -> Space
     )
 
 
-def to_gymnasium(space: Space) -> "gymnasium.Space[Any]":
-    """Return the Gymnasium space that `space` describes."""
-    from gymnasium import spaces
-
-    match space:
-        case Box():
-            dtype = np.dtype(space.dtype)
-            low, high = (
-                np.full(space.shape, b[0]) if len(b) == 1 else np.reshape(b, space.shape)
-                for b in (space.low, space.high)
-            )
-            return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, dtype.type)
-        case Discrete():
-            return spaces.Discrete(space.n, start=space.start)
-        case MultiDiscrete():
-            return spaces.MultiDiscrete(list(space.nvec))
-        case MultiBinary():
-            return spaces.MultiBinary(space.n)
-        case Dict():
-            return spaces.Dict({key: to_gymnasium(part) for key, part in space.spaces.items()})
-        case Tuple():
-            return spaces.Tuple([to_gymnasium(part) for part in space.spaces])
-
-
 def paths(space: Space) -> list[tuple[str | int, ...]]:
     """Return the keys that lead to each leaf of a (nested) observation, in the order of
     `tidemill.api.spaces.leaves`."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import UNSET
 
+from tidemill.api.spaces import to_gymnasium
 from tidemill.core.errors import EnvironmentFault, ProtocolFault, RemoteFault
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.spaces import to_gymnasium
 from tidemill.remote.calls import Again, HttpAnswer, NoAnswer, Plan, Send, call, drive, drive_async
 from tidemill.remote.hedging import AsyncHedged, Hedged
 from tidemill.remote.host import UNANSWERED, Host
@@ -208,10 +208,8 @@ class _Played:
 
     def __init__(self, host: Host) -> None:
         self.session = Session(host)
-        self.observation_space, self.action_space = (
-            to_gymnasium(host.spaces.observation),
-            to_gymnasium(host.spaces.action),
-        )
+        self.observation_space = to_gymnasium(host.spaces.observation)
+        self.action_space = to_gymnasium(host.spaces.action)
         self.spec = SimpleNamespace(
             id=host.description.environment, max_episode_steps=host.description.max_episode_steps
         )

@@ -145,10 +145,8 @@ class UniformReplay(ReplayBuffer):
     def _open(self, lanes: int, length: int, places: int) -> None:
         config, store = self._config, self._store
         rows, books = store.nbytes(places), self._books(places)
-        formula, free = (
-            f"{places:,} rows x ({store.formula()} bytes) and {size(books)} to find them",
-            available(),
-        )
+        formula = f"{places:,} rows x ({store.formula()} bytes) and {size(books)} to find them"
+        free = available()
         if config.max_bytes is not None:
             self._fit(
                 rows + books,
@@ -283,10 +281,8 @@ class UniformReplay(ReplayBuffer):
             return None
         places, weight = self._draw(self._batch, version)
         self._places, sample = places, self._gather(places)
-        sample["weight"], sample["priority"] = (
-            weight[np.newaxis],
-            np.full((1, len(places)), np.nan, np.float32),
-        )
+        sample["weight"] = weight[np.newaxis]
+        sample["priority"] = np.full((1, len(places)), np.nan, np.float32)
         versions = sample["version"]
         return [
             BufferedSample(
@@ -317,10 +313,8 @@ class UniformReplay(ReplayBuffer):
         rewards = arrays["reward"].take(ahead[:, 1:])
         rewards[n[1:] > spans[:, None]] = 0
         sample["rewards"], sample["steps"] = rewards[np.newaxis], spans[np.newaxis]
-        sample["done"], sample["version"] = (
-            arrays["done"][last][np.newaxis],
-            arrays["version"][then][np.newaxis],
-        )
+        sample["done"] = arrays["done"][last][np.newaxis]
+        sample["version"] = arrays["version"][then][np.newaxis]
         return sample
 
     def release(self) -> None:

@@ -195,11 +195,8 @@ class ScriptedEnvironment(Environment):
         self._reward[pays] = self._owed[pays]
         self._owed[pays] = 0
         if begins.any():
-            self._final_row, self._final_tick, self._final_episode = (
-                self._row.copy(),
-                self._tick.copy(),
-                self._episode.copy(),
-            )
+            self._final_row, self._final_tick = self._row.copy(), self._tick.copy()
+            self._final_episode = self._episode.copy()
             self._episode = self._episode + begins
             self._tick[begins] = 0
             seats = np.broadcast_to(begins, shape)

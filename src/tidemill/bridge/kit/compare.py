@@ -11,7 +11,6 @@ from tidemill.bridge.kit.record import RecordedSideChannels
 from tidemill.bridge.kit.recording import Exchange, Recording, group_spec
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, TerminalSteps
 from tidemill.bridge.protocol.tables import QUERY
-from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator
 
 
@@ -25,16 +24,8 @@ def compare(
     there. The order of rows does not count, nor do side channels. Numbers may differ by
     `tolerance`.
     """
-    path, first = command_of(program.path)
     given = RecordedSideChannels()
-    with Simulator(
-        path,
-        (*first, *program.arguments),
-        layout=program.layout,
-        channels=given,
-        start_seconds=program.deadline,
-        deadline=program.deadline,
-    ) as simulator:
+    with Simulator(**program.settings(), channels=given) as simulator:
         last = recording[0]
         for number, exchange in enumerate(recording):
             if number:

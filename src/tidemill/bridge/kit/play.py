@@ -12,11 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.files import TRAINER_SUFFIX, Rendezvous, shared_folder
+from tidemill.bridge.protocol.files import TRAINER_SUFFIX, Rendezvous
 from tidemill.bridge.protocol.image import GroupImage, read_header, write_int
 from tidemill.bridge.protocol.join import create_memory, join_memory
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps
@@ -52,6 +53,17 @@ class Program:
         if not self.deadline > 0:
             raise ConfigError(f"deadline = {self.deadline} must be above 0")
 
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of a `Simulator` that runs it."""
+        path, first = command_of(self.path)
+        return {
+            "path": path,
+            "arguments": (*first, *self.arguments),
+            "layout": self.layout,
+            "start_seconds": self.deadline,
+            "deadline": self.deadline,
+        }
+
 
 class SimulatorPlay:
     """One start of a simulator. A context manager; at its end the simulator is ended, and
@@ -74,12 +86,8 @@ class SimulatorPlay:
             if other:
                 self._become_another()
             self.memory.hand_over(STEP)
-            name = str(
-                self._meeting.path
-                if self.layout.files == 1
-                else self._meeting.path.relative_to(shared_folder())
-            )
-            self.process = SimulatorProcess(Path(path), [*first, *program.arguments, "--memory-path", name])
+            told = [*first, *program.arguments, "--memory-path", self._meeting.argument]
+            self.process = SimulatorProcess(Path(path), told)
         except BaseException:
             self.close()
             raise

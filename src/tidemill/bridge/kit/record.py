@@ -11,7 +11,6 @@ from tidemill.bridge.kit.play import Program, draw_actions
 from tidemill.bridge.kit.recording import Actions, Exchange, Recording, RecordingWriter, group_spec, rows_of
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, RawChannels, TerminalSteps
 from tidemill.bridge.protocol.tables import QUERY, RESET, STEP
-from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.steps import complete
 from tidemill.bridge.world_side.bridge import Bridge
@@ -126,18 +125,8 @@ def record(program: Program, out: Path, steps: int = 1000, seed: int = 0, replac
 
     A simulator that breaks off is an error, but what came before is recorded.
     """
-    path, first = command_of(program.path)
     rng = np.random.default_rng(seed)
-    simulator = RecordedSimulator(
-        path,
-        (*first, *program.arguments),
-        out=out,
-        replace=replace,
-        layout=program.layout,
-        start_seconds=program.deadline,
-        deadline=program.deadline,
-    )
-    with simulator:
+    with RecordedSimulator(out=out, replace=replace, **program.settings()) as simulator:
         simulator.reset()
         for _ in range(steps):
             for name, spec in simulator.behavior_specs.items():

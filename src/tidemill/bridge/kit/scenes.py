@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from tidemill.bridge.kit.play import Program, SimulatorPlay
-from tidemill.bridge.kit.points import Findings, Scene, SimulatorUnplayable
+from tidemill.bridge.kit.points import POINTS, Findings, Scene, SimulatorUnplayable
 from tidemill.bridge.kit.watcher import Watcher
 from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Framing, RawBytes
 from tidemill.bridge.protocol.files import Rendezvous
@@ -324,15 +324,12 @@ def dies(program: Program, found: Findings, seconds: float, framing: Framing) ->
     number, begun = int(done.stdout), time.monotonic()
     while _lives(number) and time.monotonic() - begun < _SOON + 0.1 * program.deadline:
         time.sleep(0.02)
+    after = f"{time.monotonic() - begun:.1f} s after its trainer was killed"
     if _lives(number):
-        found.bad(
-            "trainer's death", f"it still runs {time.monotonic() - begun:.0f} s after its trainer was killed"
-        )
+        found.bad("trainer's death", f"it still runs {after}")
         os.killpg(number, signal.SIGKILL)
     else:
-        found.good(
-            "trainer's death", f"it ended {time.monotonic() - begun:.1f} s after its trainer was killed"
-        )
+        found.good("trainer's death", f"it ended {after}")
     Rendezvous.own(LAYOUTS[program.layout].files).leave()  # removes what the dead left
 
 
@@ -438,37 +435,7 @@ def _wrong_lengths(watcher: Watcher) -> bool:
     return True
 
 
-_PLAYED = (
-    *(
-        "start",
-        "groups",
-        "steps",
-        "commands",
-        "turns",
-        "patience",
-        "sleep",
-        "agents",
-        "varying agents",
-        "whole rows",
-        "numbers",
-        "masks",
-        "ends",
-    ),
-    *(
-        "interruptions",
-        "reset",
-        "late groups",
-        "growth",
-        "one change",
-        "trainer's growth",
-        "side channel",
-        "unknown channel",
-        "query",
-        "close",
-    ),
-)
-SCENES: dict[Scene, tuple[str, ...]] = {
-    plays: _PLAYED,
+_ON_PURPOSE: dict[Scene, tuple[str, ...]] = {
     differs: ("start capacity", "deleting"),
     hurries: ("hasty close",),
     dies: ("trainer's death",),
@@ -476,4 +443,9 @@ SCENES: dict[Scene, tuple[str, ...]] = {
     misleads("unknown command", _unknown_command): ("unknown command",),
     misleads("torn side channel", _torn_channel): ("torn side channel",),
     misleads("wrong lengths", _wrong_lengths): ("wrong lengths",),
+}
+# plain play, which comes first, shows every point that no other scene does
+SCENES: dict[Scene, tuple[str, ...]] = {
+    plays: tuple(name for name in POINTS if not any(name in points for points in _ON_PURPOSE.values())),
+    **_ON_PURPOSE,
 }

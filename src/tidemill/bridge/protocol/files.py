@@ -268,6 +268,13 @@ class Rendezvous:
                 f"no memory file can be made at {path}: {_file_error(path.parent, error)}"
             ) from None
 
+    @property
+    def argument(self) -> str:
+        """What a simulator is told after ``--memory-path``: the whole path, or the name
+        in the shared folder, where it looks by itself."""
+        shared = shared_folder()
+        return str(self.path.relative_to(shared) if self.path.is_relative_to(shared) else self.path)
+
     def leave(self) -> None:
         """Remove all files."""
         remove_memory(self.path)

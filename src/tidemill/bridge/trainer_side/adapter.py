@@ -6,7 +6,7 @@ branches a tuple, as `action_space.sample(mask=…)` takes it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,27 +19,6 @@ from tidemill.bridge.trainer_side.spaces import MASK
 from tidemill.bridge.trainer_side.steps import as_array
 from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
 from tidemill.core.schema import Arrays
-
-if TYPE_CHECKING:
-    import gymnasium
-
-
-def gymnasium_space(space: Space) -> "gymnasium.Space[Any]":
-    """Return the Gymnasium space of a group's observations or actions."""
-    from gymnasium import spaces
-
-    match space:
-        case Box():
-            low, high = space.bounds()
-            dtype = np.dtype(space.dtype)
-            return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, dtype.type)
-        case Discrete():
-            return spaces.Discrete(space.n)
-        case MultiDiscrete():
-            return spaces.MultiDiscrete(list(space.nvec))
-        case Dict():
-            return spaces.Dict({name: gymnasium_space(part) for name, part in space.spaces.items()})
-    raise ConfigError(f"{space} has no counterpart")
 
 
 def nested(space: Space, arrays: Arrays, name: str, row: Any) -> Any:

@@ -18,10 +18,10 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
+from tidemill.api.spaces import to_gymnasium
 from tidemill.bridge.trainer_side.adapter import (
     SteppedSimulators,
     flatten,
-    gymnasium_space,
     masks,
     nested,
     observed,
@@ -55,10 +55,8 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         self.group = _only(self._played)
         self._spaces = self._played.spaces[0]
         self._seen, self._name = observed(self._spaces)
-        self.observation_space, self.action_space = (
-            gymnasium_space(self._seen),
-            gymnasium_space(self._spaces.action),
-        )
+        self.observation_space = to_gymnasium(self._seen)
+        self.action_space = to_gymnasium(self._spaces.action)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -141,10 +139,8 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         }
         self._spaces = self._played.spaces[0]
         self._seen, self._name = observed(self._spaces)
-        self.single_observation_space, self.single_action_space = (
-            gymnasium_space(self._seen),
-            gymnasium_space(self._spaces.action),
-        )
+        self.single_observation_space = to_gymnasium(self._seen)
+        self.single_action_space = to_gymnasium(self._spaces.action)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 

@@ -11,10 +11,10 @@ from typing import Any
 import gymnasium
 from pettingzoo import ParallelEnv
 
+from tidemill.api.spaces import to_gymnasium
 from tidemill.bridge.trainer_side.adapter import (
     SteppedSimulators,
     flatten,
-    gymnasium_space,
     masks,
     nested,
     observed,
@@ -46,10 +46,10 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
         self._seen = [observed(spaces) for spaces in played.spaces]
         self._infos: dict[str, dict[str, Any]] = {}
         self.observation_spaces = {
-            name: gymnasium_space(self._seen[group][0]) for name, (group, _) in self._where.items()
+            name: to_gymnasium(self._seen[group][0]) for name, (group, _) in self._where.items()
         }
         self.action_spaces = {
-            name: gymnasium_space(played.spaces[group].action) for name, (group, _) in self._where.items()
+            name: to_gymnasium(played.spaces[group].action) for name, (group, _) in self._where.items()
         }
 
     def observation_space(self, agent: str) -> "gymnasium.Space[Any]":
@@ -95,11 +95,8 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
         for agent in self.agents:
             group, seat = self._where[agent]
             tick = played.ticks[group]
-            rewards[agent], done[agent], truncated[agent] = (
-                float(tick.reward[seat]),
-                bool(tick.done[seat]),
-                bool(tick.truncated[seat]),
-            )
+            rewards[agent] = float(tick.reward[seat])
+            done[agent], truncated[agent] = bool(tick.done[seat]), bool(tick.truncated[seat])
         acted = self.agents
         observations = self._see()
         for agent in self.agents:
@@ -119,10 +116,8 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
             over = bool(tick.done[seat] or tick.truncated[seat])
             if tick.present[seat]:
                 source = tick.final if tick.restarted[seat] else tick.observation
-                seen[agent], infos[agent] = (
-                    nested(space, source, name, seat),
-                    masks(played.spaces[group], source, seat),
-                )
+                seen[agent] = nested(space, source, name, seat)
+                infos[agent] = masks(played.spaces[group], source, seat)
             elif agent in self.agents:
                 seen[agent], infos[agent] = self._last[agent], self._infos[agent]
             else:

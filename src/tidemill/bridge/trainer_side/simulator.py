@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.files import SIMULATOR_SUFFIX, PeerWatch, Rendezvous, editor_path, shared_folder
+from tidemill.bridge.protocol.files import SIMULATOR_SUFFIX, PeerWatch, Rendezvous, editor_path
 from tidemill.bridge.protocol.image import GroupImage
 from tidemill.bridge.protocol.join import create_memory
 from tidemill.bridge.protocol.memory import SharedMemory
@@ -125,9 +125,8 @@ class Simulator:
         self._closed = self._waiting = self._reset = False
         if path is not None:
             check_executable(Path(path))
-        files = LAYOUTS[layout].files
         self._meeting = (
-            Rendezvous.own(files)
+            Rendezvous.own(LAYOUTS[layout].files)
             if path is not None
             else Rendezvous.at(Path(memory_path) if memory_path else editor_path())
         )
@@ -137,10 +136,8 @@ class Simulator:
             atexit.register(self.close)
             self._hand_over(STEP)
             if path is not None:
-                name = str(
-                    self._meeting.path if files == 1 else self._meeting.path.relative_to(shared_folder())
-                )
-                self._process = SimulatorProcess(Path(path), [*arguments, "--memory-path", name], environment)
+                told = [*arguments, "--memory-path", self._meeting.argument]
+                self._process = SimulatorProcess(Path(path), told, environment)
         except BaseException:
             self.close()
             raise
