@@ -15,10 +15,10 @@ from tidemill.nets.encoders import SMALLEST_IMAGE, Image, image_of_shape
 
 @dataclass(frozen=True, kw_only=True)
 class RandomShift(ProcessorConfig):
-    """Shifts every image of a sample by up to `pixels` in both directions, each by a draw
-    of its own, its channels (a stack of frames) together; what moves in repeats the
-    border. Kostrikov, Yarats, Fergus 2021, "Image Augmentation Is All You Need", section
-    3.1 (they take 4 pixels of 84).
+    """Random shift moves every image of a sample by up to `pixels` in both directions,
+    each by a draw of its own, its channels (a stack of frames) together; what moves in
+    repeats the border. Kostrikov, Yarats, Fergus 2021, "Image Augmentation Is All You
+    Need", section 3.1 (they take 4 pixels of 84).
 
     Log-probabilities and values stay those that the actor's policy gave to the images as
     they were; `Reanalyse` behind it gives values of the shifted ones. Images are uint8 as

@@ -29,10 +29,10 @@ from tidemill.nets.q_network import QPolicy, softmax
 
 @dataclass(frozen=True, kw_only=True)
 class DQN(AlgorithmConfig):
-    """Mnih et al. 2015, "Human-level control through deep reinforcement learning", with
-    what Hessel et al. 2018, "Rainbow", joined to it: double Q-learning here; n-step
-    returns by `Replay(steps=n)`; priorities by `PrioritisedReplay`; duelling, noisy and
-    distributional networks by `QNetwork`.
+    """Deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement
+    learning"), with what Hessel et al. 2018, "Rainbow", joined to it: double Q-learning
+    here; n-step returns by `Replay(steps=n)`; priorities by `PrioritisedReplay`;
+    duelling, noisy and distributional networks by `QNetwork`.
 
     Everything is counted in updates, never in time: with a trainer's `ratio` of 1/4 an
     update is four steps.
@@ -112,8 +112,9 @@ class DQN(AlgorithmConfig):
 
 
 class DQNLearner(Algorithm):
-    """Trains a `QPolicy` in place, on batches that a replay draws (see
-    `ReplayBuffer.take`). Deterministic given seed, samples and one thread."""
+    """The learner that `DQN` describes: it trains a `QPolicy` in place, on batches that a
+    replay draws (see `ReplayBuffer.take`). Deterministic given seed, samples and one
+    thread."""
 
     policy: QPolicy
     config: DQN

@@ -15,9 +15,9 @@ _READ = ("reward", "value", "done", "truncated", "version")
 
 @dataclass(frozen=True, kw_only=True)
 class Returns(PostProcessor):
-    """``post.return``, float32: the discounted sum of the rewards from the row on; after
-    a cut, the final row's value stands for what would have come, and is that row's own
-    return. 0 in final rows that ended."""
+    """Returns adds ``post.return`` to rows, float32: the discounted sum of the rewards
+    from the row on; after a cut, the final row's value stands for what would have come,
+    and is that row's own return. 0 in final rows that ended."""
 
     reads: ClassVar[tuple[str, ...]] = _READ
 
@@ -38,9 +38,9 @@ class Returns(PostProcessor):
 
 @dataclass(frozen=True, kw_only=True)
 class GAE(PostProcessor):
-    """``post.advantage`` and ``post.target``, float32, in reward units: generalised
-    advantages and λ-returns (see `formulas.gae`) by the values that the behaviour had.
-    PPO trains by them instead of computing its own."""
+    """GAE adds ``post.advantage`` and ``post.target`` to rows, float32, in reward units:
+    generalised advantages and λ-returns (see `formulas.gae`) by the values that the
+    behaviour had. PPO trains by them instead of computing its own."""
 
     reads: ClassVar[tuple[str, ...]] = _READ
 

@@ -15,8 +15,8 @@ from tidemill.api.policy import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(PolicyGradient):
-    """Schulman et al. 2017, "Proximal Policy Optimization Algorithms": clipped surrogate,
-    GAE, several epochs over each batch, Adam."""
+    """Proximal policy optimisation: clipped surrogate, GAE, several epochs over each
+    batch, Adam (Schulman et al. 2017, "Proximal Policy Optimization Algorithms")."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {
         **PolicyGradient.ranges,
@@ -61,7 +61,7 @@ class PPO(PolicyGradient):
 
 
 class PPOLearner(PolicyGradientLearner):
-    """See `PPO`."""
+    """The learner that `PPO` describes."""
 
     config: PPO
 

@@ -16,13 +16,13 @@ MOST_ROWS = 1024  # that the policy is asked for at once: its memory grows with 
 
 @dataclass(frozen=True, kw_only=True)
 class Reanalyse(ProcessorConfig):
-    """Replaces the values of a sample's rows by those of the newest policy, so that
-    returns are bootstrapped with what is known now: Schrittwieser et al. 2021, "Online
-    and Offline Reinforcement Learning by Planning with a Learned Model", without the
-    planning. Actions, log-probabilities and versions stay those of the policy that acted.
-    A recurrent policy begins at each row from the state that is stored there, its actor's
-    (the "stored state" of Kapturowski et al. 2019, "Recurrent Experience Replay in
-    Distributed Reinforcement Learning", section 3)."""
+    """Re-analysis replaces the values of a sample's rows by those of the newest policy,
+    so that returns are bootstrapped with what is known now: Schrittwieser et al. 2021,
+    "Online and Offline Reinforcement Learning by Planning with a Learned Model", without
+    the planning. Actions, log-probabilities and versions stay those of the policy that
+    acted. A recurrent policy begins at each row from the state that is stored there, its
+    actor's (the "stored state" of Kapturowski et al. 2019, "Recurrent Experience Replay
+    in Distributed Reinforcement Learning", section 3)."""
 
     needs_policy: ClassVar[bool] = True
 

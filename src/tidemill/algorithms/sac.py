@@ -21,10 +21,10 @@ from tidemill.nets.squashed_gaussian import SquashedGaussianPolicy, split, squas
 
 @dataclass(frozen=True, kw_only=True)
 class SAC(AlgorithmConfig):
-    """Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications": two critics,
-    an actor that is paid for its entropy, and a temperature α that keeps the entropy
-    where it is wanted. Each update is a step of the critics, of the actor and of α, and
-    one of the target critics.
+    """Soft actor-critic (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
+    Applications"): two critics, an actor that is paid for its entropy, and a temperature
+    α that keeps the entropy where it is wanted. Each update is a step of the critics, of
+    the actor and of α, and one of the target critics.
 
     For policies of `SquashedGaussian`, on batches of a `Replay`; the critics have the
     hidden layers that the policy has.
@@ -102,8 +102,8 @@ class _Drawn(NamedTuple):
 
 
 class SACLearner(Algorithm):
-    """Trains a `SquashedGaussianPolicy` in place, on batches that a replay draws.
-    Deterministic given seed, samples and one thread."""
+    """The learner that `SAC` describes: it trains a `SquashedGaussianPolicy` in place, on
+    batches that a replay draws. Deterministic given seed, samples and one thread."""
 
     policy: SquashedGaussianPolicy
     config: SAC
@@ -146,7 +146,7 @@ class SACLearner(Algorithm):
 
     @property
     def temperature(self) -> float:
-        """α."""
+        """The temperature α."""
         return exp(float(self.log_temperature[0]))
 
     def _improve_critics(self, batch: Arrays, seen: Floats) -> dict[str, float]:

@@ -63,10 +63,11 @@ before its first one (burn-in) or after an episode (padding)."""
 
 
 class Sample(dict[str, Array]):
-    """One sample: field name → [T, N, ...], T = burn_in + sample_steps + bootstrap rows
-    of N seats (time first). `burn_in` and `bootstrap` say how many rows at the start and
-    the end are not trained on, `channel` which of the consumer's channels it came
-    through. Views into a slot: valid until the trainer releases it, so copy what is kept.
+    """A sample is a block of rows: field name → array [T, N, ...] of T = burn_in +
+    sample_steps + bootstrap rows of N seats, time first. `burn_in` and `bootstrap` say
+    how many rows at its start and its end are not trained on, `channel` through which of
+    the consumer's channels it came. Its arrays are views into a slot, valid until the
+    trainer releases it: copy what is kept.
     """
 
     burn_in: int = 0
@@ -90,8 +91,9 @@ class Sample(dict[str, Array]):
 
 
 class PostProcessor(Config):
-    """Family of what actors compute of finished episodes and add to their rows
-    (`AgentSpec.post`). `reads` names the fields that it needs."""
+    """A post-processor computes fields from finished episodes, which the actor then adds
+    to the episodes' rows (`AgentSpec.post`). It is its own configuration. `reads` names
+    the fields of a row that it needs."""
 
     reads: ClassVar[tuple[str, ...]] = ()
 
@@ -107,7 +109,7 @@ class PostProcessor(Config):
 
 
 class Algorithm(ABC):
-    """Learns from samples; changes its policy's parameters in place.
+    """An algorithm learns from samples: it changes its policy's parameters in place.
 
     policy: the policy that learns
     config: what it is set to. One whose configuration has `changeable` settings reads
@@ -135,9 +137,9 @@ class Algorithm(ABC):
 
 
 class DataParallel(Algorithm):
-    """An algorithm that several equal trainers can run in step, each on samples of its
-    own: whatever decides how weights change is summed over all of them, so that their
-    weights stay the same."""
+    """A data-parallel algorithm can be run by several equal trainers in step, each on
+    samples of its own: whatever decides how weights change is summed over all of them, so
+    that their weights stay the same."""
 
     @property
     @abstractmethod
@@ -173,7 +175,7 @@ def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, flo
 
 
 class AlgorithmConfig(Config):
-    """Family of algorithms."""
+    """The configuration of an algorithm: a subclass is what `Trainer.algorithm` takes."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {}
     """The least and the most of each number, and a word of advice."""

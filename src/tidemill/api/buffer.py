@@ -49,8 +49,8 @@ from tidemill.core.memory import Need
 
 @dataclass
 class SampleCounts:
-    """Samples that a buffer did not simply hand on once, since the trainer last took the
-    counts away.
+    """The counts tell how many samples a buffer did not simply hand on once, since the
+    trainer last took them away.
 
     dropped: too old to be trained on (once more)
     evicted: had uses left, and made room for newer ones
@@ -64,14 +64,17 @@ class SampleCounts:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a trainer asks of its buffer.
+    """A demand says what a trainer asks of its buffer.
 
-    rows: of a batch, at least; None: so many `samples`, of whoever has some
+    rows: least number of rows in a batch; None: it has so many `samples` instead, of
+        whichever producer has some
     max_lag: versions that the oldest trained row of a sample may be behind; None: any
         number
-    trainers: equal trainers that share what settings count in rows, this one included
-    seed: of what the buffer draws
-    folder: of the run, for a buffer whose memory lies in a file; None: there is none
+    trainers: number of equal trainers that share what settings count in rows, this one
+        included
+    seed: seed of what the buffer draws
+    folder: the run's folder, for a buffer whose memory lies in a file; None: there is
+        none
     """
 
     rows: int | None
@@ -96,13 +99,13 @@ class Demand:
 
 @dataclass(eq=False)
 class BufferedSample:
-    """A sample in a buffer.
+    """A buffered sample is a sample in a buffer, and what the buffer must know of it.
 
-    rows: that `batch_size` counts: see `Sample.advance`
-    trained: how many of its rows enter the loss,
-    oldest: the version of the oldest of these (None when there is none),
-    stamps: and the sum of their versions
-    uses: how often it was trained on
+    rows: its rows as `batch_size` counts them (`Sample.advance`)
+    trained: number of its rows that enter the loss
+    oldest: version of the oldest of these, None when there is none
+    stamps: sum of the versions of these
+    uses: times that it was trained on
     """
 
     sample: Sample
@@ -126,7 +129,8 @@ class BufferedSample:
 
 
 class Buffer(ABC):
-    """Holds samples of `source` and gives them out in batches. Never waits."""
+    """A buffer holds samples of `source` and gives them out in batches. It never
+    waits."""
 
     def __init__(self, source: SampleConsumer, demand: Demand) -> None:
         self._source, self._demand = source, demand
@@ -162,10 +166,10 @@ class Buffer(ABC):
 
 
 class Received(NamedTuple):
-    """An arrival that a replay memory has stored: the consumer's `channel` through which
-    it came, how many of its seats' steps are committed, and how many are lost (`voided`).
-    Episodes' first rows and fillers are neither. `returns` are those of the episodes that
-    it finished (`info.return`)."""
+    """What a replay memory has stored of one arrival: the consumer's `channel` through
+    which it came, the number of its seats' steps that are `committed`, and of those that
+    are lost (`voided`). Episodes' first rows and fillers are neither. `returns` are those
+    of the episodes that it finished (`info.return`)."""
 
     channel: int
     committed: int
@@ -174,8 +178,8 @@ class Received(NamedTuple):
 
 
 class ReplayBuffer(Buffer):
-    """Holds arrivals, of each (channel, column) a sequence of its own, and draws batches
-    of transitions from them. See `ARRIVAL_FIELDS` for how rows make transitions. An
+    """A replay buffer stores arrivals, a sequence for each (channel, column), and draws
+    batches of transitions from them. `ARRIVAL_FIELDS` tells how rows make transitions. An
     episode of a column ends with its row that is done or truncated; it was cut after its
     last row (to be bootstrapped, never an end) where a row with `voided` or `on_reset`
     follows. Samples of its `source` hold one row, in the order in which each channel sent
@@ -233,7 +237,7 @@ class ReplayBuffer(Buffer):
 
 
 class BufferConfig(Config):
-    """Family of buffers."""
+    """The configuration of a buffer: a subclass is what `Trainer.buffer` takes."""
 
     replays: ClassVar[bool] = False
     """Its members build a `ReplayBuffer`."""

@@ -18,7 +18,8 @@ from tidemill.core.tally import TallyEntry
 
 
 class State(enum.StrEnum):
-    """A worker's life: CONFIGURING → READY → RUNNING ⇄ PAUSED → COMPLETED | FAILED."""
+    """The states of a worker: CONFIGURING → READY → RUNNING ⇄ PAUSED → COMPLETED |
+    FAILED."""
 
     CONFIGURING = "configuring"
     READY = "ready"
@@ -32,9 +33,9 @@ ENDED = frozenset({State.COMPLETED, State.FAILED})
 
 
 class SampleFacts(msgspec.Struct, frozen=True):
-    """What a sample stream's consumer must know of its blocks. `mode` and `padded` are
-    the agent spec's; `at_once` samples are filled at a time at each outlet: one of all
-    seats, or one of each seat."""
+    """What the consumer of a sample stream must know of its samples. `mode` and `padded`
+    are the agent spec's. A producer fills `at_once` samples at a time at each of its
+    outlets: one of all seats, or one of each seat."""
 
     seats_per_lane: int
     burn_in: int
@@ -51,9 +52,9 @@ class SampleFacts(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What only the owners of environments know and the others need: spaces by policy
-    name, blocks by sample stream. And, of any worker, the memory that it has not filled
-    yet and is going to.
+    """Facts are what only the owners of environments know and the other workers need:
+    spaces by policy name, the shape of samples by sample stream. Besides they tell, of
+    any worker, the memory that it is going to fill and has not filled yet.
 
     Building an environment in the main process would cost its import and its memory
     there: so the owners of environments are configured first and answer READY with these,
@@ -66,41 +67,42 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """Become READY. `facts` is empty for workers that own environments: they answer with
-    it."""
+    """The message tells a worker to become READY. `facts` is empty for workers that own
+    environments: they answer with it."""
 
     facts: Facts = Facts()
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Run, or run again after a pause."""
+    """The message tells a worker to run, or to run again after a pause."""
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Stop polling; keep everything."""
+    """The message tells a worker to stop polling and keep everything."""
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):
-    """Finish: a trainer saves a final checkpoint first."""
+    """The message tells a worker to finish; a trainer saves a final checkpoint first."""
 
     reason: str = ""
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """A trainer writes a checkpoint now."""
+    """The message tells a trainer to write a checkpoint now."""
 
 
 class EnterStage(msgspec.Struct, frozen=True, tag=True):
-    """The curriculum is at this stage (from 0) now. Environments read its options at
-    their next resets; what was measured before is of another."""
+    """The message says that the curriculum is at this stage (from 0) now. Environments
+    read its options at their next resets; what was measured before belongs to another
+    stage."""
 
     stage: int
     options: dict[str, Any] = {}
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):
-    """A trainer goes on from this version of policy `source` in the parameter database,
-    with these settings of its algorithm and a new optimiser.
+    """The message tells a trainer to go on from this version of policy `source` in the
+    parameter database, with these settings of its algorithm and a new optimiser.
 
     The version is loaded between two updates and published at once, as one version more;
     samples of versions before it are dropped (`Buffer.least`).
@@ -119,9 +121,9 @@ class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
-    """The worker's state has changed. `error` is one message for the user and `details`
-    the traceback, when it failed; `waited` the seconds that it had waited for others,
-    where it failed for that."""
+    """The message says that the worker's state has changed. `error` is one message for
+    the user and `details` the traceback, when it failed; `waited` the seconds that it had
+    waited for others, where it failed for that."""
 
     state: State
     facts: Facts = Facts()
@@ -132,10 +134,10 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
-    """Numbers of the worker: `values` by metric name; `time` holds what depends on the
-    clock (rates, shares by place of `Clock`), so that the rest is equal in equal runs.
-    `polls` is the progress counter of the poll loop, the heartbeat. A trainer sends one
-    per update with `update` set."""
+    """The message holds numbers of the worker: `values` by metric name; `time` has what
+    depends on the clock (rates, shares by place of `Clock`), so that the rest is equal in
+    equal runs. `polls` is the progress counter of the poll loop, the heartbeat. A trainer
+    sends one per update with `update` set."""
 
     polls: int
     values: dict[str, float] = {}
@@ -144,10 +146,10 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):
-    """Episodes that ended since the last message: per seat its undiscounted return and
-    number of actions. `spec` is the agent spec's index (see `WorkerConfig.plays`),
-    `stage` that of the curriculum in which they began, `infos` what their environments
-    said of each in its last info, [] where none said anything."""
+    """The message tells of episodes that ended since the last one: of each its
+    undiscounted return and number of actions. `spec` is the agent spec's index (see
+    `WorkerConfig.plays`), `stage` that of the curriculum in which they began, `infos` the
+    numbers of each one's last info, [] where no info had any."""
 
     spec: int
     stage: int
@@ -157,8 +159,9 @@ class Episodes(msgspec.Struct, frozen=True, tag=True):
 
 
 class Measured(msgspec.Struct, frozen=True, tag=True):
-    """A measurement that is complete, by metric name (see `WorkerConfig.measures`). It is
-    of the weights that `step` env steps have trained, in this stage of the curriculum."""
+    """The message holds a complete measurement, by metric name (see
+    `WorkerConfig.measures`). It is of the weights that `step` env steps have trained, in
+    this stage of the curriculum."""
 
     step: int
     stage: int
@@ -166,29 +169,29 @@ class Measured(msgspec.Struct, frozen=True, tag=True):
 
 
 class EnvironmentStatistics(msgspec.Struct, frozen=True, tag=True):
-    """What environments measured by themselves since the last message (see
+    """The message holds what environments measured by themselves since the last one (see
     `Environment.statistics`)."""
 
     values: dict[str, TallyEntry]
 
 
 class Relay(msgspec.Struct, frozen=True, tag=True):
-    """The message is for the trainer of `policy`."""
+    """The message asks the runner to hand another one to the trainer of `policy`."""
 
     policy: str
     message: Adopt
 
 
 class Saving(msgspec.Struct, frozen=True, tag=True):
-    """A trainer writes the checkpoint of `policy` after so many `updates` from now on. It
-    is silent until that is there."""
+    """The message says that a trainer writes the checkpoint of `policy` after so many
+    `updates` from now on, and is silent until that is there."""
 
     policy: str
     updates: int
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
-    """Something that the user should read although the run goes on."""
+    """The message is a text that the user should read although the run goes on."""
 
     text: str
 

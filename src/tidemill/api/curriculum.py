@@ -70,7 +70,7 @@ def holds(text: str, values: Mapping[str, float]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Config):
-    """One stage of a curriculum.
+    """A stage of a curriculum: what environments are asked for in it, and when it ends.
 
     options: plain data for the environments' resets, e.g.
         ``{"low": -0.1, "high": 0.1}``: Gymnasium's ``reset(options=…)``. A lane whose

@@ -26,19 +26,24 @@ Role = Literal["produce", "consume", "ask", "serve", "publish", "subscribe", "su
 
 @dataclass(frozen=True)
 class Port:
-    """One end of a stream that a worker holds. Roles: a sample stream is produced and
-    consumed, an inference stream asked and served, a policy's parameter stream published
-    and subscribed to; equal trainers of a policy sum what they share; a policy's versions
-    are stored in the run's parameter database, and drawn from there; who trains on a
-    sample stream may grant its producers their steps. A worker that fills several blocks
-    at a time has that many `outlets`. The ends of an inference stream say which `policy`
-    they mean: a port for each; so does who trains a policy by a sample stream. A consumer
-    may ask its producers to go in `lockstep` with it, and producers say that they can: at
-    each outlet they go on only once their sample was given back. Who grants steps may do
-    so `in_turn`: each outlet gets the next one when all before it were dealt with. A
-    producer that `gathers` fills one block for all of its outlets, unless somebody grants
-    its steps in turn. A consumer whose samples are `lag_bounded` drops those whose rows
-    are too many versions behind."""
+    """A port is one end of a stream that a worker holds.
+
+    stream: name of the stream
+    role: "produce" or "consume" samples; "ask" or "serve" inference; "publish" or
+        "subscribe" to a policy's parameters; "sum" what equal trainers share; "store" or
+        "draw" versions in the run's parameter database; "grant" steps to the producers of
+        a sample stream
+    outlets: number of blocks that a producer fills at a time
+    policy: name of the policy that is asked, served, or trained by the samples
+    lockstep: of a consumer: its producers are to wait, at each outlet, until their sample
+        was given back; of a producer: it can do that
+    in_turn: of who grants steps: each outlet gets its next step when all before it were
+        dealt with
+    gathers: of a producer: it fills one block for all of its outlets, unless its steps
+        are granted in turn
+    lag_bounded: of a consumer: samples whose rows are too many versions behind are
+        dropped
+    """
 
     stream: str
     role: Role
@@ -52,8 +57,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Edge:
-    """One channel or cell between workers: `source` writes, `targets` read (one for a
-    channel)."""
+    """An edge is one channel or cell between workers: `source` writes, `targets` read
+    (one for a channel)."""
 
     name: str
     kind: Literal["channel", "cell"]

@@ -32,8 +32,7 @@ from tidemill.core.tally import TallyEntry
 
 @dataclass(frozen=True)
 class AgentInfo:
-    """One agent of an environment: its name (what an agent spec matches), and its
-    spaces."""
+    """An agent of an environment: its name (which agent specs match) and its spaces."""
 
     name: str
     spaces: Spaces
@@ -41,8 +40,8 @@ class AgentInfo:
 
 @dataclass
 class Tick:
-    """What one tick tells one group of agents. Preallocated by the target and filled by
-    `Environment.recv`.
+    """A tick holds what one step of a target's lanes brings for one group of agents. It
+    is allocated once by the target and filled by `Environment.recv`.
 
     observation: leaf name → [N, ...]: the newest observation of each present seat. May be
         rows of a sample in shared memory: write, never keep.
@@ -93,7 +92,8 @@ class Tick:
 
 
 class Environment(ABC):
-    """Many lanes of one environment. Attributes are fixed once built.
+    """An environment holds many lanes of one task and steps them together. Attributes are
+    fixed once built.
 
     agents: the agents, in the order of their indices
     lanes: L
@@ -217,7 +217,8 @@ class Environment(ABC):
 
 
 class EnvironmentConfig(Config):
-    """Family of environments: how to build one."""
+    """The configuration of an environment: a subclass is what `Actors.environment` takes,
+    and builds the environment."""
 
     @classmethod
     def from_name(cls, name: str, settings: Mapping[str, Any]) -> "EnvironmentConfig":

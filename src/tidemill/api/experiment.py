@@ -50,7 +50,8 @@ takes a second with so many."""
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Config):
-    """When a run ends, whichever comes first. None means no such limit.
+    """The limits of a run: it ends at whichever is reached first. None means no such
+    limit.
 
     steps: env steps that entered training
     updates: finished updates
@@ -93,8 +94,8 @@ class Limits(Config):
 
 
 class WorkerHandle(ABC):
-    """What the launcher's entry needs of a worker: `run` for its own thread or process,
-    `run_once` to share one thread."""
+    """A worker handle is what the launcher's entry needs of a worker: `run` for its own
+    thread or process, `run_once` to share one thread."""
 
     @property
     @abstractmethod
@@ -115,7 +116,8 @@ class WorkerHandle(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig(Config):
-    """Family of worker groups: `count` equal workers named ``group-0`` … of one kind.
+    """The configuration of a worker group: `count` equal workers of one kind, named
+    ``group-0``, ``group-1`` …
 
     one_core: keep each one's process on one core (in threads: its thread, and those that
         step for it, one core for all). For actors whose lanes wait in threads: they have
@@ -207,7 +209,8 @@ W = TypeVar("W", bound=WorkerConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Config):
-    """See the module's text.
+    """An experiment is all that a run is, as plain typed data: policies, the workers that
+    play and train them, and when the run ends. It does not know where it will run.
 
     together: names of worker groups of one `count` whose members of one number take turns
         in one process, or one thread: with equal trainers and an actor beside each, every
@@ -535,7 +538,7 @@ def _plain(match: str) -> str:
 
 @dataclass
 class Context:
-    """What a worker is given at birth.
+    """A context is what a worker is given when it is built.
 
     name: e.g. ``actor-0``
     endpoints: its ends of edges, its bell and its control link

@@ -12,7 +12,8 @@ from tidemill.api.transport import Endpoints, Link
 
 @dataclass(frozen=True)
 class Job:
-    """What is launched.
+    """A job is an experiment that is to be launched, and what its workers need to be
+    built.
 
     source: the file that defines the experiment's own classes, or None; workers load it
         before they read the experiment
@@ -37,8 +38,8 @@ class Job:
 
 
 class Launcher(ABC):
-    """Starts the workers of a job, all at once, and ends them. The runner speaks to each
-    over its control link.
+    """A launcher starts the workers of a job, all at once, and ends them. The runner
+    speaks to each over its control link.
 
     It is made before anything is measured or written: what it needs of the machine and
     does not find raises a `TidemillError` then. A new launcher is one file with a

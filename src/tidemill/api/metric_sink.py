@@ -37,7 +37,7 @@ class LoggedRun:
 
 
 class MetricSink(ABC):
-    """A place that records are written to, in the main process.
+    """A metric sink is a place that a run's records are written to, in the main process.
 
     It is made when the run begins: what keeps it from working raises a `TidemillError`
     then, which ends the run before anything is trained. What it raises later ends the

@@ -14,7 +14,8 @@ from tidemill.core.schema import Array, Arrays, Field, check_finite
 
 
 class Policy(ABC):
-    """A policy as actors and policy workers use it."""
+    """A policy answers requests with actions, as actors and policy workers ask it; an
+    algorithm changes its parameters."""
 
     version: int = -1
     """Number of finished updates behind the loaded parameters; -1 before the first
@@ -75,7 +76,8 @@ def misfit(policy: Policy, out: Arrays, error: Exception) -> SchemaError:
 
 
 class PolicyConfig(Config):
-    """Family of policies."""
+    """The configuration of a policy: a subclass is what `Experiment.policies` takes. It
+    imports no torch; `build` may."""
 
     def weights(self, spaces: Spaces) -> dict[str, Field] | None:
         """Return the fields of `Policy.parameters`, without allocating them: what a file

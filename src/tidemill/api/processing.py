@@ -18,7 +18,7 @@ from tidemill.core.schema import Schema
 
 
 class Processor(ABC):
-    """Changes samples."""
+    """A processor changes samples on their way from actors to trainers."""
 
     @abstractmethod
     def process(self, sample: Sample) -> None:
@@ -28,7 +28,7 @@ class Processor(ABC):
 
 
 class ProcessorConfig(Config):
-    """Family of processors."""
+    """The configuration of a processor: a subclass is what `Buffers.process` takes."""
 
     needs_policy: ClassVar[bool] = False
     """Whether it is built with a policy, whose newest parameters are loaded before each

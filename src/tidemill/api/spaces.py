@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Box(msgspec.Struct, frozen=True, tag="box"):
-    """Arrays of `shape` and `dtype`; `low` and `high` hold one bound per element, or a
-    single one for all (infinite bounds as ±inf)."""
+    """A box space holds arrays of `shape` and `dtype`; `low` and `high` hold one bound
+    per element, or a single one for all (infinite bounds as ±inf)."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,33 +34,33 @@ class Box(msgspec.Struct, frozen=True, tag="box"):
 
 
 class Discrete(msgspec.Struct, frozen=True, tag="discrete"):
-    """Integers `start` … `start + n - 1`. Rows and policies use 0 … n-1; the environment
-    adapter adds `start`."""
+    """A discrete space holds the integers `start` … `start + n - 1`. Rows and policies
+    use 0 … n-1; the environment adapter adds `start`."""
 
     n: int
     start: int = 0
 
 
 class MultiDiscrete(msgspec.Struct, frozen=True, tag="multi_discrete"):
-    """One integer 0 … nvec[i]-1 per branch."""
+    """A multi-discrete space holds one integer 0 … nvec[i]-1 per branch."""
 
     nvec: tuple[int, ...]
 
 
 class MultiBinary(msgspec.Struct, frozen=True, tag="multi_binary"):
-    """`n` bits."""
+    """A multi-binary space holds `n` bits."""
 
     n: int
 
 
 class Dict(msgspec.Struct, frozen=True, tag="dict"):
-    """Named spaces."""
+    """A dict space holds named spaces."""
 
     spaces: dict[str, "Space"]
 
 
 class Tuple(msgspec.Struct, frozen=True, tag="tuple"):
-    """Spaces in order."""
+    """A tuple space holds spaces in order."""
 
     spaces: tuple["Space", ...]
 
@@ -71,7 +71,7 @@ Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict | Tuple
 
 
 class Spaces(msgspec.Struct, frozen=True):
-    """What one policy sees and does."""
+    """The spaces of one policy: what it observes and how it acts."""
 
     observation: Space
     action: Space

@@ -10,8 +10,9 @@ from tidemill.core.schema import Array, Arrays, Schema
 
 @dataclass
 class Answer:
-    """The answers to one request of n rows. Views: valid until the next `post_request` of
-    the same client that reuses them, so copy at once."""
+    """An answer holds the actions (and values, states) for one request of n rows. Its
+    arrays are views, valid until the next `post_request` of the same client that reuses
+    them: copy at once."""
 
     fields: Arrays  # answer schema's name → [n, ...] (or more rows: the first n count)
     version: int  # that made the answers
@@ -52,7 +53,8 @@ class InferenceClient(ABC):
 
 @dataclass(eq=False)
 class Requests:
-    """One client's request as the server sees it: n rows, to be answered whole."""
+    """A request of one client as the server sees it: n rows, to be answered as a
+    whole."""
 
     client: int
     number: int
@@ -103,7 +105,8 @@ class SampleProducer(ABC):
 @dataclass(frozen=True)
 class Offered:
     """What one producer has offered: `slots` blocks of `lead` = (rows, seats). `rows` is
-    how many each counts in a batch: those that a sample advances by, of all seats."""
+    how many rows each counts in a batch: those that a sample advances by, of all seats.
+    """
 
     schema: Schema
     lead: tuple[int, ...]
@@ -129,7 +132,8 @@ class SampleConsumer(ABC):
 
 
 class WatchedConsumer(SampleConsumer):
-    """The samples of `source`, looked at as they are taken."""
+    """A watched consumer hands on the samples of `source` and lets a subclass look at
+    each as it is taken."""
 
     def __init__(self, source: SampleConsumer) -> None:
         self._source = source

@@ -25,8 +25,8 @@ from tidemill.core.schema import Arrays, Schema
 
 
 class Bell(ABC):
-    """What one worker sleeps on. Rung by whatever it waits for; a ring before the wait
-    makes the wait return at once."""
+    """A bell is what one worker sleeps on. It is rung by whatever the worker waits for; a
+    ring before the wait makes the wait return at once."""
 
     @abstractmethod
     def ring(self) -> None:
@@ -122,8 +122,8 @@ class Reader(ABC):
 
 
 class Link(ABC):
-    """One end of the control link between the runner and a worker: small typed messages,
-    as bytes."""
+    """A link is one end of the control link between the runner and a worker: small typed
+    messages, as bytes."""
 
     @abstractmethod
     def send(self, message: bytes) -> bool:
@@ -137,7 +137,7 @@ class Link(ABC):
 
 
 class Endpoints(ABC):
-    """The ends that one worker holds, by the edge's name."""
+    """Endpoints are the ends of edges that one worker holds, by the edge's name."""
 
     bell: Bell
     link: Link

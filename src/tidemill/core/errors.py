@@ -35,8 +35,8 @@ from difflib import get_close_matches
 
 
 class TidemillError(Exception):
-    """Base of every error raised on purpose. `str(error)` is one message that a user can
-    act on."""
+    """The base of every error that is raised on purpose. `str(error)` is one message that
+    a user can act on."""
 
 
 class ConfigError(TidemillError):

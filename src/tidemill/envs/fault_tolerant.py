@@ -31,10 +31,10 @@ from tidemill.envs.wrapper import Wrapper
 
 @dataclass(frozen=True, kw_only=True)
 class Slots(EnvironmentConfig):
-    """`environment`, as one that may fail: for slow and remote environments, a lane in
-    each target of `ReplayActors` (lanes = 1, ring = the number of slots). Let it step in
-    a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that slots do
-    not wait for others.
+    """Slots wrap `environment` as one that may fail: for slow and remote environments, a
+    lane in each target of `ReplayActors` (lanes = 1, ring = the number of slots). Let it
+    step in a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that
+    slots do not wait for others.
 
     deadline_s: seconds that a step, a reset, or making the environment may take at most;
         None: any time (one that hangs then holds its step for ever, and the run cannot
@@ -123,7 +123,7 @@ class Slots(EnvironmentConfig):
 
 
 class SlotEnvironment(Wrapper):
-    """What `Slots` describes."""
+    """The environment that `Slots` describes."""
 
     _inner: Environment | None  # type: ignore[assignment]  # None while it is made anew
     resting = False

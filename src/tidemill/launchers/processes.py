@@ -82,8 +82,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class ProcessesLauncher(Launcher):
-    """Starts a process per worker, or per group of workers that take turns. Needs
-    Linux."""
+    """The launcher of processes starts one per worker, or per group of workers that take
+    turns. It needs Linux and memory that processes share."""
 
     transport = "shared"
     """What joins the workers: a name of `transports/table.py`, or, of a `Transport` of

@@ -208,8 +208,8 @@ of a device. A new backend is a line here, and chosen in `ActorCritic.build_on`.
 
 
 class ActorCriticPolicy(TrainablePolicy):
-    """Acts for any number of rows; see `ActorCritic` for the network and `distributions`
-    for what an action and its log-probability are."""
+    """The policy that `ActorCritic` describes; `distributions` says what an action and
+    its log-probability are."""
 
     def __init__(
         self, config: ActorCritic, spaces: Spaces, seed: int, backend: str = "numpy", device: str = "cpu"

@@ -153,9 +153,10 @@ class QNetwork(PolicyConfig):
 
 
 class QPolicy(Policy):
-    """Takes the best action, and with probability `epsilon` any that is allowed. A noisy
-    network draws new noise for each call of `act`, the same for all of its rows; asked
-    for the mode, it acts without noise and ε."""
+    """The policy that `QNetwork` describes: it takes the best action, and with
+    probability `epsilon` any that is allowed. A noisy network draws new noise for each
+    call of `act`, the same for all of its rows; asked for the mode, it acts without noise
+    and ε."""
 
     def __init__(self, config: QNetwork, spaces: Spaces, seed: int) -> None:
         weights_seed, acting_seed = np.random.SeedSequence(seed).spawn(2)

@@ -19,9 +19,9 @@ from tidemill.nets.cells import CELLS, Memory
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentActorCritic(ActorCritic):
-    """`ActorCritic` with a cell between the hidden layers and the heads: what it saw
-    earlier in an episode bears on what it does. Actor and critic have cells of their own
-    unless they share their layers.
+    """An `ActorCritic` with a recurrent cell between the hidden layers and the heads:
+    what it saw earlier in an episode bears on what it does. Actor and critic have cells
+    of their own unless they share their layers.
 
     Rows hold its state before acting, ``state.hidden`` (and ``state.cell`` of an LSTM),
     float32 [1 or 2, width]. PPO trains it on stretches of rows (`PPO.chunk_steps`).

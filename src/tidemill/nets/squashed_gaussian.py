@@ -25,10 +25,10 @@ LOG_TWO = np.float32(np.log(2))
 
 @dataclass(frozen=True, kw_only=True)
 class SquashedGaussian(PolicyConfig):
-    """An actor for bounded Box actions: centre + half · tanh(u), u normal, with mean and
-    deviation from a network of relu layers that sees the flattened observation (Haarnoja
-    et al. 2018, "Soft Actor-Critic Algorithms and Applications", appendix C). For `SAC`,
-    whose critics are its own.
+    """A squashed Gaussian acts in bounded Box spaces: centre + half · tanh(u), u normal,
+    with mean and deviation from a network of relu layers that sees the flattened
+    observation (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications",
+    appendix C). It is for `SAC`, whose critics are its own.
 
     The log-probability in its answers is the density of tanh(u), in [-1, 1], before it is
     scaled to the bounds. It answers no value.
@@ -85,7 +85,8 @@ class SquashedGaussian(PolicyConfig):
 
 
 class SquashedGaussianPolicy(Policy):
-    """See `SquashedGaussian`. Asked for the mode it takes tanh of the mean."""
+    """The policy that `SquashedGaussian` describes. Asked for the mode it takes tanh of
+    the mean."""
 
     def __init__(self, config: SquashedGaussian, spaces: Spaces, seed: int) -> None:
         weights_seed, acting_seed = np.random.SeedSequence(seed).spawn(2)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchNetwork(PolicyConfig):
-    """Base of feed-forward policies with a network of one's own. Subclass it, with the
-    network's settings as fields, and implement `network`.
+    """The base of feed-forward policies with a torch network of one's own. Subclass it,
+    with the network's settings as fields, and implement `network`.
 
     Sampling, log-probabilities, parameters and checkpoints are done by the base, for
     every action space of `ActorCritic`.
@@ -71,9 +71,9 @@ class TorchNetwork(PolicyConfig):
 
 
 class TorchNetworkPolicy(TrainablePolicy):
-    """Hands raw observations to a module of the user's own. Its parameters are the
-    module's parameters and buffers (``network.*``), ``log_std`` where actions have one,
-    and the statistics ``returns.*``."""
+    """The policy of a `TorchNetwork`: it hands raw observations to a module of the user's
+    own. Its parameters are the module's parameters and buffers (``network.*``),
+    ``log_std`` where actions have one, and the statistics ``returns.*``."""
 
     def prepare(self, observation: Arrays) -> Arrays:
         """Return the observation: the module takes it raw."""

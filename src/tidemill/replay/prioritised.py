@@ -18,11 +18,12 @@ from tidemill.replay.sequences import Ints
 
 @dataclass(frozen=True, kw_only=True)
 class PrioritisedReplay(Replay):
-    """Schaul et al. 2016, "Prioritized Experience Replay", section 3.3, the proportional
-    variant: transition i is drawn with probability P(i) = p_i^α / Σ p^α, one from each of
-    as many equal shares of the sum as the batch has, and weighs (N · P(i))^-β, divided by
-    the greatest weight in the batch. p_i is how far off the algorithm was when it last
-    trained on it; a new transition has the greatest p so far.
+    """A prioritised replay memory draws transitions in proportion to how far off the
+    algorithm was on them: Schaul et al. 2016, "Prioritized Experience Replay", section
+    3.3, the proportional variant. Transition i is drawn with probability P(i) = p_i^α / Σ
+    p^α, one from each of as many equal shares of the sum as the batch has, and weighs (N
+    · P(i))^-β, divided by the greatest weight in the batch. p_i is how far off the
+    algorithm was when it last trained on it; a new transition has the greatest p so far.
 
     alpha: α: 0 draws uniformly, 1 in proportion
     beta: β at the start; it rises to 1, in proportion to finished updates,
@@ -51,7 +52,7 @@ class PrioritisedReplay(Replay):
 
 
 class Prioritised(UniformReplay):
-    """See `PrioritisedReplay`."""
+    """The buffer that `PrioritisedReplay` describes."""
 
     _config: PrioritisedReplay
     _priorities: Priorities

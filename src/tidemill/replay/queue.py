@@ -15,8 +15,9 @@ from tidemill.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Queue(BufferConfig):
-    """In order, without a copy: the slots that a batch lies in are held until it was
-    used, which is what holds the producers back.
+    """A queue hands samples on in the order in which they come, without a copy: the slots
+    that a batch lies in are held until it was used, which is what holds the producers
+    back.
 
     reuses: how often each sample is trained on: a batch is used so many times in
         succession, topped up where samples have become too old for it. Unlike an

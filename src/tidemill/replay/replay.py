@@ -30,9 +30,10 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(BufferConfig):
-    """The newest rows of every seat, from which batches are drawn, each transition
-    equally likely. For off-policy algorithms (`DQN`, `SAC`), filled by `ReplayActors`.
-    The trainer's `batch_size` is the number of transitions in a batch.
+    """A replay memory keeps the newest rows of every seat, and draws batches of
+    transitions, each equally likely. It is for off-policy algorithms (`DQN`, `SAC`), and
+    filled by `ReplayActors`. The trainer's `batch_size` is the number of transitions in a
+    batch.
 
     capacity: rows that it holds; all seats share them equally. An episode of T steps
         takes T + 1
@@ -88,7 +89,7 @@ class Replay(BufferConfig):
 
 
 class UniformReplay(ReplayBuffer):
-    """See `Replay`."""
+    """The buffer that `Replay` describes."""
 
     def __init__(self, config: Replay, source: SampleConsumer, demand: Demand) -> None:
         super().__init__(source, demand)

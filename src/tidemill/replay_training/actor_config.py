@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TransitionSpec(PlayerSpec):
-    """How actors of a replay memory play their one agent."""
+    """A transition spec says how actors of a replay memory play their one agent."""
 
     def writer(self) -> "type[SampleWriter]":
         from tidemill.replay_training.transitions import Transitions
@@ -24,10 +24,10 @@ class TransitionSpec(PlayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayActors(ActorConfig):
-    """Actor workers for a replay memory: each step of each lane is sent as soon as the
-    environment has answered, whatever the others do; the trainer grants the steps
-    (`ReplayTrainer.ratio`), and each is taken by its newest policy. Environments of one
-    agent.
+    """Actor workers for a replay memory step environments of one agent, and send each
+    step of each lane as soon as the environment has answered, whatever the others do. The
+    trainer grants the steps (`ReplayTrainer.ratio`), and each is taken by its newest
+    policy.
 
     policy: name of the policy that plays
     inference: "inline" (the actor computes) or the name of an inference stream (policy

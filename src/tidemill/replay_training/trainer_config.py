@@ -30,9 +30,9 @@ how many steps it was longer where these were awaited."""
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayTrainer(TrainerConfig):
-    """A trainer worker with a replay memory: it stores what `ReplayActors` send, and
-    trains `policy` by `algorithm` on batches that it draws from there, so many for each
-    step that is stored.
+    """A trainer worker with a replay memory stores the steps that `ReplayActors` send,
+    and trains `policy` by `algorithm` on batches that it draws from there, `ratio` of
+    them for each step that is stored.
 
     buffer: the memory: `Replay`, `PrioritisedReplay`
     batch_size: transitions of a batch

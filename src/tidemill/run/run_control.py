@@ -17,8 +17,8 @@ LIMITS = ("mean_return", "until")
 
 
 class RunControl:
-    """A run that is going on, as a callback has it: it may log, save, stop, pause, and
-    change settings and limits."""
+    """A run control lets a callback (`train(on_update=…)`) act on the run that is going
+    on: log, save, stop, pause, and change a limit."""
 
     def __init__(self, controller: Controller, record: Callable[[dict[str, float]], None]) -> None:
         self._controller, self._record = controller, record

@@ -50,7 +50,7 @@ def check_field(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Query(Config):
-    """Which versions, in what order, how many.
+    """A query says which versions are wanted, in what order, and how many.
 
     where: (field, comparison, number) of each condition; all must hold. A version that
         lacks a field never fulfils a condition on it

@@ -32,7 +32,7 @@ _CURE = "such a file is written by tidemill params RUN export VERSION FILE"
 
 
 class ParameterSource(Config):
-    """Family: where the parameters of an inline policy come from."""
+    """A parameter source says where the parameters of an inline policy come from."""
 
     @property
     def varies(self) -> bool:
@@ -61,7 +61,7 @@ class ParameterSource(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Newest(ParameterSource):
-    """The newest version that the policy's trainer has published."""
+    """The policy plays the newest version that its trainer has published."""
 
     def ports(self, policy: str) -> tuple[Port, ...]:
         return (Port(policy, "subscribe"),)
@@ -73,8 +73,8 @@ class Newest(ParameterSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(ParameterSource):
-    """A version from the run's parameter database: a new one with each episode where the
-    actors' targets have one lane, with each sample else.
+    """The policy plays versions that are drawn from the run's parameter database: a new
+    one with each episode where the actors' targets have one lane, with each sample else.
 
     tag: the version that this tag points to; before it points to any, the latest
     among: the versions to draw from; by itself all that are kept.
@@ -135,8 +135,8 @@ class Drawn(ParameterSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(ParameterSource):
-    """One set of parameters for the whole run: a `file` that
-    ``tidemill params RUN export`` wrote, or none: the policy as it is built, untrained.
+    """The policy plays one set of parameters for the whole run: a `file` that ``tidemill
+    params RUN export`` wrote, or none: as it is built, untrained.
     """
 
     file: str | None = None
@@ -150,7 +150,7 @@ class Fixed(ParameterSource):
 
 
 class DrawnParameters(Subscription):
-    """What `Drawn` describes. Every refresh draws anew."""
+    """The parameters that `Drawn` describes; every refresh draws anew."""
 
     def __init__(
         self, database: ParameterDatabase, policy: str, drawn: Drawn, rng: np.random.Generator
@@ -209,8 +209,8 @@ class DrawnParameters(Subscription):
 
 
 class FixedParameters(Subscription):
-    """What `Fixed` describes. Raises `ConfigError` for a file that cannot be read, or is
-    of another policy."""
+    """The parameters that `Fixed` describes. Raises `ConfigError` for a file that cannot
+    be read, or is of another policy."""
 
     def __init__(self, policy: str, file: Path | None) -> None:
         self._name, self._file = policy, file

@@ -16,8 +16,8 @@ from tidemill.trained.load import LoadedPolicy, load
 
 @dataclass(frozen=True, eq=False)
 class Summary(Mapping[str, Any]):
-    """How a run ended, as its summary.json says. It is a mapping, too, without what there
-    is nothing to say of: ``summary["mean_return"]``.
+    """A summary says how a run ended, as its summary.json does. It is a mapping, too,
+    without what there is nothing to say of: ``summary["mean_return"]``.
 
     status: "completed", "interrupted" or "failed"
     reason: what ended it, in words
@@ -62,7 +62,8 @@ class Summary(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has ended: its folder, how it ended, what it trained and measured."""
+    """The result of a run that has ended: its folder, how it ended, what it trained and
+    measured."""
 
     folder: Path
     summary: Summary

@@ -43,9 +43,10 @@ def read_iterations(folder: str | Path) -> list[dict[str, float]]:
 
 
 class AsyncTrainRunner:
-    """Trains with `num_slots` slots that step at the same time as training goes on, held
-    together by the exact `ratio` of training tasks to steps. What is None stays as the
-    experiment has it; a `ratio` is given here or in the experiment's trainer.
+    """The asynchronous runner trains with `num_slots` environments that step at the same
+    time as training goes on, held together by the exact `ratio` of training tasks to
+    steps. What is None stays as the experiment has it; a `ratio` is given here or in the
+    experiment's trainer.
 
     num_iterations: so many; None: until the experiment's limits
     training_steps: env steps of an iteration
@@ -157,8 +158,8 @@ class AsyncTrainRunner:
 
 
 class TrainRunner(AsyncTrainRunner):
-    """The plain synchronous runner: one slot, in this thread; a step, then the training
-    that it owes. The same experiment, the same iterations."""
+    """The synchronous runner steps one environment in this thread: a step, then the
+    training that it owes. It takes the same experiment and has the same iterations."""
 
     def __init__(self, experiment: Experiment, **settings: Any) -> None:
         super().__init__(experiment, **{"num_slots": 1, "exact": True, "launch": "inline", **settings})

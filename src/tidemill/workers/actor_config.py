@@ -35,10 +35,10 @@ def _has_rows(spec: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSpec(Config):
-    """Which agents of an environment are played by which policy, how it is asked, and
-    into which sample streams their rows go: one row of all seats of all targets as soon
-    as some of them have answered, with what led to it (`api.algorithm.ARRIVAL_FIELDS`;
-    fillers for the others). `AgentSpec` gathers rows into longer samples.
+    """A player spec says which agents of an environment one policy plays, how the policy
+    is asked, and to which sample streams the agents' rows go. It is what `AgentSpec`
+    (samples of many rows) and `TransitionSpec` (for a replay memory: a sample is one row
+    of all seats, with what led to it, `api.algorithm.ARRIVAL_FIELDS`) have in common.
 
     match: regular expression, full match on an agent's name or index; the first spec that
         matches wins
@@ -130,8 +130,8 @@ class PlayerSpec(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec(PlayerSpec):
-    """Which agents of an environment are played by which policy, and what becomes of
-    their rows; see `PlayerSpec` for what is not told here.
+    """An agent spec says which agents of an environment one policy plays, and which
+    samples their rows become. `PlayerSpec` explains the fields that it has besides.
 
     mode: what a sample is, by name (`sample_writers`):
 
@@ -213,7 +213,8 @@ class AgentSpec(PlayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig(WorkerConfig):
-    """Family of actor workers, which step environments.
+    """The configuration of actor workers, which step environments: what `Actors` and
+    `ReplayActors` have in common.
 
     environment: what they step
     lanes: copies of the environment in one target, stepped together
@@ -326,7 +327,7 @@ class ActorConfig(WorkerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Actors(ActorConfig):
-    """Actor workers that send whole samples of the agents that are played.
+    """Actor workers step environments and send samples of the agents' rows to trainers.
 
     agents: which policies play, and what becomes of their rows; of several that match an
         agent the first one plays it

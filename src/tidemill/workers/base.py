@@ -50,15 +50,17 @@ ERROR_LIMIT, DETAILS_LIMIT = 4_000, 20_000
 
 @dataclass(frozen=True)
 class PollResult:
-    """What one poll did: both 0 means that nothing could be done. The unit is the
-    worker's own (an actor: env steps and ticks)."""
+    """A poll result says what one poll did; both numbers 0 mean that nothing could be
+    done. The unit is the worker's own (an actor: env steps and ticks)."""
 
     sample_count: int = 0
     batch_count: int = 0
 
 
 class Worker(WorkerHandle):
-    """Base of all workers. `status` is its state; `clock` where its time goes."""
+    """The base of all workers: it obeys the control link, polls, sleeps on its bell and
+    reports. A subclass implements `_configure` and `_poll`. `status` is its state,
+    `clock` tells where its time goes."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

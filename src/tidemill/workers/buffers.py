@@ -36,10 +36,10 @@ from tidemill.workers.sample_writers.base import MOST_SLOTS
 
 @dataclass(frozen=True, kw_only=True)
 class Buffers(WorkerConfig):
-    """Buffer workers: they take the samples of one stream, process them, and send them
-    into another, which has as many slots as the one they take from. Several share the
-    samples; each sample is processed once. They go from buffer worker to buffer worker
-    where these are chained.
+    """Buffer workers take the samples of one stream, process them, and send them into
+    another, which has as many slots as the one they take from. Several share the samples;
+    each sample is processed once. Where buffer workers are chained, samples go from one
+    to the next.
 
     samples: the stream that actors (or other buffer workers) fill
     into: the stream that trainers (or other buffer workers) consume
@@ -80,7 +80,7 @@ class Buffers(WorkerConfig):
 
 
 class BufferWorker(Worker):
-    """See the module's text."""
+    """The buffer worker takes samples, processes and sends them."""
 
     def __init__(self, context: Context, config: Buffers) -> None:
         super().__init__(context)

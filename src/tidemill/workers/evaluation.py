@@ -70,7 +70,8 @@ MOST_EPISODES = 256  # that are taken in one poll
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(WorkerConfig):
-    """An evaluation manager of one policy.
+    """An evaluation manager has actors play the versions of one policy, one version at a
+    time, and records what each reached.
 
     policy: whose versions are evaluated
     samples: the stream of the evaluation actors' episodes
@@ -189,7 +190,8 @@ class Evaluation(WorkerConfig):
 
 
 class EvaluationWorker(Worker):
-    """See the module's text."""
+    """The evaluation manager: it moves the tag, collects the episodes of the version that
+    the tag points to, and records what they reached."""
 
     def __init__(self, context: Context, config: Evaluation) -> None:
         super().__init__(context)

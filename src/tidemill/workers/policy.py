@@ -33,9 +33,9 @@ from tidemill.workers.mapping import MappingThread
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyWorkers(WorkerConfig):
-    """Policy workers: they serve inference stream `stream` with each of `policies`, which
-    take turns, a batch each. Several workers of one stream share its askers; an asker is
-    served by one of them for each policy.
+    """Policy workers answer the requests of inference stream `stream` with each of
+    `policies`, which are served in turn, a batch each. Several workers of one stream
+    share its askers; an asker is served by one of them for each policy.
 
     most_rows: rows of a batch at most
     threaded: compute and respond in threads of their own (worth it with a GPU, or with a
@@ -209,7 +209,8 @@ class _Served:
 
 
 class PolicyWorker(Worker):
-    """See the module's text."""
+    """The policy worker gathers requests, computes their answers as a batch and sends
+    them back."""
 
     def __init__(self, context: Context, config: PolicyWorkers) -> None:
         super().__init__(context)

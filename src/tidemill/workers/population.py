@@ -38,7 +38,8 @@ LOOK = 0.25  # seconds between looks at the database
 
 @dataclass(frozen=True, kw_only=True)
 class Population(WorkerConfig):
-    """A population manager.
+    """A population manager has the members of a population go on from better ones, with
+    changed settings.
 
     members: the policies of the population, each with one trainer of its own that stores
         versions
@@ -163,7 +164,8 @@ class _Member:
 
 
 class PopulationWorker(Worker):
-    """See the module's text."""
+    """The population manager: it reads what versions reached, and decides who goes on
+    from whom."""
 
     def __init__(self, context: Context, config: Population) -> None:
         super().__init__(context)

@@ -21,8 +21,8 @@ COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig(WorkerConfig):
-    """Family of trainer workers, each of which trains `policy` by `algorithm` on sample
-    stream `samples`.
+    """The configuration of trainer workers, each of which trains `policy` by `algorithm`
+    on sample stream `samples`: what `Trainer` and `ReplayTrainer` have in common.
 
     checkpoint_seconds: seconds between checkpoints; one more is always written at the end
     checkpoints: how many of them are kept
@@ -116,10 +116,10 @@ def _replay(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer(TrainerConfig):
-    """A trainer worker: trains `policy` by `algorithm` on sample stream `samples`. With a
-    `count` above 1: equal trainers, each on the samples of its share of the producers,
-    whose gradients are averaged (the algorithm must be `DataParallel`). Training from a
-    replay memory has `ReplayTrainer`.
+    """A trainer worker trains `policy` by `algorithm` on sample stream `samples`. With a
+    `count` above 1 there are equal trainers, each on the samples of its share of the
+    producers, whose gradients are averaged (the algorithm must be `DataParallel`).
+    `ReplayTrainer` is the one with a replay memory.
 
     batch_size: rows of a batch of all trainers together, at least (samples are taken
         whole); None: as many samples as actors fill at a time, one in each target (of

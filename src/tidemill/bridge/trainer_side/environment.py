@@ -21,8 +21,8 @@ from tidemill.core.user_code import is_expected, load_attribute
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorEnvironment(EnvironmentConfig):
-    """A simulator, started anew for each lane; or one that is open already (an editor),
-    in one lane. docs/simulators.md tells how an engine joins.
+    """A simulator as an environment: started anew for each lane, or open already (an
+    editor), in one lane. docs/simulators.md tells how an engine joins.
 
     path: the executable; a FILE.py is run by this Python, a FILE.exe by Mono. None: an
         editor joins at the usual file

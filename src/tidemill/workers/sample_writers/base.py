@@ -29,8 +29,8 @@ MOST_SLOTS = 4096  # of one channel, since both ends make arrays of each at the 
 
 
 class BlockSizes(NamedTuple):
-    """What an agent's rows take: `private_rows` rows of each seat in its own memory, and
-    in each stream `slots` slots of [rows, columns]."""
+    """The sizes of an agent's memory: `private_rows` rows of each seat in memory of its
+    own, and in each stream `slots` slots of [rows, columns]."""
 
     private_rows: int
     rows: int
@@ -40,7 +40,7 @@ class BlockSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class WriterTerms:
-    """What a writer is made from.
+    """The terms are what a sample writer is made from.
 
     row: fields of a row as an agent writes it (`row_schema`)
     schema: fields of a sample's row (`sample_schema`)
@@ -64,14 +64,17 @@ class WriterTerms:
 
 
 class SampleWriter(ABC):
-    """Rows being written. `arrays` has field name → [rows, N, ...].
+    """A sample writer is where an agent's rows are written, and decides when they leave
+    as samples. `arrays` has field name → [rows, N, ...]: the rows that are being written.
 
-    settings: the settings of an agent spec that only some modes have, and this one does;
-        "deterministic" that rows may be kept of what its mode plays
-    row_fields: the fields of a row that do not come from spaces
-    needs_limit: episodes are kept whole, so that their most steps must be known
-    by_seat: a sample is of one seat
-    trained: samples may be trained on
+    settings: names of those fields of an `AgentSpec` that not every mode knows, and that
+        act in this one ("sample_steps", "padded", "post"; "deterministic", where rows of
+        deterministic play may be sent); others are refused
+    row_fields: fields of a row that do not come from spaces
+    needs_limit: whether episodes are kept whole, so that the most steps of one must be
+        known
+    by_seat: whether a sample is of one seat
+    trained: whether samples may be trained on
     """
 
     settings: ClassVar[Collection[str]] = ()
