@@ -25,7 +25,8 @@ NOT_STACKED = "action_mask"
 
 
 class FrameStack(Wrapper):
-    """See the module's text. `counts` has the number of frames of each agent."""
+    """A frame stack shows each agent its newest observations at once. `counts` has the
+    number of frames of each agent."""
 
     def __init__(self, inner: Environment, counts: Sequence[int]) -> None:
         super().__init__(inner)

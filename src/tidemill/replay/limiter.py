@@ -86,14 +86,15 @@ class LimiterCounts:
 
 
 class Limiter:
-    """See the module's text. Any thread may call anything.
+    """A limiter holds gathering or training back, so that the two stay at their ratio,
+    and counts both. Any thread may call anything.
 
     ratio: training tasks per committed step
-    slack: steps
-    counts: where it goes on from
-    lost: what was in flight then is lost, and counted as voided; else it is in flight
-        again
-    clock: seconds, for what is reported
+    slack: steps that gathering may be ahead of training
+    counts: the counts that it goes on from
+    lost: whether what was in flight then is lost, and counted as voided; else it is in
+        flight again
+    clock: the clock of what is reported, in seconds
     """
 
     def __init__(

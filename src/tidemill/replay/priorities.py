@@ -78,11 +78,11 @@ class Priorities:
         self.greatest = 1.0
 
     def admit(self, places: Places) -> None:
-        """See `Watcher`."""
+        """See `TransitionWatcher`."""
         self.powers.set(places, self.greatest)
 
     def drop(self, places: Places) -> None:
-        """See `Watcher`."""
+        """See `TransitionWatcher`."""
         self.powers.set(places, 0.0)
 
     def change(self, places: Places, priority: NDArray[np.float32]) -> None:

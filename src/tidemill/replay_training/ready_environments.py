@@ -42,12 +42,13 @@ class _Member(NamedTuple):
 
 
 class ReadyBatch(GrantedOrder):
-    """See the module's text. Environment i has the seats of `agent` from i · lanes on. A
-    round is `receive`, `begin`, the flush of requests, `send`.
+    """The order of service of a replay memory's actor: all environments that have
+    answered are served as one batch. Environment i has the seats of `agent` from i ·
+    lanes on. A round is `receive`, `begin`, the flush of requests, `send`.
 
-    flush: as in `ActorParts`
+    flush: sends the buffered requests, as in `ActorParts`
     least: requests that are buffered before they are flushed
-    credits: what steps need; None: nobody limits them
+    credits: the credits that steps need; None: nobody limits them
     """
 
     one_target: ClassVar[bool] = True

@@ -34,7 +34,8 @@ REPORT_SECONDS = 0.2  # seconds between reports: tasks are many and short
 
 
 class ReplayTrainerWorker(Worker):
-    """See the module's text."""
+    """The trainer worker of a replay memory: it stores steps, trains what is owed for
+    them, and grants actors the next ones."""
 
     _ingest: ReplayIngest
 

@@ -45,10 +45,11 @@ class Transitions(SampleWriter):
 
 
 class TransitionAgent(Agent):
-    """See the module's text. Its seats need not be in step: in each tick some of them
-    have something. Rows are copied into the slots of its samples; what was seen last is
-    kept here, so that requests may wait for credits. `voids`: steps of its environments
-    may be lost (`Environment.voids`)."""
+    """The agent of an actor that fills a replay memory: it sends what every tick brought.
+    Its seats need not be in step: in each tick some of them have something. Rows are
+    copied into the slots of its samples; what was seen last is kept here, so that
+    requests may wait for credits. `voids` says that steps of its environments may be lost
+    (`Environment.voids`)."""
 
     def __init__(
         self,

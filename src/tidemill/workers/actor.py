@@ -56,7 +56,8 @@ def _check(config: ActorConfig, spaces: Sequence[Spaces]) -> None:
 
 
 class ActorWorker(Worker):
-    """See the module's text."""
+    """The actor worker: it steps its environments and sends the rows that its agents
+    write."""
 
     def __init__(self, context: Context, config: ActorConfig) -> None:
         super().__init__(context)

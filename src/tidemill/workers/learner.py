@@ -50,13 +50,14 @@ def no_extras() -> Extras:
 
 
 class Learner:
-    """See the module's text. `connect`, then `build`, make it ready. Of equal trainers
-    the first one reports updates and writes checkpoints.
+    """A learner is what both trainer workers hold: a policy, its algorithm, and what of
+    them is counted, published, saved, restored and reported. `connect`, then `build`,
+    make it ready. Of equal trainers the first one reports updates and writes checkpoints.
 
-    clock: the worker's
-    report: sends a message up
-    alive: says that the worker lives, once it has written a checkpoint
-    extras: what checkpoints keep besides
+    clock: the worker's clock
+    report: the function that sends a message up
+    alive: the function that says that the worker lives, once it has written a checkpoint
+    extras: the function that returns what checkpoints keep besides
     """
 
     policy: Policy

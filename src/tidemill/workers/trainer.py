@@ -22,7 +22,8 @@ from tidemill.workers.trainer_config import Trainer
 
 
 class TrainerWorker(Worker):
-    """See the module's text."""
+    """The trainer worker: it collects samples in its buffer, and trains, publishes and
+    saves its policy."""
 
     _buffer: Buffer
 

@@ -312,8 +312,8 @@ class Lane:
 
 
 class SimulatorLanes(Environment):
-    """See the module's text. A lane whose agents have all finished is not reset by us:
-    its simulator begins episodes when it likes.
+    """Simulators as an environment, one in each lane. A lane whose agents have all
+    finished is not reset by us: its simulator begins episodes when it likes.
 
     An agent that asks for a decision is present; one that has begun an episode and asks
     for none is absent. What ends together with the exchange that begins the next episode
