@@ -108,12 +108,14 @@ class LoadedPolicy:
             memory[which] = 0
 
     def module(self) -> "TorchPolicy":
-        """Return the policy as a torch module, with copies of its weights: it takes
-        observations [n, ...] and returns what `act` does of them when `deterministic`,
-        normalised and scaled alike.
+        """Return the policy as a torch module, with copies of its weights: it takes a
+        batch of observations as `act` does, of tensors, and returns the actions that
+        `act` gives for them when `deterministic`, normalised, masked and scaled alike.
 
-        Policies of hidden layers from a Box to a Box or Discrete have one; others are
-        refused with a `ConfigError`.
+        That of a policy that remembers is called with the state, too, and returns it
+        after the actions: ``action, state = module(observation, state)``, where None
+        begins. A class of one's own, such as a `TorchNetwork`, is refused with a
+        `ConfigError`.
         """
         from tidemill.trained.torch_policy import torch_policy
 
