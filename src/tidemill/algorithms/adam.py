@@ -20,7 +20,7 @@ BLOCK = 1 << 14  # weights worked on at a time, about: six arrays of them fit in
 
 
 class Optimiser(ABC):
-    """Steps down a gradient that always lies in the same array."""
+    """An optimiser steps down a gradient that always lies in the same array."""
 
     @abstractmethod
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Any:

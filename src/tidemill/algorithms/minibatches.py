@@ -21,7 +21,8 @@ Integers = NDArray[np.intp]
 
 @dataclass
 class Batch:
-    """M rows that enter the loss, in arrays of their own: the samples may be released."""
+    """A batch holds the M rows that enter the loss, in arrays of its own: the samples may
+    be released."""
 
     observation: Arrays
     """Raw, by leaf name, [M, ...]."""
@@ -149,8 +150,8 @@ class Rows:
 
 @dataclass
 class Cut:
-    """n chunks of L rows: first those that only bring the state up to date, then those
-    that are wanted, as far as there are any."""
+    """A cut of samples into n chunks of L rows: first the rows that only bring the state
+    up to date, then those that are wanted, as far as there are any."""
 
     observation: Arrays
     """Raw, by leaf name, [L·n, ...], time first; zeros where nothing acted."""

@@ -131,7 +131,7 @@ class PolicyGradient(AlgorithmConfig):
 
 
 class BatchTotals(NamedTuple):
-    """Of the rows of all equal trainers together."""
+    """The totals of a batch are sums over the rows of all equal trainers together."""
 
     rows: float
     mean: float
@@ -141,7 +141,8 @@ class BatchTotals(NamedTuple):
 
 
 class PolicyLoss(NamedTuple):
-    """Of the rows of a minibatch, arrays and scalars of the policy's library."""
+    """The policy's loss over the rows of a minibatch, as arrays and scalars of the
+    policy's library."""
 
     loss: Any
     """Summed over the rows."""
@@ -154,8 +155,9 @@ class PolicyLoss(NamedTuple):
 
 
 class PolicyGradientLearner(DataParallel):
-    """Trains a `TrainablePolicy` in place. Deterministic given seed, samples and one
-    thread. An algorithm says how returns are estimated and what the policy's loss is.
+    """A policy-gradient learner trains a `TrainablePolicy` in place. Deterministic given
+    seed, samples and one thread. An algorithm says how returns are estimated and what the
+    policy's loss is.
 
     Equal trainers sum, per update: one array of sums over the rows (float64), then one
     per minibatch with the gradient, what is measured and the rows' share (float32), then

@@ -21,7 +21,7 @@ from tidemill.nets.trainable import Network
 
 
 class TorchLibrary(Library):
-    """For policies whose network is a torch module."""
+    """The torch library serves policies whose network is a torch module."""
 
     at_once = False
 

@@ -172,7 +172,8 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Transport(ABC):
-    """Joins workers that have processes of their own: the channels and cells of a run.
+    """A transport joins workers that have processes of their own: it makes the channels
+    and cells of a run.
 
     A launcher makes one of all edges before it starts a process. Each process opens its
     ends by their handles. Bells and control links are the launcher's, which sees by them

@@ -71,8 +71,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Bench:
-    """All that `bench` found. `facts` says what was measured (see `reference.parts_of`),
-    `notes` what a reader must know besides."""
+    """A bench is all that `bench` found. `facts` says what was measured (see
+    `reference.parts_of`), `notes` what a reader must know besides."""
 
     experiment: str
     cores: int

@@ -13,7 +13,8 @@ _late = threading.local()
 
 
 class BatchedRings:
-    """Within it, what this thread asks to `ring` is rung at the end, each once."""
+    """Within batched rings, what this thread asks to `ring` is rung at the end, each
+    once."""
 
     def __enter__(self) -> None:
         self._outer: dict[Callable[[], None], None] | None = getattr(_late, "rings", None)

@@ -55,10 +55,10 @@ def acting(default: Any, when: Callable[[Any], bool], idle: str, layout: bool = 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base of all configurations. Subclass with
-    ``@dataclass(frozen=True, kw_only=True)``; check values in `__post_init__`, raise
-    `ConfigError`, and call `super().__post_init__()`. A setting that acts under a
-    condition only is declared by `acting`.
+    """The base of all configurations. Subclass with ``@dataclass(frozen=True,
+    kw_only=True)``; check values in `__post_init__`, raise `ConfigError`, and call
+    `super().__post_init__()`. A setting that acts under a condition only is declared by
+    `acting`.
 
     `retired`: settings that there were once, each with the default that it had and what
     to do instead. Saved configurations may hold them.

@@ -129,8 +129,8 @@ class Untrusted(RunError):
 
 
 class NoProgress(RunError):
-    """Others did not do their part for so many `seconds`: what they told meanwhile may be
-    the cause."""
+    """The other workers did not do their part for so many `seconds`: what they reported
+    meanwhile may be the cause."""
 
     def __init__(self, text: str, seconds: float) -> None:
         super().__init__(text)

@@ -72,8 +72,8 @@ class MemfdSegment(Segment):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """Memory that is going to be filled: `nbytes` for `what`, and the factors that make
-    it ("2 slots x 129 rows x …")."""
+    """A need is memory that is going to be filled: `nbytes` for `what`, and the factors
+    that make it ("2 slots x 129 rows x …")."""
 
     what: str
     nbytes: int

@@ -17,8 +17,8 @@ how many they are."""
 
 
 class Tally:
-    """Values by name. Several under one name become one number: their average, the
-    newest, their sum, the smallest or the largest."""
+    """A tally holds values by name. Several under one name become one number: their
+    average, the newest, their sum, the smallest or the largest."""
 
     def __init__(self) -> None:
         self._entries: dict[str, TallyEntry] = {}

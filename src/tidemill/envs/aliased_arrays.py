@@ -24,8 +24,8 @@ _owners: dict[int, _Owner] = {}
 
 
 class AliasDetector:
-    """Sees in an environment's first ticks whether two of its lanes, or it and another
-    environment of this process, hand out one array.
+    """The detector sees in an environment's first ticks whether two of its lanes, or it
+    and another environment of this process, hand out one array.
 
     Such arrays are copied for good as soon as they are handed out, before the next lane
     is stepped. Where different threads write one, that is too late: an

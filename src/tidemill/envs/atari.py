@@ -139,7 +139,7 @@ class Atari(EnvironmentConfig):
 
 
 class Games(VectorLanes):
-    """Games whose scores are kept; `clip`: rewards are clipped."""
+    """Atari games whose scores are recorded; `clip`: rewards are clipped."""
 
     def __init__(self, env: Any, name: str, seed: int, clip: bool, picture: Any) -> None:
         super().__init__(env, name, seed, "next-step", partial_resets=True, halves=True, picture=picture)

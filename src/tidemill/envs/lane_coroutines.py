@@ -15,9 +15,9 @@ LOOK_AGAIN = 0.1
 
 
 class LaneCoroutines:
-    """Steps lanes as `LaneThreads` does, but each in a task of the event loop of the
-    thread that begins the first tick: what a call returns is awaited. They go on while
-    that thread waits at a bell, and when it looks whether they are `ready`."""
+    """Lane coroutines step lanes as `LaneThreads` does, but each in a task of the event
+    loop of the thread that begins the first tick: what a call returns is awaited. They go
+    on while that thread waits at a bell, and when it looks whether they are `ready`."""
 
     def __init__(self, lanes: int) -> None:
         self._loop: Loop | None = None

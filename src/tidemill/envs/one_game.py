@@ -8,8 +8,8 @@ import numpy as np
 
 
 class OneGame(gymnasium.Env[Any, Any]):
-    """Takes over a vector environment of one game. It is reset whenever whoever plays it
-    asks, so that the library never begins a game by itself."""
+    """The environment takes over a vector environment of one game. It is reset whenever
+    whoever plays it asks, so that the library never begins a game by itself."""
 
     def __init__(self, games: Any, clip: bool) -> None:
         self._games, self._clip, self._score = games, clip, 0.0

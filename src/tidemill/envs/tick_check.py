@@ -54,8 +54,8 @@ def check_flag(value: Any, what: str, where: str) -> None:
 
 
 class TickCheck:
-    """Looks at what one group of agents is told: floats must be finite, choices must be
-    among those that there are.
+    """The check looks at what one group of agents gets in a tick: floats must be finite,
+    choices must be among those that there are.
 
     `agents` are the group's names, `what` the environment. Rows of absent seats are
     looked at, too: fill them with zeros.

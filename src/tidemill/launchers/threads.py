@@ -16,7 +16,8 @@ from tidemill.transports.local import LocalLink, local_endpoints
 
 
 class ThreadsLauncher(Launcher):
-    """Suits slow and remote environments, and code that releases Python's lock."""
+    """The launcher of threads suits slow and remote environments, and code that releases
+    Python's lock."""
 
     def __init__(self) -> None:
         self._threads: dict[str, threading.Thread] = {}

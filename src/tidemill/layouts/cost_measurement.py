@@ -113,8 +113,9 @@ def end_session() -> None:
 
 
 class RandomPlay:
-    """Steps an environment with random actions, and resets its lanes as their episodes
-    end. `waited` says whether the last tick's steps were not done when `send` came back.
+    """Random play steps an environment with random actions, and resets its lanes as their
+    episodes end. `waited` says whether the last tick's steps were not done when `send`
+    came back.
     """
 
     waited = False

@@ -102,8 +102,8 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How an experiment of one group of actors and one of trainers is laid out. Its text
-    (`str`, `parse`) reproduces it exactly.
+    """A layout says how an experiment of one group of actors and one of trainers is laid
+    out. Its text (`str`, `parse`) reproduces it exactly.
 
     actors, trainers: how many there are
     together: whether actor i and trainer i take turns in one process

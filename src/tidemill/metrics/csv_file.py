@@ -9,9 +9,9 @@ from tidemill.metrics.json_lines import each_record
 
 
 class CSV(MetricSink):
-    """Writes a row per record. When a record brings a new name, the file is written anew
-    from `metrics.jsonl`, with one column more; what a record does not have is empty
-    there."""
+    """The sink writes a CSV file with a row per record. When a record brings a new name,
+    the file is written anew from `metrics.jsonl`, with one column more; what a record
+    does not have is empty there."""
 
     title = "metrics.csv"
 

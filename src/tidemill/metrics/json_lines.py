@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class JSONLines(MetricSink):
-    """Writes the records of one run into its `metrics.jsonl`.
+    """The sink writes the records of one run into its `metrics.jsonl`.
 
     What an earlier life of a resumed run wrote about later steps is dropped. A disk that
     is full, or a share that went away, does not stop training: the record is left out,

@@ -13,8 +13,8 @@ RATE = 1.0  # of them a second in the long run: one has 1 to 2 KB
 
 
 class RecordPace:
-    """Lets `BURST` records through, and `RATE` a second from then on: a credit for each
-    that comes back with time."""
+    """A record pace lets `BURST` records through, and `RATE` a second from then on: a
+    credit for each that comes back with time."""
 
     def __init__(self) -> None:
         self._credits, self._at = float(BURST), time.monotonic()

@@ -13,8 +13,8 @@ from tidemill.core.private_files import private
 
 
 class TensorBoard(MetricSink):
-    """Writes TensorBoard events without a thread. The library is imported at the first
-    record, when the workers are already running."""
+    """The sink writes TensorBoard events without a thread. The library is imported at the
+    first record, when the workers are already running."""
 
     title = "TensorBoard events"
 

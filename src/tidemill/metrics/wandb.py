@@ -20,9 +20,9 @@ ID = "wandb-id"
 
 
 class WeightsAndBiases(MetricSink):
-    """Logs each record at its env step. A resumed run goes on as the same one there.
-    Nothing but the records and the experiment's settings is told: no command line, no
-    code, no packages and no output."""
+    """The sink logs each record to Weights & Biases at its env step. A resumed run goes
+    on as the same one there. Nothing but the records and the experiment's settings is
+    told: no command line, no code, no packages and no output."""
 
     title = "Weights & Biases"
 

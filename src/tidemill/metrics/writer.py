@@ -39,7 +39,8 @@ def split(chosen: Sinks) -> list[str | type[MetricSink]]:
 
 
 class MetricsWriter:
-    """Writes the records of one run into its folder, and into each of `sinks` besides.
+    """The writer writes the records of one run into its folder, and into each of `sinks`
+    besides.
 
     A sink that fails is left out from then on, with a warning: training goes on.
     """

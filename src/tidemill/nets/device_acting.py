@@ -43,8 +43,8 @@ class Answering(Protocol):
 
 
 class DeviceActing:
-    """Answers with `network`. `recorded`: batches are padded to a power of two, and on a
-    GPU recorded; else each is computed as it comes."""
+    """Device acting answers requests with `network`. `recorded`: batches are padded to a
+    power of two, and on a GPU recorded; else each is computed as it comes."""
 
     def __init__(self, network: Answering, seed: int, recorded: bool) -> None:
         generator = torch.Generator(network.device)

@@ -67,10 +67,10 @@ def channels_last(images: Array, channels_first: bool) -> Array:
 
 
 class ObservationEncoder:
-    """Flattens the leaves of an observation that are no images into rows of `width`
-    float32; images are listed in `images`. The leaf `mask` is left out: the network does
-    not see it. Columns of the parts `critic_only` come last: the actor sees the first
-    `seen` ones.
+    """An observation encoder flattens the leaves of an observation that are no images
+    into rows of `width` float32; images are listed in `images`. The leaf `mask` is left
+    out: the network does not see it. Columns of the parts `critic_only` come last: the
+    actor sees the first `seen` ones.
 
     Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch;
     MultiBinary: its bits.

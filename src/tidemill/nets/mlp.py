@@ -19,8 +19,8 @@ Layer = tuple[Floats, Floats]
 
 
 class BatchedMLPs:
-    """Layers of the same shapes, stacked: each is one batched product. Results lie in
-    memory that the next `forward` rewrites.
+    """The hidden layers of several MLPs of the same shapes, stacked: each layer of all of
+    them is one batched product. Results lie in memory that the next `forward` rewrites.
 
     `seen`: the first of two towers is the actor's and gets only so many of the inputs'
     first columns; None: all of them.
@@ -131,8 +131,8 @@ class MLPShape:
 
 
 class MLP:
-    """Computes with the weights in `flat`, which are the caller's. What it returns lies
-    in memory that its next `forward` or `backward` rewrites."""
+    """An MLP computes with the weights in `flat`, which are the caller's. What it returns
+    lies in memory that its next `forward` or `backward` rewrites."""
 
     def __init__(self, shape: MLPShape, flat: Floats) -> None:
         self.shape, self.flat = shape, flat

@@ -35,8 +35,8 @@ def merge_moments(
 
 
 class RunningMoments:
-    """Mean, variance and count of everything folded in so far, kept as arrays that a
-    policy's parameters hold (float64).
+    """Running moments are mean, variance and count of everything folded in so far, kept
+    as arrays that a policy's parameters hold (float64).
 
     Before the first fold: mean 0 and variance 1, so that normalising changes nothing.
     """

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class NumpyActorCritic(Network):
-    """Computes with the weights in `flat`, which stay there, for any number of rows."""
+    """The network computes in numpy with the weights in `flat`, which stay there, for any
+    number of rows."""
 
     library: LibraryName = "numpy"
 

@@ -85,8 +85,8 @@ def first_weights(shape: Shape, rng: np.random.Generator) -> Floats:
 
 
 class QFunction:
-    """Computes with the weights in `flat`, which are the caller's. What it returns lies
-    in memory that its next `forward` rewrites."""
+    """A Q-function computes with the weights in `flat`, which are the caller's. What it
+    returns lies in memory that its next `forward` rewrites."""
 
     def __init__(self, shape: Shape, flat: Floats) -> None:
         self.shape, self.flat = shape, flat

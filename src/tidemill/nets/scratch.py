@@ -11,8 +11,9 @@ VIEWS = 256  # kept at most: the sizes of minibatches change with every update
 
 
 class Scratch:
-    """Contiguous arrays by name, zeros until they are written. What lies in one is void
-    when its name is asked for with another shape; a name keeps one dtype."""
+    """A scratch holds contiguous arrays by name, zeros until they are written. What lies
+    in one is void when its name is asked for with another shape; a name keeps one dtype.
+    """
 
     def __init__(self) -> None:
         self._memory: dict[str, NDArray[Any]] = {}

@@ -84,8 +84,8 @@ class Mirror:
 
 
 class Staging:
-    """Copies arrays of any size to a device through two small pieces of pinned memory, in
-    the current stream. Returns before they have arrived."""
+    """A staging area copies arrays of any size to a device through two small pieces of
+    pinned memory, in the current stream. Returns before they have arrived."""
 
     def __init__(self, device: torch.device, chunk: int = CHUNK) -> None:
         self._device, self._chunk = device, chunk

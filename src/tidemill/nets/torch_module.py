@@ -18,10 +18,10 @@ from tidemill.nets.torch_device import Mirror, tensors
 
 
 class ModuleNetwork(TorchBackend):
-    """Acts and trains with one module, whose weights stay where it has them: modules may
-    share them, or count on their places. What it does is never recorded, since it may
-    look at numbers on the way. Values in reward units move with the returns' deviation:
-    which of the module's weights to rescale is not known here."""
+    """The network acts and trains with one torch module, whose weights stay where it has
+    them: modules may share them, or count on their places. What it does is never
+    recorded, since it may look at numbers on the way. Values in reward units move with
+    the returns' deviation: which of the module's weights to rescale is not known here."""
 
     def __init__(
         self,

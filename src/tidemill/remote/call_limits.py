@@ -11,8 +11,9 @@ SHORTEST = 1.0  # seconds: an answer is not late before
 
 
 class Breaker:
-    """Of one host. After `limit` failures in a row nothing is sent for a while but one
-    trial at a time; whatever answers closes it again. Used by many threads."""
+    """A breaker stops calls to one host that fails. After `limit` failures in a row
+    nothing is sent for a while but one trial at a time; whatever answers closes it again.
+    Used by many threads."""
 
     def __init__(self, limit: int = 5, first: float = 0.1, longest: float = 5.0) -> None:
         """A trial is made `first` seconds after it opened; each that fails doubles that,
@@ -60,8 +61,8 @@ class Breaker:
 
 
 class Budget:
-    """Retries as a share of calls: each call earns `share` of one, up to `most`, with
-    which it begins. Used by many threads."""
+    """A budget holds retries as a share of calls: each call earns `share` of one, up to
+    `most`, with which it begins. Used by many threads."""
 
     def __init__(self, share: float, most: float) -> None:
         self._share, self._most, self._left = share, most, most
@@ -93,8 +94,8 @@ class Budget:
 
 
 class CallTimes:
-    """How long calls of one kind take, and so when an answer is late. Used by many
-    threads: what one of them loses the next tells again."""
+    """Call times tell how long calls of one kind take, and so when an answer is late.
+    Used by many threads: what one of them loses the next tells again."""
 
     def __init__(self) -> None:
         self.slowest = 0.0

@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 
 class Send(NamedTuple):
-    """Send a request, and take its answer within `seconds`. Without one after `late`
-    seconds `repeat` is asked, once, whether the same is to be sent on another connection,
-    too."""
+    """The plan asks to send a request, and to take its answer within `seconds`. Without
+    one after `late` seconds `repeat` is asked, once, whether the same is to be sent on
+    another connection, too."""
 
     method: str
     path: str
@@ -60,14 +60,14 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True)
 class Sleep:
-    """Wait so long."""
+    """The plan asks to wait so long."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class HangUp:
-    """Close the connection: what else comes on it is not to be read."""
+    """The plan asks to close the connection: what else comes on it is not to be read."""
 
 
 HANG_UP = HangUp()
@@ -109,7 +109,7 @@ Plan = Generator[Send | Sleep | HangUp, HttpAnswer | NoAnswer | None, T]
 
 @dataclass(frozen=True)
 class CallTerms:
-    """How calls to one host are made.
+    """The terms of calls to one host.
 
     deadline: seconds for a call, with all its retries and pauses
     attempt: seconds after which an answer is late; None: as the call's `CallTimes` says

@@ -25,8 +25,8 @@ from tidemill.remote.wire import LARGEST
 
 
 class Address:
-    """Where a server is reached, and how requests to it look: prepared once, since
-    httpcore looks at each URL and each header again."""
+    """An address says where a server is reached, and how requests to it look: prepared
+    once, since httpcore looks at each URL and each header again."""
 
     def __init__(self, url: str, headers: list[tuple[bytes, bytes]], context: ssl.SSLContext | None) -> None:
         """`headers` are those of every request; `context` is for https."""
@@ -108,7 +108,8 @@ class _Stream(httpcore.NetworkStream):
 
 
 class Connection:
-    """Blocks. For one thread at a time; `interrupt` alone may be called from another."""
+    """A blocking connection to a server. For one thread at a time; `interrupt` alone may
+    be called from another."""
 
     def __init__(self, address: Address) -> None:
         """Connects when the first request is sent."""

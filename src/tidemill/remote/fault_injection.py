@@ -127,8 +127,8 @@ class Fault:
 
 
 class FaultSampler:
-    """Draws what happens to each call. Calls of it are counted by kind in `drawn`. Used
-    by many threads."""
+    """A fault sampler draws what happens to each call. Calls of it are counted by kind in
+    `drawn`. Used by many threads."""
 
     def __init__(self, faults: Faults) -> None:
         """Draw from the seed that `faults` has."""

@@ -17,7 +17,8 @@ from tidemill.remote.connections import Address, AsyncConnection, Connection
 
 
 class Hedged:
-    """Blocks. For one thread at a time; `interrupt` alone may be called from another."""
+    """A blocking connection, with a second one while an answer is late. For one thread at
+    a time; `interrupt` alone may be called from another."""
 
     def __init__(self, address: Address) -> None:
         """Connects when the first request is sent."""

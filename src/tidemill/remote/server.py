@@ -74,7 +74,7 @@ class _Line(Caller):
 
 
 class Server:
-    """Serves `sessions` from threads of its own, from `start` to `close`.
+    """A server serves `sessions` from threads of its own, from `start` to `close`.
 
     token: what ``Authorization: Bearer …`` must say; None: nothing is asked for, which
         only a loopback address allows

@@ -38,8 +38,8 @@ Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class Session:
-    """Counts episodes and steps, and plans the calls. A failure breaks the session: it
-    can only be closed, and the next reset opens another."""
+    """A session counts episodes and steps, and plans the calls. A failure breaks the
+    session: it can only be closed, and the next reset opens another."""
 
     def __init__(self, host: Host) -> None:
         self.host = host

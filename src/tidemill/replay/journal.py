@@ -43,9 +43,9 @@ def journal_path(folder: Path, policy: str) -> Path:
 
 
 class JournalWriter:
-    """Writes a journal. `offered` says what each channel sends, `facts` are plain data
-    for the header. `end`, in bytes, is where a resumed run goes on: what was written
-    after it is cut off."""
+    """A journal writer writes a run's journal. `offered` says what each channel sends,
+    `facts` are plain data for the header. `end`, in bytes, is where a resumed run goes
+    on: what was written after it is cut off."""
 
     def __init__(self, path: Path, offered: list[Offered], facts: dict[str, Any], end: int | None) -> None:
         try:
@@ -157,8 +157,8 @@ def _numbers(dtype: Any) -> str:
 
 
 class JournalReader(SampleConsumer):
-    """Reads a journal, and is the sample stream that it was written from. Raises
-    `CheckpointError` for what is no journal."""
+    """A journal reader reads a journal, and is the sample stream that it was written
+    from. Raises `CheckpointError` for what is no journal."""
 
     def __init__(self, path: Path) -> None:
         try:

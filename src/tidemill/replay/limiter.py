@@ -74,8 +74,8 @@ def check_slack(slack: int, holding: int) -> None:
 
 @dataclass
 class LimiterCounts:
-    """S, C, V, K and W (see the module's text). `base` is K where W was set last: debts
-    count from there."""
+    """The counts of a limiter: S, C, V, K and W (see the module's text). `base` is K
+    where W was set last: debts count from there."""
 
     started: int = 0
     committed: int = 0

@@ -24,7 +24,8 @@ def _width(size: int) -> int:
 
 
 class BlockSums:
-    """`size` numbers, all 0 at first; none may become negative."""
+    """Block sums hold `size` numbers, all 0 at first, and the sum of each block of them;
+    none may become negative."""
 
     def __init__(self, size: int) -> None:
         self._width = _width(size)
@@ -70,8 +71,9 @@ class BlockSums:
 
 
 class Priorities:
-    """How likely places are to be drawn: in proportion to a power `alpha` of how far off
-    the algorithm was there; new ones are as likely as the likeliest so far."""
+    """Priorities say how likely places are to be drawn: in proportion to a power `alpha`
+    of how far off the algorithm was there; new ones are as likely as the likeliest so
+    far."""
 
     def __init__(self, places: int, alpha: float) -> None:
         self.powers, self._alpha = BlockSums(places), alpha

@@ -77,7 +77,7 @@ def not_stacked(name: str, found: str, count: int) -> ConfigError:
 
 
 class Store:
-    """`places` rows of what rows of `schema` hold that a replay needs."""
+    """The store holds `places` rows of those fields of `schema` that a replay needs."""
 
     def __init__(self, schema: Schema, frame_stack: int) -> None:
         self.schema: dict[str, Field] = {}

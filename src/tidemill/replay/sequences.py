@@ -33,10 +33,11 @@ class TransitionWatcher(Protocol):
 
 
 class Sequences:
-    """`frames`: how many rows a stack of observations reaches over; a row whose stack is
-    no longer whole begins no transition. `whole`: the transitions of an episode count
-    once it is over (or too long for its lane). `drop`: episodes that are cut are given
-    up."""
+    """The sequences of all lanes say which places begin a transition, and how far it
+    reaches. `frames`: how many rows a stack of observations reaches over; a row whose
+    stack is no longer whole begins no transition. `whole`: the transitions of an episode
+    count once it is over (or too long for its lane). `drop`: episodes that are cut are
+    given up."""
 
     def __init__(
         self,

@@ -271,7 +271,8 @@ def _build_target(parts: ActorParts, number: int, credits: Credits) -> ExactTarg
 
 
 class ExactRing(GrantedOrder, EnvRing):
-    """Targets strictly in turn. See the module's text."""
+    """The order of service of exact runs: targets strictly in turn. See the module's
+    text."""
 
     targets: list[ExactTarget]  # type: ignore[assignment]
 

@@ -14,7 +14,8 @@ from tidemill.workers.service_order import ServiceOrder
 
 
 class GrantedOrder(ServiceOrder):
-    """Environments of one agent whose steps the trainer grants."""
+    """What the orders of service have in common whose steps the trainer grants:
+    environments of one agent."""
 
     granted: ClassVar[bool] = True
     faults: SlotFaults

@@ -27,8 +27,8 @@ MEMORY = "buffer"
 
 
 class ReplayIngest:
-    """Of trainer `config`, from `source`. A resumed run takes back what was `found`; else
-    that is None.
+    """The ingest of trainer `config` takes in rows from `source`. A resumed run takes
+    back what was `found`; else that is None.
 
     header: what the journal says of the run
     tell: takes a text for the user

@@ -9,8 +9,9 @@ from tidemill.replay_training.policy_lag import PolicyLag
 
 
 class LimiterMetrics:
-    """Of what has happened since it was told last. Before anything was trained there is
-    nothing to tell, unless it is `known` what is to come."""
+    """The metrics of a limiter are of what has happened since they were last reported.
+    Before anything was trained there is nothing to tell, unless it is `known` what is to
+    come."""
 
     def __init__(self, limiter: Limiter, policy_lag: PolicyLag, known: bool) -> None:
         self._limiter, self._policy_lag, self._known = limiter, policy_lag, known

@@ -12,7 +12,8 @@ from tidemill.replay_training.open_episodes import OpenEpisodeTracker
 
 
 class Phases:
-    """Where the run is in them, and which episodes its iteration has seen.
+    """The phases say where the run is in its iterations, and which episodes its iteration
+    has seen.
 
     limiter, grants: of the steps
     each: steps of an iteration; None: there are none

@@ -16,8 +16,8 @@ LOOK = 0.02  # seconds between looks
 
 
 class SlotFaults:
-    """Of the `environments` that void their steps when these fail (see
-    `envs.fault_tolerant`).
+    """The slot faults are those of the `environments` that void their steps when these
+    fail (see `envs.fault_tolerant`).
 
     exact: none of them may rest
     tell: takes a text for the user

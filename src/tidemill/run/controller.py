@@ -73,7 +73,7 @@ class _Cut(Exception):
 
 
 class Controller:
-    """Runs one job on one launcher.
+    """The controller runs one job on one launcher.
 
     record: called with the metrics of updates: of each one, or of several together where
         a `RecordPace` holds them back

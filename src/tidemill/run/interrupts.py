@@ -23,8 +23,8 @@ class BrokenOff(BaseException):
 
 
 class Interrupts:
-    """Records Ctrl-C, SIGTERM and SIGHUP while it is entered, in every phase of a run.
-    Does nothing outside the main thread.
+    """The interrupts record Ctrl-C, SIGTERM and SIGHUP while they are entered, in every
+    phase of a run. Does nothing outside the main thread.
 
     first: the first signal, 0 while there was none
     overdue: whether the last of them came from here, `grace` seconds after the first

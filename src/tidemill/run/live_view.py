@@ -39,7 +39,7 @@ DRAW_EVERY = 0.2  # seconds between frames on a terminal
 
 
 class View(ABC):
-    """Shows snapshots. A context manager: leaving it closes it."""
+    """A view shows snapshots. A context manager: leaving it closes it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -86,8 +86,8 @@ class Member:
 
 
 class Rate:
-    """How fast a count has grown over the last few seconds, however rarely it is told.
-    For display alone."""
+    """A rate says how fast a count has grown over the last few seconds, however rarely it
+    is reported. For display alone."""
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._seconds = seconds

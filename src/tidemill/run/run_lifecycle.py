@@ -33,9 +33,9 @@ TRACEBACKS = f"{LOGS}/traceback.log"
 
 
 class RunLifecycle:
-    """In the locked `folder`. `resumed`: how far the run was, None for a new one.
-    `quiet`: nothing is shown. `sinks`: what metrics are written to besides the folder's
-    file. `on_update`: see `RunControl`."""
+    """The lifecycle of a run in the locked `folder`. `resumed`: how far the run was, None
+    for a new one. `quiet`: nothing is shown. `sinks`: what metrics are written to besides
+    the folder's file. `on_update`: see `RunControl`."""
 
     def __init__(
         self,

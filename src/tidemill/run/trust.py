@@ -45,8 +45,8 @@ MOST = 20_000  # things that are remembered; the oldest are forgotten first
 
 @dataclass(frozen=True)
 class TrustItem:
-    """Something that is named: what is done with it, in words, what it is remembered by,
-    and, of a file, what that is at whatever it holds."""
+    """A trust item is something that a configuration names: what is done with it, in
+    words, what it is remembered by, and, of a file, its digest at the moment."""
 
     does: str
     digest: str
@@ -55,8 +55,8 @@ class TrustItem:
 
 @dataclass
 class TrustItems:
-    """All that a configuration names: the things, and the digest that each file has now
-    ("" where there is none), by its resolved path."""
+    """All trust items of a configuration, and the digest that each file has now ("" where
+    there is none), by its resolved path."""
 
     things: list[TrustItem] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)

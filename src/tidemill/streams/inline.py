@@ -11,8 +11,8 @@ from tidemill.streams.parameters import Subscription
 
 
 class InlineInferenceClient(InferenceClient):
-    """Answers from its own copy of the policy. A single request is answered from the
-    caller's arrays without a copy; several are joined first.
+    """The inline client answers from its own copy of the policy. A single request is
+    answered from the caller's arrays without a copy; several are joined first.
 
     `answer` and `state` are the policy's schemas, `rows` the most rows that are ever
     posted at once.

@@ -18,9 +18,9 @@ from tidemill.core.schema import Arrays, Schema, allocate
 
 
 class ChannelSampleProducer(SampleProducer):
-    """Sends each sample over one channel of every group, in turn within the group. Rows
-    are written once, into the first group's slot, and copied into the others' when they
-    are sent.
+    """The producer sends each sample over one channel of every group, in turn within the
+    group. Rows are written once, into the first group's slot, and copied into the others'
+    when they are sent.
 
     groups: for each group of consumers, of whichever stream, the channels to those of
         them that this producer serves
@@ -58,8 +58,8 @@ class ChannelSampleProducer(SampleProducer):
 
 
 class NullSampleProducer(SampleProducer):
-    """Sends nothing: one block of this process's own memory is written again and
-    again."""
+    """The null producer sends nothing: one block of this process's own memory is written
+    again and again."""
 
     def __init__(self) -> None:
         self._block: Arrays = {}
@@ -96,9 +96,9 @@ def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -
 
 
 class ChannelSampleConsumer(SampleConsumer):
-    """Receives from one channel per producer, in turn, so that no producer waits while
-    others are served twice. `cut`: a sample is one seat's episode and ends with its final
-    row, whatever its slot holds behind that."""
+    """The consumer receives from one channel per producer, in turn, so that no producer
+    waits while others are served twice. `cut`: a sample is one seat's episode and ends
+    with its final row, whatever its slot holds behind that."""
 
     def __init__(self, channels: Sequence[Consumer], burn_in: int, bootstrap: int, cut: bool = False) -> None:
         self._channels = list(channels)

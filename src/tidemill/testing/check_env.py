@@ -77,8 +77,8 @@ def check_environment(
 
 
 class Play:
-    """Plays an environment with random actions and keeps the rules of the contract, as an
-    actor would.
+    """A play steps an environment with random actions and keeps the rules of the
+    contract, as an actor would.
 
     `over` is [L, A] per group: seats whose episode is finished and whose next one has not
     begun. `episodes` and `longest` are of lanes or, where these have none, of seats.

@@ -40,8 +40,8 @@ def _mix(*numbers: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(EnvironmentConfig):
-    """Lanes × agents whose observations, rewards and ends are known functions of (lane,
-    agent, episode, row).
+    """A scripted environment has lanes × agents whose observations, rewards and ends are
+    known functions of (lane, agent, episode, row).
 
     An observation is float32 [lane, agent, episode, row, tick]: row counts the agent's
     own actions in the episode, tick those of the lane. Agents of kind "blue" see one
@@ -289,8 +289,8 @@ class ScriptedEnvironment(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class Free(EnvironmentConfig):
-    """Returns zeros and costs nearly nothing, so that what remains is the cost of the
-    actor.
+    """The environment returns zeros and costs nearly nothing, so that what remains is the
+    cost of the actor.
 
     agents: per lane
     shape: of an observation (float32)

@@ -262,8 +262,8 @@ def load(
 
 @dataclass(frozen=True)
 class Weights:
-    """Which of a policy's weights: those of a checkpoint, or a version (or tag) of the
-    parameter database; by default the newest whole checkpoint."""
+    """The choice of a policy's weights: those of a checkpoint, or a version (or tag) of
+    the parameter database; by default the newest whole checkpoint."""
 
     checkpoint: str | int | Path | None = None
     version: str | int | None = None

@@ -93,7 +93,7 @@ def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
 
 
 class SlotProducer(Producer):
-    """Sending end over a segment. `wake` is the consumer's bell."""
+    """The sending end of a channel over a segment. `wake` is the consumer's bell."""
 
     def __init__(self, segment: Segment, wake: Bell) -> None:
         self._segment = segment
@@ -124,7 +124,7 @@ class SlotProducer(Producer):
 
 
 class SlotConsumer(Consumer):
-    """Receiving end over a segment. `wake` is the producer's bell."""
+    """The receiving end of a channel over a segment. `wake` is the producer's bell."""
 
     def __init__(self, segment: Segment, wake: Bell) -> None:
         self._segment = segment
@@ -179,7 +179,7 @@ _READ_TRIES = 1000
 
 
 class SlotWriter(Writer):
-    """Writing end of a cell over a segment."""
+    """The writing end of a cell over a segment."""
 
     def __init__(self, segment: Segment, wake: Sequence[Bell]) -> None:
         self._segment = segment

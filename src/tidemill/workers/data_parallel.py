@@ -37,9 +37,9 @@ _AGREED = np.zeros(7)  # what equal trainers agree on before each update: see `C
 
 
 class CombinedCounts(NamedTuple):
-    """Of all equal trainers together: how many are to end, how many were not told to
-    change settings, rows of the batch that enter the loss, those of them that do so for
-    the first time, and what became of samples since the last update."""
+    """The counts of all equal trainers together: how many are to end, how many were not
+    told to change settings, rows of the batch that enter the loss, those of them that do
+    so for the first time, and what became of samples since the last update."""
 
     ending: float
     unchanged: float

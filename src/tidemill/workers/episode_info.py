@@ -39,8 +39,8 @@ _OBSERVATIONS = frozenset({"final_obs", "final_observation", "final_info"})
 
 
 class InfoReader:
-    """Turns infos into numbers, and takes no more names than `MOST`; `notice` is told
-    once when others are left out."""
+    """An info reader turns infos into numbers, and takes no more names than `MOST`;
+    `notice` is called once when others are left out."""
 
     def __init__(self, notice: Callable[[str], None] = lambda _: None) -> None:
         self._names: set[str] = set()

@@ -10,7 +10,7 @@ _LOOK_AGAIN = 0.1  # seconds between looks at the stop flag
 
 
 class MappingThread:
-    """Wraps one daemon thread.
+    """A mapping thread wraps one daemon thread.
 
     map_fn: applied to each item, in order
     upstream_queue: where items come from

@@ -33,8 +33,8 @@ ENDLESS_TICKS = 10_000
 
 
 class ParameterRefresh:
-    """Tells an actor's inference `clients` when to take new parameters (see the module's
-    text).
+    """The refresh tells an actor's inference `clients` when to take new parameters (see
+    the module's text).
 
     environment: the first one of the actor's
     granted: the actor's steps are granted

@@ -23,7 +23,7 @@ LAST_PUSH = 4.0  # seconds that the end of a run waits for the disk
 
 
 class VersionWriter:
-    """Pushes versions of one policy.
+    """A version writer pushes versions of one policy.
 
     seconds: between two pushes
     keep: versions that are kept besides tagged ones

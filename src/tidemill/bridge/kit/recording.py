@@ -109,8 +109,8 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Head | E
 
 
 class RecordingWriter:
-    """Writes a recording beside `path`, under which it appears, whole, with `close`.
-    ConfigError where there is a file, unless it may be replaced."""
+    """A recording writer writes a recording beside `path`, under which it appears, whole,
+    with `close`. ConfigError where there is a file, unless it may be replaced."""
 
     def __init__(self, path: Path, layout: str, program: str, replace: bool = False) -> None:
         if path.exists() and not replace:

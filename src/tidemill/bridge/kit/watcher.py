@@ -20,7 +20,7 @@ from tidemill.core.errors import EnvironmentFault, ImageError
 
 
 class Watcher:
-    """Plays, and looks at all that comes after every answer."""
+    """A watcher plays, and looks at all that comes after every answer."""
 
     def __init__(self, play: SimulatorPlay, found: Findings, framing: Framing) -> None:
         self.play, self.found = play, found

@@ -16,8 +16,8 @@ class ChannelError(SimulatorError):
 
 
 class MessageReader:
-    """Reads a message piece by piece. Every method raises `ChannelError` where the bytes
-    do not hold what was asked for."""
+    """A message reader reads a message piece by piece. Every method raises `ChannelError`
+    where the bytes do not hold what was asked for."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self._data, self._at, self._what = data, 0, what

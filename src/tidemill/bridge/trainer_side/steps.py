@@ -15,7 +15,8 @@ from tidemill.core.errors import EnvironmentFault, ImageError, SchemaError
 
 
 class StepReader:
-    """Reads a group's rows. What depends on the group alone is worked out once."""
+    """A step reader reads a group's rows. What depends on the group alone is worked out
+    once."""
 
     def __init__(self, layout: MemoryLayout, group: GroupImage) -> None:
         self._group = group

@@ -7,8 +7,8 @@ LOOK_AGAIN = 0.2  # seconds after which it sees that it was closed
 
 
 class Waiter:
-    """Waits for all of several answers in turn, and then rings. The thread begins with
-    the first wait, and is a daemon."""
+    """A waiter waits for all of several answers in turn, and then rings. The thread
+    begins with the first wait, and is a daemon."""
 
     def __init__(self, name: str) -> None:
         self._name = name

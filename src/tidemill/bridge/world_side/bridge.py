@@ -31,7 +31,7 @@ _LOOK = 0.2  # seconds between looks at the trainer, while there are no requests
 
 
 class Bridge:
-    """Joins worlds and a trainer, where there is one.
+    """A bridge joins worlds and a trainer, where there is one.
 
         bridge = Bridge()
         world = bridge.add(World("reach", 10, [(4,)], continuous_size=2))

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class AfterDone(ClosedEpisodes):
-    """Samples of so many rows, held back until the episode of the last one is done."""
+    """The writer of samples of so many rows that are held back until the episode of the
+    last one is done."""
 
     settings: ClassVar[Collection[str]] = ("sample_steps", "burn_in", "bootstrap", "post")
     needs_limit = True

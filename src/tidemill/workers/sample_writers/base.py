@@ -115,7 +115,8 @@ class SampleWriter(ABC):
 
 
 class Columns(SampleWriter):
-    """Each seat at a row of its own, in memory of so many rows per seat."""
+    """The base of writers by index: each seat is at a row of its own, in memory of so
+    many rows per seat."""
 
     def __init__(self, terms: WriterTerms) -> None:
         self._terms, self._private_rows = terms, terms.need.private_rows

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class AlignedBlock(SampleWriter):
-    """Fixed length, all seats at the same row: `arrays` is a slot ({} between two)."""
+    """The writer of samples of a fixed length while all seats are at the same row:
+    `arrays` is a slot ({} between two)."""
 
     settings: ClassVar[Collection[str]] = ("sample_steps", "burn_in", "bootstrap")
 
@@ -76,7 +77,8 @@ class AlignedBlock(SampleWriter):
 
 
 class FixedColumns(Columns):
-    """Samples of so many rows, sent when a seat's last one is answered."""
+    """The writer of samples of so many rows, each sent when a seat's last one is
+    answered."""
 
     def __init__(self, terms: WriterTerms, slot: Arrays) -> None:
         super().__init__(terms)
