@@ -6,9 +6,12 @@ import json
 import logging
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -162,6 +165,83 @@ def test_weights_and_biases_gets_the_records_offline_and_no_command_line(tmp_pat
     assert "loss" not in told[0][0]
     for path in (tmp_path / "run").rglob("*"):
         assert not path.is_file() or b"a-secret-word" not in path.read_bytes(), path
+
+
+class _WandbServer(BaseHTTPRequestHandler):
+    """Takes a run as the server of Weights & Biases does, and answers none of its records
+    until `released`."""
+
+    released = threading.Event()
+    records = threading.Event()
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["content-length"]))
+        if not self.path.endswith("/graphql"):
+            self.records.set()
+            self.released.wait(100)
+            return
+        entity = {"id": "e", "name": "me"}
+        run = {
+            "id": "r",
+            "name": "run",
+            "config": "{}",
+            "project": {"id": "p", "name": "p", "entity": entity},
+        }
+        answer = {
+            "UpsertBucket": {"upsertBucket": {"bucket": run, "inserted": True}},
+            "CreateRunFiles": {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": []}},
+        }.get(json.loads(asked)["operationName"], {"viewer": entity, "model": None})
+        data = json.dumps({"data": answer}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+LAST_RECORDS = """
+import logging, sys
+from pathlib import Path
+from tidemill.api.metric_sink import LoggedRun
+from tidemill.metrics import wandb
+from tidemill.metrics.writer import MetricsWriter
+logging.basicConfig()
+wandb.LAST_RECORDS = 1.0
+writer = MetricsWriter(LoggedRun(Path(sys.argv[1])), [wandb.WeightsAndBiases])
+writer.write({"step": 1})
+writer.close()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_a_server_that_takes_no_records_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _WandbServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {
+            **os.environ,
+            "WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}",
+            "WANDB_API_KEY": "0" * 40,
+            "WANDB_CACHE_DIR": str(tmp_path / "cache"),
+            "WANDB_CONFIG_DIR": str(tmp_path / "config"),
+        }
+        words = [sys.executable, "-c", LAST_RECORDS, str(tmp_path / "run")]
+        (tmp_path / "run").mkdir()
+        try:
+            done = subprocess.run(
+                words, env=environment, capture_output=True, text=True, check=False, timeout=90, cwd=tmp_path
+            )
+        finally:
+            _WandbServer.released.set()
+            server.shutdown()
+    assert done.returncode == 0 and _WandbServer.records.is_set(), done.stderr
+    assert re.search(
+        r"Weights & Biases cannot be closed: its server has not taken all records within 1 s .* wandb sync "
+        + re.escape(str(tmp_path)),
+        done.stderr,
+    )
 
 
 def logged(file: Path) -> list[dict[str, float]]:

@@ -17,6 +17,7 @@ from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import read_plain
 
 ID = "wandb-id"
+LAST_RECORDS = 60.0  # seconds that a run's end waits for its records to be sent
 
 
 class WeightsAndBiases(MetricSink):
@@ -40,6 +41,8 @@ class WeightsAndBiases(MetricSink):
             disable_code=True,
             disable_git=True,
             disable_job_creation=True,
+            finish_timeout=LAST_RECORDS,
+            finish_timeout_raises=True,
             silent=True,
             x_disable_meta=True,
             x_disable_machine_info=True,
@@ -79,4 +82,10 @@ class WeightsAndBiases(MetricSink):
         self._run.log({viewer_name(name): value for name, value in record.items() if math.isfinite(value)})
 
     def close(self) -> None:
-        self._run.finish()
+        try:
+            self._run.finish()
+        except TimeoutError:
+            raise RunError(
+                f"its server has not taken all records within {LAST_RECORDS:g} s of the run's end; they are "
+                f"kept here. Send them with: wandb sync {self._run.settings.sync_dir}"
+            ) from None

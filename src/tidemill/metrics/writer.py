@@ -71,11 +71,10 @@ class MetricsWriter:
 
     def _stop(self, sink: MetricSink, error: Exception) -> None:
         self._sinks.remove(sink)
-        what = str(error) if isinstance(error, (OSError, ImportError, TidemillError)) else repr(error)
         log.warning(
             "%s: no more is written there (%s)%s",
             sink.title,
-            what,
+            _what(error),
             f"; {FILE} has all metrics" if self._lines.whole else "",
         )
         self._close(sink)
@@ -84,10 +83,15 @@ class MetricsWriter:
         try:
             sink.close()
         except Exception as error:
-            log.warning("%s cannot be closed: %r", sink.title, error)
+            log.warning("%s cannot be closed: %s", sink.title, _what(error))
 
     def close(self) -> None:
         """Close the files. May be called twice."""
         self._lines.close()
         while self._sinks:
             self._close(self._sinks.pop())
+
+
+def _what(error: Exception) -> str:
+    """Return what a user reads of an error of a sink."""
+    return str(error) if isinstance(error, (OSError, ImportError, TidemillError)) else repr(error)
