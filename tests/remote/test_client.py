@@ -202,9 +202,9 @@ def _replace(description, **changes):
 
 
 def _refuse(reply):
-    from tidemill.remote.server_sessions import refusal
+    from tidemill.remote.server_sessions import RefusedCall
 
-    raise refusal(409, "out_of_order", "applied already", reply.episode, reply.step)
+    raise RefusedCall(409, "out_of_order", "applied already", reply.episode, reply.step)
 
 
 @pytest.mark.parametrize("form", FORMS)

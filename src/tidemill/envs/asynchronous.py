@@ -12,11 +12,12 @@ from typing import Any
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_references import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.user_code import Code, load_attribute, name_of_code
+from tidemill.core.user_code import Code, name_of_code
 from tidemill.envs.lane_coroutines import LaneCoroutines
 from tidemill.envs.lane_threads import CLOSE_SECONDS
 from tidemill.envs.lanes import LaneLoop, Result
-from tidemill.envs.registry import call_maker
+from tidemill.envs.registry import call_maker, load_maker
+from tidemill.envs.reset_options import reset_env
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +57,7 @@ class Asynchronous(EnvironmentConfig):
         """Return `lanes` copies as one environment."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
-        maker = load_attribute(self.make, "make")
-        if not callable(maker):
-            raise ConfigError(
-                f"make: {self.make} is {maker!r}; it must be a class or function that returns an environment"
-            )
+        maker = load_maker(self.make, "an environment")
         envs = [call_maker(maker, self.make, maker, self.kwargs) for _ in range(lanes)]
         for name in ("reset", "step"):
             if not inspect.iscoroutinefunction(getattr(envs[0], name, None)):
@@ -115,8 +112,7 @@ class AsyncLanes(LaneLoop):
         env, seed = self.envs[lane], self._seeds.pop(lane, None)
 
         async def begin(_: Any) -> Result:
-            options = {} if self._options is None else {"options": dict(self._options)}
-            return self._begun(lane, await env.reset(seed=seed, **options))
+            return self._begun(lane, await reset_env(env, seed, self._options))
 
         return self._timed(lane, begin) if self._deadline is not None else begin
 

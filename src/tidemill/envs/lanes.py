@@ -19,13 +19,13 @@ from tidemill.core.config import layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.user_code import Code, load_attribute, name_of_code
+from tidemill.core.user_code import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
-from tidemill.envs.registry import call_maker, find_spec, fps_of, outside, pictures
-from tidemill.envs.reset_options import take_options
-from tidemill.envs.space_values import LeafReader, LeafWriter, brief
-from tidemill.envs.spaces import from_gymnasium, nest, paths
+from tidemill.envs.registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
+from tidemill.envs.reset_options import reset_env, take_options
+from tidemill.envs.space_values import LeafReader, LeafWriter, brief, readers_of
+from tidemill.envs.spaces import from_gymnasium, nest
 from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 
 if TYPE_CHECKING:
@@ -110,12 +110,7 @@ class Gymnasium(EnvironmentConfig):
 
         limit = self.max_episode_steps
         if self.make is not None:
-            maker = load_attribute(self.make, "make")
-            if not callable(maker):
-                raise ConfigError(
-                    f"make: {self.make} is {maker!r}; it must be a class or function that returns a "
-                    "gymnasium.Env"
-                )
+            maker = load_maker(str(self.make), "a gymnasium.Env")
             env = call_maker(maker, self.make, maker, {**self.kwargs, **(pictures(maker) if render else {})})
             if not isinstance(env, gymnasium.Env):
                 cure = (
@@ -184,12 +179,7 @@ class LaneLoop(Environment):
         self._steps = [env.step for env in envs]
         self._aliases = AliasDetector(name)
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
-        self._readers = [
-            LeafReader(leaf_name, path, leaf)
-            for (leaf_name, leaf), path in zip(
-                leaves(self._spaces.observation, "obs").items(), paths(self._spaces.observation), strict=True
-            )
-        ]
+        self._readers = readers_of(self._spaces.observation, LeafReader)
         self._writers = [
             LeafWriter(leaf_name, leaf, plain=stepper is not None)
             for leaf_name, leaf in leaves(self._spaces.action, "action").items()
@@ -352,11 +342,7 @@ class LaneLoop(Environment):
 
         def begin(_: Any) -> Result:
             with every_core():  # a simulator that it starts is no part of this process
-                answer = (
-                    env.reset(seed=seed)
-                    if self._options is None
-                    else env.reset(seed=seed, options=dict(self._options))
-                )
+                answer = reset_env(env, seed, self._options)
             return self._begun(lane, answer)
 
         return begin

@@ -27,9 +27,9 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.registry import fps_of
-from tidemill.envs.reset_options import take_options
-from tidemill.envs.space_values import LeafReader, LeafWriter
-from tidemill.envs.spaces import nest, paths
+from tidemill.envs.reset_options import reset_env, take_options
+from tidemill.envs.space_values import LeafReader, LeafWriter, readers_of
+from tidemill.envs.spaces import nest
 from tidemill.envs.tick_check import NUMBERS, TickCheck, check_flag, check_number, is_number
 
 # where the parts of an observation come from
@@ -70,11 +70,8 @@ class AgentView:
     def readers(self) -> list[tuple[str, LeafReader]]:
         """Return the leaves of the observation, each with where it comes from."""
         plain = self.mask is self.state is None
-        own = leaves(self.own, "obs" if plain or isinstance(self.own, Dict) else "obs.observation")
-        found = [
-            (OWN, LeafReader(name, path, leaf))
-            for (name, leaf), path in zip(own.items(), paths(self.own), strict=True)
-        ]
+        name = "obs" if plain or isinstance(self.own, Dict) else "obs.observation"
+        found = [(OWN, reader) for reader in readers_of(self.own, LeafReader, name)]
         if self.mask is not None:
             found.append((MASK, LeafReader("obs.action_mask", (), self.mask)))
         if self.state is not None:
@@ -276,12 +273,7 @@ class AgentLanes(Environment):
     def _reset(self, lane: int, seed: int | None) -> Any:
         """Reset a lane's environment, with the curriculum's options where there is one,
         and return what it returned."""
-        env = self.envs[lane]
-        return (
-            env.reset(seed=seed)
-            if self._options is None
-            else env.reset(seed=seed, options=dict(self._options))
-        )
+        return reset_env(self.envs[lane], seed, self._options)
 
     def _show(self, lane: int, agent: int, observation: Any, info: Mapping[str, Any] | None) -> None:
         """This agent has an observation. Its first one since its last end begins an

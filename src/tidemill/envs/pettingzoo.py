@@ -14,11 +14,11 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_references import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.user_code import Code, import_module, load_attribute, name_of_code
+from tidemill.core.user_code import Code, import_module, name_of_code
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.multi_agent import AgentLanes, AgentView
 from tidemill.envs.parallel import ParallelLanes
-from tidemill.envs.registry import call_maker, pictures
+from tidemill.envs.registry import call_maker, load_maker, pictures
 from tidemill.envs.spaces import from_gymnasium
 
 _INSTALL = {  # by the start of a module's name, longer ones first: what pip installs
@@ -181,12 +181,7 @@ def find_maker(make: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 f'make: {make} has neither "parallel_env" nor "env"; say which of its functions makes the '
                 f'environment: "{make}:NAME"'
             )
-    maker = load_attribute(f"{source}:{name}", "make")
-    if not callable(maker):
-        raise ConfigError(
-            f"make: {make} is {maker!r}; it must be a class or function that returns a ParallelEnv or an "
-            "AECEnv"
-        )
+    maker = load_maker(f"{source}:{name}", "a ParallelEnv or an AECEnv")
     return maker, raw or maker
 
 

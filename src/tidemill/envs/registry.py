@@ -13,7 +13,7 @@ from typing import Any
 from tidemill.api.external_references import Outside, called, names_nothing, quoted
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.secrets import hide, known, mask, reveal
-from tidemill.core.user_code import import_module, is_installed, module_file
+from tidemill.core.user_code import import_module, is_installed, load_attribute, module_file
 
 _INSTALL = {  # by the start of an entry point: what pip installs
     "ale_py": "ale-py",
@@ -35,20 +35,16 @@ def find_spec(env_id: str) -> Any:
     module, _, name = env_id.rpartition(":")
     if module:
         import_module(module, "environment")
-    if name.startswith("ALE/") and name not in gymnasium.registry:
-        try:
-            importlib.import_module("ale_py")  # registers its games when imported
-        except ImportError:
-            raise ConfigError(
-                f'environment "{env_id}" needs a package that is not installed: pip install "ale-py"'
-            ) from None
-    if name.startswith("MinAtar/") and name not in gymnasium.registry:
-        try:
-            importlib.import_module("minatar.gym").register_envs()
-        except ImportError:
-            raise ConfigError(
-                f'environment "{env_id}" needs a package that is not installed: pip install "minatar"'
-            ) from None
+    for start, package, source in (("ALE/", "ale-py", "ale_py"), ("MinAtar/", "minatar", "minatar.gym")):
+        if name.startswith(start) and name not in gymnasium.registry:
+            try:
+                registering = importlib.import_module(source)  # by which ale_py registers its games
+            except ImportError:
+                raise ConfigError(
+                    f'environment "{env_id}" needs a package that is not installed: pip install "{package}"'
+                ) from None
+            if package == "minatar":
+                registering.register_envs()
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     hint = (
@@ -85,6 +81,17 @@ def _is_plugin(module: str) -> bool:
     register environments have it do."""
     plugins = {point.module.partition(".")[0] for point in entry_points(group="gymnasium.envs")}
     return module in plugins and all(is_installed(Path(file)) for file in module_file(module) or ("",))
+
+
+def load_maker(name: str, returns: str, setting: str = "make") -> Callable[..., Any]:
+    """Return the class or function that `name`, the value of `setting`, names. Raises
+    `ConfigError` where it is none, and says what it must return."""
+    maker = load_attribute(name, setting)
+    if not callable(maker):
+        raise ConfigError(
+            f"{setting}: {name} is {maker!r}; it must be a class or function that returns {returns}"
+        )
+    return maker  # type: ignore[no-any-return]
 
 
 def call_maker(

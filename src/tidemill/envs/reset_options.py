@@ -31,3 +31,8 @@ def take_options(env: Any, name: str, options: Mapping[str, Any]) -> dict[str, A
             )
         layer = vars(layer).get("env") if hasattr(layer, "__dict__") else None
     return dict(reveal(options))
+
+
+def reset_env(env: Any, seed: int | None, options: Mapping[str, Any] | None) -> Any:
+    """Reset `env`, with a copy of `options` where there are any; return its answer."""
+    return env.reset(seed=seed) if options is None else env.reset(seed=seed, options=dict(options))

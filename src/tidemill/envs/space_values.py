@@ -3,14 +3,14 @@ Python take and return, and arrays with a row for each."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tidemill.api.spaces import Discrete, MultiBinary, MultiDiscrete, Space, field_of
+from tidemill.api.spaces import Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array
-from tidemill.envs.spaces import action_caster
+from tidemill.envs.spaces import action_caster, paths
 
 
 class LeafReader:
@@ -87,6 +87,15 @@ class LeafReader:
         shape or dtype, or holds what the space has no place for."""
         if wrong := misfit(self.space, value, "the observation space"):
             raise EnvironmentFault(f"{where}: {self.name} of agent {agent}{wrong}")
+
+
+Reader = TypeVar("Reader", bound=LeafReader)
+
+
+def readers_of(space: Space, kind: type[Reader], name: str = "obs") -> list[Reader]:
+    """Return a reader for each leaf of `space`, whose flat names begin with `name`."""
+    found = zip(leaves(space, name).items(), paths(space), strict=True)
+    return [kind(leaf_name, path, leaf) for (leaf_name, leaf), path in found]
 
 
 def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> str:

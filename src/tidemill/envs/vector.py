@@ -13,11 +13,11 @@ from tidemill.api.external_references import Outside
 from tidemill.api.spaces import Spaces, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.user_code import Code, load_attribute, name_of_code
-from tidemill.envs.registry import arguments, call_maker, find_spec, fps_of, outside
+from tidemill.core.user_code import Code, name_of_code
+from tidemill.envs.registry import arguments, call_maker, find_spec, fps_of, load_maker, outside
 from tidemill.envs.reset_options import take_options
-from tidemill.envs.space_values import LeafReader
-from tidemill.envs.spaces import action_caster, from_gymnasium, nest, paths
+from tidemill.envs.space_values import LeafReader, readers_of
+from tidemill.envs.spaces import action_caster, from_gymnasium, nest
 from tidemill.envs.tick_check import TickCheck, check_flag, check_number
 
 Autoreset = Literal["next-step", "same-step", "disabled"]
@@ -76,12 +76,7 @@ class GymnasiumVector(EnvironmentConfig):
         maker: Callable[..., Any]
         accepts: Any
         if self.make is not None:
-            maker = accepts = load_attribute(self.make, "make")
-            if not callable(maker):
-                raise ConfigError(
-                    f"make: {self.make} is {maker!r}; it must be a callable that returns a "
-                    "gymnasium.vector.VectorEnv"
-                )
+            maker = accepts = load_maker(str(self.make), "a gymnasium.vector.VectorEnv")
         else:
             spec = find_spec(str(self.id))
             accepts = spec.vector_entry_point
@@ -199,11 +194,7 @@ class VectorLanes(Environment):
             from_gymnasium(env.single_action_space, f"{name}: action space"),
         )
         self.agents = (AgentInfo("agent", self._spaces),)
-        observation = leaves(self._spaces.observation, "obs").items()
-        self._readers = [
-            _Reader(leaf_name, path, leaf)
-            for (leaf_name, leaf), path in zip(observation, paths(self._spaces.observation), strict=True)
-        ]
+        self._readers = readers_of(self._spaces.observation, _Reader)
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._casters = {
             leaf_name: action_caster(leaf)

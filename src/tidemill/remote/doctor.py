@@ -15,8 +15,10 @@ import numpy as np
 from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, TidemillError
 from tidemill.remote.host import Host
 from tidemill.remote.rest_config import Rest
-from tidemill.remote.session import RemoteEnv, Step
+from tidemill.remote.session import RemoteEnv
 from tidemill.testing.check_env import Finding
+
+_REMEMBER = "remember each session's last reply"
 
 
 def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Finding]:
@@ -82,64 +84,61 @@ def _actions(host: Host, seed: int) -> Iterator[Any]:
         yield env.action_space.sample()
 
 
+class _RepeatFault(Exception):
+    """What the server does wrong with calls that are sent twice: a finding's level,
+    message and cure."""
+
+
 def _repeats(host: Host, seconds: float) -> Finding:
     """Send resets and steps twice, one after the other and, where the server may see
     that, both at a time: each must count once."""
-    promised = host.description.repeats
-    env, actions, until = RemoteEnv(host), _actions(host, 0), monotonic() + seconds
+    env = RemoteEnv(host)
     try:
-        env.reset(seed=0)
-        wrong = _reset_twice(env, promised)
-        if wrong is not None:
-            return wrong
-        if promised == "applied":
-            return Finding(
-                "repeats",
-                "warn",
-                "a step that is sent twice is applied twice, so that each lost reply costs its episode",
-                'have the server remember its last reply ("repeats", docs/rest.md)',
-            )
-        rounds = 0
-        while promised == "remembered" and rounds < 20 and (not rounds or monotonic() < until):
-            rounds, action = rounds + 1, next(actions)
-            told = _both(env, lambda each, action=action: each.step(action))  # type: ignore[misc]
-            if wrong := _differ(
-                told, f"step {env.session.step}", "wait for the first call to end, and answer both alike"
-            ):
-                return wrong
-            if (told[0][2] or told[0][3]) and (wrong := _reset_twice(env, promised)):
-                return wrong
-        first = env.step(next(actions))
-        return _repeated(env, first, promised, actions)
+        return Finding("repeats", "ok", _call_twice(env, seconds))
+    except _RepeatFault as fault:
+        return Finding("repeats", *fault.args)
     finally:
         env.close()
 
 
-def _reset_twice(env: RemoteEnv, promised: str) -> Finding | None:
+def _call_twice(env: RemoteEnv, seconds: float) -> str:
+    """Return what a lost reply costs where all is well."""
+    host = env.session.host
+    promised = host.description.repeats
+    actions, until = _actions(host, 0), monotonic() + seconds
+    env.reset(seed=0)
+    _reset_twice(env, promised)
+    if promised == "applied":
+        raise _RepeatFault(
+            "warn",
+            "a step that is sent twice is applied twice, so that each lost reply costs its episode",
+            'have the server remember its last reply ("repeats", docs/rest.md)',
+        )
+    rounds = 0
+    while promised == "remembered" and rounds < 20 and (not rounds or monotonic() < until):
+        rounds, action = rounds + 1, next(actions)
+        told = _both(env, lambda each, action=action: each.step(action))  # type: ignore[misc]
+        _compare(told, f"step {env.session.step}")
+        if told[0][2] or told[0][3]:
+            _reset_twice(env, promised)
+    return _repeat_step(env, promised, actions)
+
+
+def _reset_twice(env: RemoteEnv, promised: str) -> None:
     """Send resets twice, at the same time where the server may see that, then one after
-    the other. None when they were answered as they must be."""
+    the other."""
     try:
         if promised == "remembered":
-            told = _both(env, lambda each: each.reset())
-            if wrong := _differ(told, "a reset", "wait for the first call to end, and answer both alike"):
-                return wrong
+            _compare(_both(env, lambda each: each.reset()), "a reset")
         with _twin(env) as twin:
             first, again = env.reset(), twin.reset()
     except RemoteFault as error:
-        return Finding(
-            "repeats",
-            "warn",
-            f"a reset that was sent twice was refused: {error}",
-            "answer it as before while no step was taken",
-        )
+        refused = f"a reset that was sent twice was refused: {error}"
+        raise _RepeatFault("warn", refused, "answer it as before while no step was taken") from error
     if promised == "remembered" and not _equal(first[0], again[0]):
-        return Finding(
-            "repeats",
-            "fail",
-            "a reset that was sent twice was answered otherwise the second time",
-            "remember each session's last reply",
+        raise _RepeatFault(
+            "fail", "a reset that was sent twice was answered otherwise the second time", _REMEMBER
         )
-    return None
 
 
 @contextmanager
@@ -173,62 +172,42 @@ def _both(env: RemoteEnv, do: Callable[[RemoteEnv], Any]) -> list[Any]:
     return told
 
 
-def _differ(told: list[Any], what: str, cure: str) -> Finding | None:
+def _compare(told: list[Any], what: str) -> None:
+    """Raise `_RepeatFault` unless two calls at the same time were answered the same."""
+    what += " that was sent again while the first was under way was"
+    cure = "wait for the first call to end, and answer both alike"
     if error := next((each for each in told if isinstance(each, RemoteFault)), None):
-        return Finding(
-            "repeats",
-            "fail",
-            f"{what} that was sent again while the first was under way was not answered the same: {error}",
-            cure,
-        )
+        raise _RepeatFault("fail", f"{what} not answered the same: {error}", cure)
     if not _equal(*(each[:-1] for each in told)):  # all but info
-        return Finding(
-            "repeats",
-            "fail",
-            f"{what} that was sent again while the first was under way was answered otherwise",
-            cure,
-        )
-    return None
+        raise _RepeatFault("fail", f"{what} answered otherwise", cure)
 
 
-def _repeated(env: RemoteEnv, first: Step, promised: str, actions: Iterator[Any]) -> Finding:
+def _repeat_step(env: RemoteEnv, promised: str, actions: Iterator[Any]) -> str:
+    """Send a step again after its reply has come; return what a lost reply costs."""
+    first = env.step(next(actions))
     try:
         again = env.repeat()
         if promised == "refused":
-            return Finding(
-                "repeats",
+            raise _RepeatFault(
                 "fail",
                 "the server says that it refuses a step sent twice, and answered it",
                 'mend its "repeats"',
             )
         if not _equal(first, again):
-            return Finding(
-                "repeats",
-                "fail",
-                "a step that was sent twice was answered otherwise the second time",
-                "remember each session's last reply",
+            raise _RepeatFault(
+                "fail", "a step that was sent twice was answered otherwise the second time", _REMEMBER
             )
         if not (first[2] or first[3]):
             env.step(next(actions))  # fails if the server counted two
-        return Finding(
-            "repeats",
-            "ok",
-            "resets and steps that were sent twice, also at the same time, were done once, and answered the "
-            "same: lost replies cost nothing",
-        )
     except RemoteFault as error:
         if promised == "refused":
-            return Finding(
-                "repeats",
-                "ok",
-                "a step that was sent twice was refused the second time: a lost reply costs its episode",
-            )
-        return Finding(
-            "repeats",
-            "fail",
-            f"a step that was sent twice was not answered the same: {error}",
-            "remember each session's last reply",
-        )
+            return "a step that was sent twice was refused the second time: a lost reply costs its episode"
+        what = f"a step that was sent twice was not answered the same: {error}"
+        raise _RepeatFault("fail", what, _REMEMBER) from error
+    return (
+        "resets and steps that were sent twice, also at the same time, were done once, and answered the "
+        "same: lost replies cost nothing"
+    )
 
 
 def _determinism(host: Host, seconds: float) -> Finding:
@@ -269,6 +248,22 @@ def _observations_and_steps(env: RemoteEnv, actions: Iterator[Any]) -> Iterator[
         yield (*told, env.reset()[0]) if over else told
 
 
+def _timed_calls(
+    env: RemoteEnv, actions: Iterator[Any], seed: int | None = None
+) -> Iterator[tuple[bool, float]]:
+    """Play for ever; yield of each call whether it was a step, and its seconds."""
+    over = True
+    while True:
+        since, resets = perf_counter(), over
+        if resets:
+            env.reset(seed=seed)
+            over, seed = False, None
+        else:
+            _, _, terminated, truncated, _ = env.step(next(actions))
+            over = terminated or truncated
+        yield not resets, perf_counter() - since
+
+
 class _Latency:
     """Of resets and steps in one session."""
 
@@ -278,17 +273,10 @@ class _Latency:
         steps: list[float] = []
         try:
             spent = host.budget.spent
-            over = True
-            while not steps or (monotonic() < until and len(steps) < 2000):
-                since = perf_counter()
-                if over:
-                    env.reset(seed=3 if not resets else None)
-                    over = False
-                    resets.append(perf_counter() - since)
-                else:
-                    _, _, terminated, truncated, _ = env.step(next(actions))
-                    over = terminated or truncated
-                    steps.append(perf_counter() - since)
+            for stepped, took in _timed_calls(env, actions, seed=3):
+                (steps if stepped else resets).append(took)
+                if steps and (monotonic() >= until or len(steps) >= 2000):
+                    break
         finally:
             env.close()
         self.steps, self.slowest = np.quantile(steps, (0.5, 0.95, 0.99)), max(*resets, *steps)
@@ -376,18 +364,12 @@ def _rate(host: Host, count: int, seconds: float) -> tuple[float, float, str, in
     began = perf_counter()
 
     def play(lane: int) -> None:
-        env, actions, over = envs[lane], _actions(host, lane), True
         try:
-            while not steps[lane] or monotonic() < until:
-                since = perf_counter()
-                if over:
-                    env.reset()
-                    over = False
-                else:
-                    _, _, terminated, truncated, _ = env.step(next(actions))
-                    over = terminated or truncated
-                    steps[lane] += 1
-                slowest[lane] = max(slowest[lane], perf_counter() - since)
+            for stepped, took in _timed_calls(envs[lane], _actions(host, lane)):
+                steps[lane] += stepped
+                slowest[lane] = max(slowest[lane], took)
+                if steps[lane] and monotonic() >= until:
+                    break
         except TidemillError as error:
             causes[lane] = str(error)
 

@@ -29,9 +29,9 @@ from tidemill.core.errors import (
     SessionLost,
 )
 from tidemill.core.secrets import reveal
-from tidemill.core.user_code import load_attribute, name_of_code
+from tidemill.core.user_code import name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
-from tidemill.envs.registry import call_maker
+from tidemill.envs.registry import call_maker, load_maker
 from tidemill.envs.space_values import brief
 from tidemill.remote.rest_config import check_url, connection, token_of
 
@@ -102,12 +102,7 @@ class OpenEnv(EnvironmentConfig):
                 'OpenEnv servers need a package that is not installed: pip install "tidemill[openenv]" '
                 f"({error})"
             ) from error
-        maker = load_attribute(self.translate, "translate")
-        if not callable(maker):
-            raise ConfigError(
-                f"translate: {self.translate} is {maker!r}; it must be a class or function that returns a "
-                "translator"
-            )
+        maker = load_maker(self.translate, "a translator", "translate")
         translators = [call_maker(maker, self.translate, maker, self.kwargs) for _ in range(lanes)]
         for name in ("observation_space", "action_space", "observation", "action"):
             if not hasattr(translators[0], name):

@@ -20,7 +20,7 @@ import msgspec
 
 from tidemill.core.errors import ConfigError
 from tidemill.remote.fault_injection import Fault, Faults
-from tidemill.remote.server_sessions import Caller, RefusedCall, Sessions, refusal
+from tidemill.remote.server_sessions import Caller, RefusedCall, Sessions
 from tidemill.remote.wire import ENCODINGS, PREFIX, ResetCall, SessionsCall, StepCall, decode, encode
 
 HEADER_BYTES = 16 * 1024
@@ -257,20 +257,17 @@ class Server:
             line.until = math.inf  # environments take their time
             encoding, answer, fault = self._answer(request, line)
             status, retry_after = 200, 0.0
-        except RefusedCall as refused:
+        except (RefusedCall, h11.RemoteProtocolError) as error:
+            refused = (
+                error
+                if isinstance(error, RefusedCall)
+                else RefusedCall(error.error_status_hint, "bad_request", f"that is no HTTP: {error}")
+            )
             if refused.status == 0:  # a connection that is closed on purpose
                 return False
             self.sessions.count_refused()
-            encoding = "application/json"
-            answer = refused.problem
-            status = refused.status
-            retry_after = refused.retry_after
-        except h11.RemoteProtocolError as error:
-            self.sessions.count_refused()
-            encoding = "application/json"
-            answer = refusal(400, "bad_request", f"that is no HTTP: {error}").problem
-            retry_after = 0.0
-            status = error.error_status_hint
+            encoding, answer = "application/json", refused.problem
+            status, retry_after = refused.status, refused.retry_after
         if state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return False
         more: bool = state.their_state in (h11.DONE,)
@@ -314,7 +311,7 @@ class Server:
                 request = event
                 said = dict(event.headers).get(b"authorization", b"")
                 if self._authorization is not None and not secrets.compare_digest(said, self._authorization):
-                    raise refusal(
+                    raise RefusedCall(
                         401, "unauthorized", "the token is missing or wrong: send Authorization: Bearer TOKEN"
                     )
                 line.known, line.idle_since = True, math.inf
@@ -331,14 +328,16 @@ class Server:
                 return None
 
     def _too_large(self) -> RefusedCall:
-        return refusal(413, "too_large", f"the body has more than {self._max_body} bytes (--max-body-bytes)")
+        return RefusedCall(
+            413, "too_large", f"the body has more than {self._max_body} bytes (--max-body-bytes)"
+        )
 
     def _answer(self, request: _Request, line: _Line) -> tuple[str, Any, Fault]:
         """Return encoding, answer, and what is to go wrong with it. Raises
         `RefusedCall`."""
         if request.path in (f"{PREFIX}/environment", f"{PREFIX}/counts"):
             if request.method != "GET":
-                raise refusal(405, "bad_method", f"{request.path} is read with GET")
+                raise RefusedCall(405, "bad_method", f"{request.path} is read with GET")
             answer = (
                 self.sessions.describe(self._max_body)
                 if request.path.endswith("environment")
@@ -346,24 +345,24 @@ class Server:
             )
             return "application/json", answer, _NOTHING
         if request.path not in self._posts:
-            raise refusal(
+            raise RefusedCall(
                 404,
                 "unknown_path",
                 f"there is no {request.path}; known: GET {PREFIX}/environment, {PREFIX}/counts, POST "
                 f"{', '.join(self._posts)}",
             )
         if request.method != "POST":
-            raise refusal(405, "bad_method", f"{request.path} is called with POST")
+            raise RefusedCall(405, "bad_method", f"{request.path} is called with POST")
         encoding = (
             request.headers.get(b"content-type", b"").decode("latin1").partition(";")[0].strip().lower()
         )
         if encoding not in ENCODINGS:
-            raise refusal(415, "bad_type", f"content-type {encoding!r} is none of {', '.join(ENCODINGS)}")
+            raise RefusedCall(415, "bad_type", f"content-type {encoding!r} is none of {', '.join(ENCODINGS)}")
         kind, act = self._posts[request.path]
         try:
             call = decode(request.body, encoding, kind)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise refusal(400, "bad_body", f"the body is no {kind.__name__}: {error}") from None
+            raise RefusedCall(400, "bad_body", f"the body is no {kind.__name__}: {error}") from None
         fault: Fault = _NOTHING
         if self.faults is not None and kind in (ResetCall, StepCall):
             fault = self.faults.draw(request.path)
@@ -375,13 +374,12 @@ class Server:
         if fault.seconds:
             self._closed.wait(fault.seconds)
         if fault.kind == "request_lost":
-            raise refusal(0, "", "")
+            raise RefusedCall(0, "", "")
         if fault.kind == "session_lost":
             self.sessions.forget(session)
         elif fault.kind in ("too_many", "unavailable"):
-            refused = refusal(429 if fault.kind == "too_many" else 503, fault.kind, "on purpose (--fault)")
-            refused.retry_after = self.faults.faults.retry_after
-            raise refused
+            status, wait = 429 if fault.kind == "too_many" else 503, self.faults.faults.retry_after
+            raise RefusedCall(status, fault.kind, "on purpose (--fault)", retry_after=wait)
 
 
 def _is_loopback(host: str) -> bool:

@@ -41,16 +41,18 @@ FORGET_SECONDS = 2.0  # how long all sessions together are waited for, when they
 class RefusedCall(Exception):
     """A call that is not done: its status, and what is told about it."""
 
-    def __init__(self, status: int, problem: Problem, retry_after: float = 0.0) -> None:
-        super().__init__(problem.message)
-        self.status, self.problem, self.retry_after = status, problem, retry_after
-
-
-def refusal(
-    status: int, error: str, message: str, episode: int | None = None, step: int | None = None
-) -> RefusedCall:
-    """Return a `RefusedCall` in words."""
-    return RefusedCall(status, Problem(error=error, message=message, episode=episode, step=step))
+    def __init__(
+        self,
+        status: int,
+        error: str,
+        message: str,
+        episode: int | None = None,
+        step: int | None = None,
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.problem = Problem(error=error, message=message, episode=episode, step=step)
+        self.status, self.retry_after = status, retry_after
 
 
 class Caller:
@@ -205,7 +207,7 @@ class Sessions:
             try:
                 action = self._actions.read(call.action)
             except EnvironmentFault as error:
-                raise refusal(400, "bad_action", str(error)) from None
+                raise RefusedCall(400, "bad_action", str(error)) from None
 
             def stepped() -> tuple[Any, Any, float, bool, bool]:
                 observation, reward, terminated, truncated, info = session.env.step(action)
@@ -273,7 +275,7 @@ class Sessions:
             session = self._open.get(name)
             if session is None:
                 if not opens:
-                    raise refusal(
+                    raise RefusedCall(
                         404,
                         "unknown_session",
                         f"there is no session {name!r}; it was closed, or was left and gave way to another, "
@@ -286,10 +288,12 @@ class Sessions:
         if left is not None:
             self._shut(left)
         if not session.lock.acquire(timeout=BUSY_SECONDS):
-            raise refusal(503, "busy", f"session {name!r} is still at the call before")
+            raise RefusedCall(503, "busy", f"session {name!r} is still at the call before")
         try:
             if session.closed:
-                raise session.raised or refusal(404, "unknown_session", f"session {name!r} was just closed")
+                raise session.raised or RefusedCall(
+                    404, "unknown_session", f"session {name!r} was just closed"
+                )
             yield session
             session.used = time.monotonic()
         finally:
@@ -314,7 +318,7 @@ class Sessions:
                 "higher limit (--max-sessions); those of clients that hung up give way "
                 f"{self._left_seconds:g} s after their last call"
             )
-            raise RefusedCall(429, Problem(error="too_many_sessions", message=why), 1.0)
+            raise RefusedCall(429, "too_many_sessions", why, retry_after=1.0)
         return self._open.pop(min(left)[1])
 
     def _run(self, name: str, session: _Session, call: Callable[[], Any]) -> Any:
@@ -328,7 +332,7 @@ class Sessions:
             with self._lock:
                 self._open.pop(name, None)
             session.closed = True
-            session.raised = refusal(
+            session.raised = RefusedCall(
                 500,
                 "environment_raised",
                 f"the environment raised {type(error).__name__}: {_sendable(str(error))}",
@@ -371,7 +375,7 @@ class Sessions:
         if session is None:
             return False
         if not self._shut(session, seconds):
-            raise refusal(
+            raise RefusedCall(
                 503,
                 "busy",
                 f"session {name!r} is still at a call; it is forgotten, and its environment closed when that "
@@ -422,7 +426,7 @@ def _out_of_order(name: str, session: _Session, asked: str) -> RefusedCall:
     state = f"at step {session.step} of episode {session.episode}" + (
         ", which is over" if session.over else ""
     )
-    return refusal(
+    return RefusedCall(
         409,
         "out_of_order",
         f"{asked} cannot be next: session {brief(name)} is {state}",

@@ -45,24 +45,12 @@ def check_environment(
     try:
         environment = config.build(1 if config.single else 2, seed)
     except Exception as error:
-        return [
-            Finding(
-                "build",
-                "fail",
-                _said(error),
-                "" if isinstance(error, ConfigError) else "see the error that its constructor raised",
-            )
-        ]
+        cure = "" if isinstance(error, ConfigError) else "see the error that its constructor raised"
+        return [Finding("build", "fail", _said(error), cure)]
     try:
-        play = Play(environment, seed)
-        findings = [
-            Finding(
-                "build",
-                "ok",
-                f"{len(environment.agents)} agent(s), {environment.lanes} "
-                f"lane{'s' * (environment.lanes > 1)}",
-            )
-        ]
+        play, lanes = Play(environment, seed), environment.lanes
+        built = f"{len(environment.agents)} agent(s), {lanes} lane{'s' * (lanes > 1)}"
+        findings = [Finding("build", "ok", built)]
         for group in play.groups:
             findings += _spaces([environment.agents[index] for index in group])
         findings += look(config, environment) if look is not None else []
@@ -211,33 +199,21 @@ def _said(error: BaseException) -> str:
     return str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
 
 
-def _spaces(agents: Sequence[AgentInfo]) -> list[Finding]:
+def _spaces(agents: Sequence[AgentInfo]) -> Iterator[Finding]:
     agent = agents[0]
-    seen = ", ".join(
-        f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.observation, "obs").items()
-    )
-    done = ", ".join(
-        f"{name} {_describe(leaf)}" for name, leaf in leaves(agent.spaces.action, "action").items()
+    seen, done = leaves(agent.spaces.observation, "obs"), leaves(agent.spaces.action, "action")
+    sees, does = (
+        ", ".join(f"{name} {_describe(leaf)}" for name, leaf in found.items()) for found in (seen, done)
     )
     names = ", ".join(a.name for a in agents[:4]) + f" and {len(agents) - 4} more" * (len(agents) > 4)
-    findings = [
-        Finding(
-            "spaces",
-            "ok",
-            f"{names} see{'s' * (len(agents) == 1)} {seen}; do{'es' * (len(agents) == 1)} {done}",
-        )
-    ]
-    for name, leaf in leaves(agent.spaces.action, "action").items():
+    verbs = ("sees", "does") if len(agents) == 1 else ("see", "do")
+    yield Finding("spaces", "ok", f"{names} {verbs[0]} {sees}; {verbs[1]} {does}")
+    for name, leaf in done.items():
         if isinstance(leaf, Box) and not all(np.isfinite(bound).all() for bound in leaf.bounds()):
-            findings.append(
-                Finding(
-                    "action bounds",
-                    "warn",
-                    f"{name} has no bounds: policies start with actions around 0 ± 1",
-                    "give the action space the bounds that make sense",
-                )
+            unbounded = f"{name} has no bounds: policies start with actions around 0 ± 1"
+            yield Finding(
+                "action bounds", "warn", unbounded, "give the action space the bounds that make sense"
             )
-    return findings
 
 
 def _describe(leaf: Space) -> str:
@@ -251,7 +227,7 @@ def _describe(leaf: Space) -> str:
     return f"{field_of(leaf).shape[0]} bits"
 
 
-def _play(play: Play, seconds: float) -> list[Finding]:
+def _play(play: Play, seconds: float) -> Iterator[Finding]:
     """Play until episodes have ended, forcing a reset on the way, and look at every
     tick."""
     environment, outside, broken = play.environment, "", ""
@@ -265,52 +241,32 @@ def _play(play: Play, seconds: float) -> list[Finding]:
             broken = broken or _broken(play)
             outside = outside or _outside(play)
     except Exception as error:
-        return [
-            Finding(
-                "play",
-                "fail",
-                f"tick {ticks}: {_said(error)}",
-                "" if isinstance(error, TidemillError) else "see the error that it raised",
-            )
-        ]
-    findings = [
-        Finding(
-            "play",
-            "ok",
-            f"{ticks * environment.lanes} steps with finite observations and rewards, of the declared shapes "
-            "and dtypes",
-        )
-    ]
-    findings.append(
-        Finding(
-            "bounds",
-            "warn",
-            outside,
-            "declare the bounds that hold; normalisation of bounded observations, and one-hot codes, trust "
-            "them",
-        )
-        if outside
-        else Finding("bounds", "ok", "observations lie within the bounds of their space")
-    )
-    findings.append(
-        Finding(
-            "reset and step", "fail", broken, "see Tick in tidemill.api.environment: what each tick must tell"
-        )
-        if broken
-        else Finding("reset and step", "ok", _autoreset(environment))
-    )
+        cure = "" if isinstance(error, TidemillError) else "see the error that it raised"
+        yield Finding("play", "fail", f"tick {ticks}: {_said(error)}", cure)
+        return
+    steps = ticks * environment.lanes
+    finite = f"{steps} steps with finite observations and rewards, of the declared shapes and dtypes"
+    yield Finding("play", "ok", finite)
+    if outside:
+        cure = "declare the bounds that hold: normalisation of observations, and one-hot codes, trust them"
+        yield Finding("bounds", "warn", outside, cure)
+    else:
+        yield Finding("bounds", "ok", "observations lie within the bounds of their space")
+    if broken:
+        cure = "see Tick in tidemill.api.environment: what each tick must tell"
+        yield Finding("reset and step", "fail", broken, cure)
+    else:
+        yield Finding("reset and step", "ok", _autoreset(environment))
     if environment.shared:
-        findings.append(
-            Finding(
-                "copies",
-                "warn",
-                "copies of the environment (or agents of one, by turns) hand out one array; each observation "
-                "is copied before another is asked for",
-                "make the array in __init__ rather than in the class or the module, or return a fresh one: "
-                "then copies can step in threads, too",
-            )
+        yield Finding(
+            "copies",
+            "warn",
+            "copies of the environment (or agents of one, by turns) hand out one array; each observation "
+            "is copied before another is asked for",
+            "make the array in __init__ rather than in the class or the module, or return a fresh one: "
+            "then copies can step in threads, too",
         )
-    return [*findings, _episodes(play, ticks)]
+    yield _episodes(play, ticks)
 
 
 def _autoreset(environment: Environment) -> str:
@@ -318,28 +274,18 @@ def _autoreset(environment: Environment) -> str:
         return "agents begin their episodes by themselves"
     if environment.same_step:
         return "finished lanes begin again in the same tick, and tell their final observation"
-    return (
-        "lanes are reset when told"
-        if environment.resets_any
-        else "finished lanes begin again on the next tick"
-    )
+    if environment.resets_any:
+        return "lanes are reset when told"
+    return "finished lanes begin again on the next tick"
 
 
 def _episodes(play: Play, ticks: int) -> Finding:
+    limit = "limit it: max_episode_steps, or the step limit of the agent"
     if play.longest >= LONG_EPISODE:
-        return Finding(
-            "episodes",
-            "warn",
-            f"an episode took {play.longest} steps",
-            "limit it: max_episode_steps, or the step limit of the agent",
-        )
+        return Finding("episodes", "warn", f"an episode took {play.longest} steps", limit)
     if play.episodes == 0:
-        return Finding(
-            "episodes",
-            "warn",
-            f"no episode ended within {ticks} steps",
-            "that may be right; otherwise limit it: max_episode_steps, or the step limit of the agent",
-        )
+        none = f"no episode ended within {ticks} steps"
+        return Finding("episodes", "warn", none, f"that may be right; otherwise {limit}")
     return Finding("episodes", "ok", f"{play.episodes} episodes ended, the longest took {play.longest} steps")
 
 
@@ -401,17 +347,11 @@ def _dtype(config: Gymnasium, seed: int) -> Finding:
         if env.observation_space.contains(observation):
             return Finding("raw observation", "ok", "its space contains the first observation")
         dtype = getattr(observation, "dtype", type(observation).__name__)
-        return Finding(
-            "raw observation",
-            "warn",
-            f"the space does not contain the first observation (dtype {dtype}); it is converted",
-            "return what observation_space declares, dtype included: other libraries insist on it",
-        )
+        what = f"the space does not contain the first observation (dtype {dtype}); it is converted"
+        cure = "return what observation_space declares, dtype included: other libraries insist on it"
+        return Finding("raw observation", "warn", what, cure)
     except Exception as error:
-        cure = (
-            "see the error; it must be reset(self, *, seed=None, options=None), and return (observation, "
-            "info)"
-        )
+        cure = "see the error; reset(self, *, seed=None, options=None) must return (observation, info)"
         return Finding("raw observation", "fail", _said(error), cure)
     finally:
         env.close()
@@ -445,13 +385,12 @@ def _determinism(config: EnvironmentConfig, seed: int, seconds: float) -> Findin
         _record(config, seed, 300, until), _record(config, seed, 300, until), strict=False
     ):
         if first != second:
-            return Finding(
-                "determinism",
-                "warn",
-                f"the same seed and actions gave something else in tick {compared}",
+            what = f"the same seed and actions gave something else in tick {compared}"
+            cure = (
                 "draw all random numbers from self.np_random after super().reset(seed=seed); without that, "
-                "runs cannot be repeated",
+                "runs cannot be repeated"
             )
+            return Finding("determinism", "warn", what, cure)
         compared += 1
     return Finding("determinism", "ok", f"the same seed and actions gave the same {compared} ticks, twice")
 
@@ -469,10 +408,6 @@ def _speed(config: EnvironmentConfig, seed: int, seconds: float) -> Finding:
         environment.close()
     rate = steps / play.spent
     if rate < 100:
-        return Finding(
-            "speed",
-            "warn",
-            f"{rate:.0f} steps/s in one lane",
-            "use many lanes in the threads launcher (--launch threads) if it waits for something else",
-        )
+        cure = "use many lanes in the threads launcher (--launch threads) if it waits for something else"
+        return Finding("speed", "warn", f"{rate:.0f} steps/s in one lane", cure)
     return Finding("speed", "ok", f"{rate:,.0f} steps/s in one lane")
