@@ -351,8 +351,8 @@ def _dtype(config: Gymnasium, seed: int) -> Finding:
         cure = "return what observation_space declares, dtype included: other libraries insist on it"
         return Finding("raw observation", "warn", what, cure)
     except Exception as error:
-        cure = "see the error; reset(self, *, seed=None, options=None) must return (observation, info)"
-        return Finding("raw observation", "fail", _said(error), cure)
+        must = "it must be reset(self, *, seed=None, options=None), and return (observation, info)"
+        return Finding("raw observation", "fail", _said(error), f"see the error; {must}")
     finally:
         env.close()
 
