@@ -96,31 +96,32 @@ class Environment(ABC):
     fixed once built.
 
     agents: the agents, in the order of their indices
-    lanes: L
-    same_step: a finished lane begins its next episode within the tick that ends it (two
-        rows in a tick)
-    resets_any: any lane can be reset at any time; False for environments that reset a
-        finished lane by themselves on the next tick
-    independent: each agent's episodes begin and end by themselves, so that a lane has
-        none of its own
+    lanes: L, the number of lanes
+    same_step: whether a finished lane begins its next episode within the tick that ends
+        it (two rows in a tick)
+    resets_any: whether any lane can be reset at any time; False for environments that
+        reset a finished lane by themselves on the next tick
+    independent: whether each agent's episodes begin and end by themselves, so that a lane
+        has none of its own
     info: schema of the environment's own episode statistics, {} when it has none
-    max_episode_steps: a promise: no lane's episode has more steps; 0 where that is not
-        known
-    most_lanes: lanes that there can be at a time in all environments of one configuration
-        together, whoever built them; 0 where that is not known
-    needs_maker: the thread that made it must live as long as it does: an engine may be
-        told to end with the thread that started it
+    max_episode_steps: promised limit: no lane's episode has more steps; 0 where that is
+        not known
+    most_lanes: most lanes that there can be at a time in all environments of one
+        configuration together, whoever built them; 0 where that is not known
+    needs_maker: whether the thread that made it must live as long as it does: an engine
+        may be told to end with the thread that started it
     render_fps: pictures per second at which it is to be watched; 0 where that is not
         known
-    voids: a step may be lost: `Tick.voided` is filled in every tick. Only
+    voids: whether a step may be lost: `Tick.voided` is filled in every tick. Only
         `ReplayActors` can play in such an environment
-    timed: episodes are cut by the clock, too: no exact run can have them
-    resting: it failed often, and is tried again after pauses that grow (those who void
-        only)
-    rests: how often it began to rest
-    shared: seen when it was played: lanes hand out one array, which is copied before the
+    timed: whether episodes are cut by the clock, too: no exact run can have them
+    resting: whether it failed often, and is tried again after pauses that grow (those who
+        void only)
+    rests: number of times that it began to rest
+    shared: whether lanes were seen to hand out one array, which is copied before the
         next lane is stepped
-    faults: what went wrong since somebody took these texts away (those who void only)
+    faults: texts of what went wrong since somebody took these texts away (those who void
+        only)
     """
 
     agents: tuple[AgentInfo, ...]

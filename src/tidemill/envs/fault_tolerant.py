@@ -41,10 +41,10 @@ class Slots(EnvironmentConfig):
         end as it should). Only for what steps elsewhere
     backoff_s: seconds before a failed environment is made anew, varied by half, so that
         slots that fail together do not come back together
-    failures: so many failures among the last `window_steps` steps, and the slot rests:
+    failures: number of failures among the last `window_steps` steps after which it rests:
         with each further one the seconds double; each step that comes halves them again
-    window_steps: see `failures`. Attempts to make it anew or to reset it count where they
-        fail
+    window_steps: number of steps that `failures` looks back on. Attempts to make it anew
+        or to reset it count where they fail
     max_backoff_s: the longest rest
     max_episode_seconds: an episode is cut (truncated) with the first step that answers so
         many seconds after its reset did; None: it takes what it takes. A step that is

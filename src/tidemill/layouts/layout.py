@@ -110,8 +110,8 @@ class Layout:
     lanes, ring: environments of a target, targets of an actor
     sample_steps: rows by which a sample advances
     slots: sample slots per target
-    threads: in which the lanes of a target step; None: the environment has no such
-        setting
+    threads: number of threads in which the lanes of a target step; None: the environment
+        has no such setting
     one_core: whether each actor's process keeps to one core
     """
 

@@ -43,7 +43,7 @@ class Faults(Config):
     restart_every: seconds between restarts of the whole server, in which it forgets all
         sessions; 0: none
     restart_seconds: how long a restart takes, in which connections are refused
-    seed: of all that is drawn
+    seed: seed of all that is drawn
     """
 
     latency: str = ""

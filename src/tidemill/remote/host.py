@@ -43,8 +43,8 @@ class Settings:
 class ServerKnowledge:
     """What this process has learnt of a server, also while nobody has a session there.
 
-    answered: it said what it is
-    proven: a step was answered as the protocol asks
+    answered: whether it said what it is
+    proven: whether a step was answered as the protocol asks
     untold: sessions that ended, of which it could not be told
     """
 

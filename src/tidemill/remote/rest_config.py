@@ -25,7 +25,7 @@ class Rest(EnvironmentConfig):
     """An environment that a server plays, over HTTP as docs/rest.md says. Each lane is a
     session of its own, with a connection of its own.
 
-    url: of the server, "http://HOST:PORT" or "https://HOST/PATH"
+    url: URL of the server, "http://HOST:PORT" or "https://HOST/PATH"
     token: what the server asks for. "$NAME" is read from the environment variable NAME
         when the environment is made, so that the token itself is not saved with the run;
         unset it means none ("env:NAME": an error). "file:PATH" is what that file holds
@@ -38,7 +38,7 @@ class Rest(EnvironmentConfig):
         connection, while the first one is still waited for: where the server says that
         repeats are "remembered". None: twice what the slowest call of its kind took of
         late, 1 at least
-    retries: of calls: at most this share of them are tried again (a few at a time always
+    retries: share of the calls that may be tried again (a few at a time always
         may be); 0: none but these
     """
 

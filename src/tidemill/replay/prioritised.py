@@ -27,7 +27,7 @@ class PrioritisedReplay(Replay):
 
     alpha: α: 0 draws uniformly, 1 in proportion
     beta: β at the start; it rises to 1, in proportion to finished updates,
-    beta_updates: within so many of them
+    beta_updates: number of updates within which it does
     """
 
     alpha: float = 0.5

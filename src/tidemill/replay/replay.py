@@ -40,9 +40,10 @@ class Replay(BufferConfig):
     warm_up: transitions that must be there before the first batch is drawn
     steps: n of n-step returns: a transition reaches over so many steps, fewer at an
         episode's end
-    frame_stack: as of the actors (or of the environment, as Atari's): stacked
-        observations are kept as single frames, and stacked when they are drawn. What
-        stands for the frames before an episode's first one is seen from the first rows.
+    frame_stack: frames in an observation, as of the actors (or of the environment, as
+        Atari's): stacked observations are kept as single frames, and stacked when they
+        are drawn. What stands for the frames before an episode's first one is seen from
+        the first rows.
         1: kept as they come
     whole_episodes: the steps of an episode count once it is over, and not from when they
         come

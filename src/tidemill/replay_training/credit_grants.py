@@ -35,7 +35,8 @@ class CreditGrants:
 
     cells: where each actor reads its credits,
     lanes: and the lanes of each of its targets, by its name
-    channels: of the samples: which actor sends through each, and how many seats it has
+    channels: for each channel of the samples, which actor sends through each, and how
+        many seats it has
     """
 
     def __init__(

@@ -30,7 +30,7 @@ FILE = "slots"
 class OpenEpisode:
     """What is known of a slot.
 
-    number: of its newest episode; -1 before the first
+    number: number of its newest episode; -1 before the first
     open: that one is not over
     steps: stored ones in it,
     actions: [steps, ...] by leaf name,

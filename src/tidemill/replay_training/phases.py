@@ -15,9 +15,9 @@ class Phases:
     """The phases say where the run is in its iterations, and which episodes its iteration
     has seen.
 
-    limiter, grants: of the steps
+    limiter, grants: limiter and grants of the steps
     each: steps of an iteration; None: there are none
-    limit: of the run's steps; None: there is none
+    limit: limit of the run's steps; None: there is none
     unfinished: which episodes are open, where phases end with them
     facts: where a resumed run goes on: of its checkpoint; {} for a new one
     """

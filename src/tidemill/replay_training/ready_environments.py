@@ -46,7 +46,7 @@ class ReadyBatch(GrantedOrder):
     answered are served as one batch. Environment i has the seats of `agent` from i ·
     lanes on. A round is `receive`, `begin`, the flush of requests, `send`.
 
-    flush: sends the buffered requests, as in `ActorParts`
+    flush: function that sends the buffered requests, as in `ActorParts`
     least: requests that are buffered before they are flushed
     credits: the credits that steps need; None: nobody limits them
     """

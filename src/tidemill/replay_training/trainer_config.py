@@ -53,10 +53,10 @@ class ReplayTrainer(TrainerConfig):
         trained, and while training pauses the weights of that moment are evaluated; a
         checkpoint is written, and its statistics are told (iteration/…). Open episodes go
         on in the next one. None: there are no iterations
-    finish_episodes: at the end of an iteration, and of the run at its limit of steps,
-        episodes that are open (have a step) are played to their end first, and none
-        begins; the steps that this takes more are counted. Targets of one lane; episodes
-        must end some time
+    finish_episodes: whether, at the end of an iteration, and of the run at its limit of
+        steps, episodes that are open (have a step) are played to their end first, and
+        none begins; the steps that this takes more are counted. Targets of one lane;
+        episodes must end some time
     evaluation_steps: steps of each iteration's evaluation, 0 for none
     max_no_progress_s: seconds without a stored step after which the run fails, once steps
         are in flight

@@ -75,9 +75,9 @@ class _Cut(Exception):
 class Controller:
     """The controller runs one job on one launcher.
 
-    record: called with the metrics of updates: of each one, or of several together where
-        a `RecordPace` holds them back
-    watch: called about ten times a second, for views and remote commands
+    record: function that is called with the metrics of updates: of each one, or of
+        several together where a `RecordPace` holds them back
+    watch: function that is called about ten times a second, for views and remote commands
     interrupts: the signals that end the run
     progress: where a resumed run goes on from
 

@@ -61,7 +61,7 @@ class LimiterView:
     waited: seconds that slots were free and had no credit, on average over them, and that
         training had nothing to do, since nothing was owed
     balance: N*, the slots at which neither would wait; None before it is known
-    healthy: of `slots`; none of them may be known
+    healthy: number of `slots` that do not rest; none of them may be known
     """
 
     committed: int
@@ -92,15 +92,15 @@ class Snapshot:
 
     steps: env steps that entered training, of `limit` (None: no limit)
     steps_per_second: over the last few seconds
-    mean_returns: of the last episodes of each policy, by its name or "" where there is
-        one; None before the first has ended
+    mean_returns: mean returns of the last episodes of each policy, by its name or ""
+        where there is one; None before the first has ended
     lag: mean age of the rows in the newest batch, in versions; None before the first
         update
     dropped: samples that were thrown away
     memory: the memory plan in a line; "" before there is one
-    stage: of the curriculum: "1 of 3"; "" without one
+    stage: stage of the curriculum: "1 of 3"; "" without one
     evaluations: the newest result of each evaluation, by its name
-    limiters: of the trainers with a ratio, by name
+    limiters: limiters of the trainers with a ratio, by name
     iterations: what each one came to that has ended: number, step, training_return and so
         on
     """

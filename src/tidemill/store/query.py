@@ -56,7 +56,7 @@ class Query(Config):
         lacks a field never fulfils a condition on it
     order: the field to sort by, smallest first; with "-" in front, largest first.
         Versions that lack it are left out. Equals: the newest first
-    limit: so many at most
+    limit: most versions that are returned
 
     Fields are ``version``, ``age`` (seconds since it was pushed), the counters it was
     pushed with, and the means recorded for it; ``NAME.n`` is how many values a mean is

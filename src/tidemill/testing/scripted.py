@@ -293,7 +293,7 @@ class Free(EnvironmentConfig):
     cost of the actor.
 
     agents: per lane
-    shape: of an observation (float32)
+    shape: shape of an observation (float32)
     actions: number of actions
     death_rate: share of the agents that die in each tick, at random; a lane is over when
         all are dead. 0: no episode ever ends

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class LoadedPolicy:
     """A policy with the weights of one checkpoint or version.
 
-    name: of the policy in its experiment
+    name: name of the policy in its experiment
     update, steps: finished updates and env steps behind the weights
     spaces: what it sees and does
     schema: the fields of an answer

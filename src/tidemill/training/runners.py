@@ -48,7 +48,7 @@ class AsyncTrainRunner:
     steps. What is None stays as the experiment has it; a `ratio` is given here or in the
     experiment's trainer.
 
-    num_iterations: so many; None: until the experiment's limits
+    num_iterations: number of iterations; None: until the experiment's limits
     training_steps: env steps of an iteration
     evaluation_steps: env steps of the evaluation at each one's end, by the weights of
         that moment, in an environment of its own

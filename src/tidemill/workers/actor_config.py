@@ -50,8 +50,8 @@ class PlayerSpec(Config):
         run's mean return is of agents that play the newest
     samples: name of the sample stream, or several names: each gets every sample; None to
         keep nothing
-    deterministic: ask for the mode of the policy's distribution; rows are kept in full or
-        concise mode only, or not at all
+    deterministic: whether to ask for the mode of the policy's distribution; rows are kept
+        in full or concise mode only, or not at all
     frame_stack: the policy sees, and rows hold, so many of the newest observations (see
         `tidemill.envs.frame_stack`); 1: the newest
     """
@@ -216,16 +216,16 @@ class ActorConfig(WorkerConfig):
     """The configuration of actor workers, which step environments: what `Actors` and
     `ReplayActors` have in common.
 
-    environment: what they step
-    lanes: copies of the environment in one target, stepped together
-    ring: targets in turn: more than 1 lets an actor step one while another waits for
-        answers
+    environment: the environment that they step
+    lanes: number of copies of the environment in one target, stepped together
+    ring: number of targets, served in turn: more than 1 lets an actor step one while
+        another waits for answers
     max_episode_steps: step limit per episode, 0 for none: episodes are cut (truncated)
         there
-    flush_requests: requests buffered before they are sent; fewer go out when nothing else
-        can proceed
-    slots: sample slots per stream: one is filled while the others are trained on; fewer
-        mean fresher samples. Of samples that are episodes: so many per seat
+    flush_requests: number of requests buffered before they are sent; fewer go out when
+        nothing else can proceed
+    slots: number of sample slots per stream: one is filled while the others are trained
+        on; fewer mean fresher samples. Of samples that are episodes: so many per seat
     """
 
     order: ClassVar[int] = 6

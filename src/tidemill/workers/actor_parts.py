@@ -26,8 +26,8 @@ class ActorParts:
     spaces: what these see and do
     clients: who answers their requests
     refresh: says when these take new parameters
-    flush: sends (or, inline, computes) the requests where at least so many are buffered;
-        True when any was sent
+    flush: function that sends (or, inline, computes) the requests where at least so many
+        are buffered; True when any was sent
     listener: takes what environments say of episodes
     tell: takes a text for the user
     """

@@ -41,10 +41,11 @@ class Buffers(WorkerConfig):
     each sample is processed once. Where buffer workers are chained, samples go from one
     to the next.
 
-    samples: the stream that actors (or other buffer workers) fill
-    into: the stream that trainers (or other buffer workers) consume
+    samples: name of the stream that actors (or other buffer workers) fill
+    into: name of the stream that trainers (or other buffer workers) consume
     process: what is done to each sample, in order
-    policy: whose newest parameters those processors play with that need a policy
+    policy: name of the policy whose newest parameters those processors play with that
+        need a policy
     """
 
     order: ClassVar[int] = 2

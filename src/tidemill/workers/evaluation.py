@@ -73,16 +73,16 @@ class Evaluation(WorkerConfig):
     """An evaluation manager has actors play the versions of one policy, one version at a
     time, and records what each reached.
 
-    policy: whose versions are evaluated
+    policy: name of the policy whose versions are evaluated
     samples: the stream of the evaluation actors' episodes
-    games: episodes per version, at least: every seat of the evaluation actors plays the
-        same number
-    tag: points to the version that is being evaluated: what the actors play
-    best: points to the version with the highest mean return so far, of those that were
-        evaluated in the curriculum's present stage
+    games: number of episodes per version, at least: every seat of the evaluation actors
+        plays the same number
+    tag: tag that points to the version that is being evaluated: what the actors play
+    best: tag that points to the version with the highest mean return so far, of those
+        that were evaluated in the curriculum's present stage
     drawn: the return of a drawn game: a higher one is a win, a lower one a loss. None:
         nothing is won
-    name: of the metrics: ``evaluation/return`` (mean), ``/return_low`` and
+    name: first word of the metrics: ``evaluation/return`` (mean), ``/return_low`` and
         ``/return_high`` (its 95 % confidence interval), ``/length``, ``/version``,
         ``/games`` and ``/discarded`` (episodes of other versions so far); ``/info/…``
         (what the environment says of episodes at their end); where games are won

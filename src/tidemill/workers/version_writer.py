@@ -28,7 +28,8 @@ class VersionWriter:
     seconds: between two pushes
     keep: versions that are kept besides tagged ones
     text: goes into each version's file, see `ParameterDatabase.push`
-    tell: called with what the user should read, in the thread of the caller
+    tell: function that is called with what the user should read, in the thread of the
+        caller
     """
 
     def __init__(

@@ -158,8 +158,8 @@ class RecordingWriter:
 class Recording:
     """A recording that was read through once and found whole. RecordingError otherwise.
 
-    specs: of all groups, in the order in which they appeared
-    commands: of all exchanges
+    specs: specs of all groups, in the order in which they appeared
+    commands: commands of all exchanges
     """
 
     def __init__(self, path: Path) -> None:

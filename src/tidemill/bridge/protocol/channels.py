@@ -196,7 +196,7 @@ class FloatProperties(SideChannel):
 class Engine:
     """Settings of an engine; None leaves one as it is.
 
-    width, height: of its window, pixels; both or neither
+    width, height: size of its window in pixels; both or neither
     quality_level: index of its quality settings
     time_scale: game seconds per second
     target_frame_rate: frames per second it tries to draw; -1: as it likes

@@ -221,7 +221,7 @@ class MemoryImage:
 
     header, body: the fields of the header and of the side channel; `side_channel` are the
         data themselves
-    groups: in their order
+    groups: images of the groups, in their order
     end: offset behind the last group, in the file that holds them
     """
 

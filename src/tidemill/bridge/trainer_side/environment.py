@@ -28,8 +28,8 @@ class SimulatorEnvironment(EnvironmentConfig):
         editor joins at the usual file
     arguments: its further arguments; {lane} and {seed} stand for the lane's number and
         seed
-    layout: of the memory: "0", "0.3.0" or "0.3.2"
-    framing: of side channels: "uuid", or "type" in older ones
+    layout: layout of the memory: "0", "0.3.0" or "0.3.2"
+    framing: framing of side channels: "uuid", or "type" in older ones
     parameters: environment parameters by name: numbers, or samplers such as {"uniform":
         [0.5, 2.0]}
     engine: engine settings: width, height, quality_level, time_scale, target_frame_rate,
@@ -38,7 +38,7 @@ class SimulatorEnvironment(EnvironmentConfig):
         that return a `SideChannel`, called for each lane
     groups: groups that may appear late; those that are there after the first reset need
         not be declared
-    seats: by group: how many agents may be alive at a time, where that is not the rows
+    seats: by group, how many agents may be alive at a time, where that is not the rows
         that it may have in an exchange
     same_step: an agent may begin an episode in the exchange that ends one. False, where
         that never happens, takes less memory

@@ -43,8 +43,8 @@ class Bridge:
         command line, else the editor's file if a trainer waits there, else there is no
         trainer and heuristics act. Its layout is seen from it
     channels: stands for this end's side channels
-    on_reset: called when the trainer resets; pending requests of all worlds were dropped
-        then
+    on_reset: function that is called when the trainer resets; pending requests of all
+        worlds were dropped then
     """
 
     def __init__(

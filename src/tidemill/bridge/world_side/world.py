@@ -97,7 +97,7 @@ class World:
         at once need a trainer with layout 0.3.2
     heuristic: acts where there is no trainer: given agent ids [n] and observations [n,
         *shape] each, it returns n agents' actions; None: zeros
-    on_action: called with every `ActionEvent` at the end of an exchange
+    on_action: function that is called with every `ActionEvent` at the end of an exchange
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class WriterTerms:
     schema: fields of a sample's row (`sample_schema`)
     same_step: a seat may end one episode and begin the next within a tick
     samples: where samples go
-    on_sent: called after each sample
+    on_sent: function that is called after each sample
     """
 
     spec: "PlayerSpec"
