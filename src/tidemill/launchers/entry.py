@@ -29,7 +29,7 @@ from tidemill.core.memory import keep_freed
 from tidemill.core.output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import begin_to_work, expect, load_file, travel
-from tidemill.launchers.processes import ENDING, Order
+from tidemill.launchers.processes import ENDING, ProcessSetup
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport
 
@@ -45,32 +45,32 @@ def main() -> None:
     keep_freed()
     _leave_signals_to_runner()
     runner = os.getppid()
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=ProcessSetup)
     for descriptor in order.descriptors():
         os.set_inheritable(descriptor, False)  # what an environment starts must not keep them open
     begin_to_work()
     travel(order.path)
     if order.core is not None:
         keep_to(order.core)
-    lifeline = order.seats[0].link
+    lifeline = order.ends[0].link
     bell = EventBell(order.bell)
-    links = [SocketLink(socket.socket(fileno=seat.link)) for seat in order.seats]
+    links = [SocketLink(socket.socket(fileno=ends.link)) for ends in order.ends]
     try:
         threading.Thread(target=_end_with_runner, args=(lifeline,), name="lifeline", daemon=True).start()
     except RuntimeError as error:
         links[0].send(pack(Status(State.FAILED, error=why(error))))
         return
     workers = []
-    for seat, link in zip(order.seats, links, strict=True):
+    for ends, link in zip(order.ends, links, strict=True):
         try:
             expect(order.files)
             if order.source is not None:
                 load_file(Path(order.source), "experiment file")
             bell.also(link.connection.fileno())
-            endpoints = find_transport(order.transport).endpoints(bell, link, seat.edges)
+            endpoints = find_transport(order.transport).endpoints(bell, link, ends.edges)
             experiment = decode(Experiment, json.loads(order.experiment))
             job = Job(experiment, order.source, order.folder, order.resume)
-            workers.append(job.build(seat.worker, endpoints, order.math_threads, order.spin))
+            workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin))
         except Exception as error:
             expected = isinstance(error, TidemillError)
             message = str(error) if expected else f"{type(error).__name__}: {error}"

@@ -50,7 +50,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what ends a run; a wo
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
-class Seat(msgspec.Struct, frozen=True):
+class WorkerEnds(msgspec.Struct, frozen=True):
     """One worker of a process: its control link, and how it reaches its edges."""
 
     worker: str
@@ -58,10 +58,10 @@ class Seat(msgspec.Struct, frozen=True):
     edges: dict[str, Handle]
 
 
-class Order(msgspec.Struct, frozen=True):
+class ProcessSetup(msgspec.Struct, frozen=True):
     """What a worker process reads from its standard input."""
 
-    seats: list[Seat]
+    ends: list[WorkerEnds]
     transport: str  # by its name
     experiment: str  # JSON
     source: str | None
@@ -76,8 +76,8 @@ class Order(msgspec.Struct, frozen=True):
 
     def descriptors(self) -> set[int]:
         """Return all that the process inherits."""
-        handles = [handle for seat in self.seats for handle in seat.edges.values()]
-        links = (seat.link for seat in self.seats)
+        handles = [handle for end in self.ends for handle in end.edges.values()]
+        links = (end.link for end in self.ends)
         return {self.bell, *links, *(d for handle in handles for d in handle.descriptors)}
 
 
@@ -123,13 +123,13 @@ class ProcessesLauncher(Launcher):
         for names, core in zip(processes, kept, strict=True):
             spin = SPIN if own_cores and core is None else 0.0
             pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
-            seats = [
-                Seat(name, theirs.fileno(), transport.handles(name))
+            ends = [
+                WorkerEnds(name, theirs.fileno(), transport.handles(name))
                 for name, (_, theirs) in zip(names, pairs, strict=True)
             ]
             math_threads, files = experiment.math_threads(names), dict(job.files)
-            order = Order(
-                seats,
+            order = ProcessSetup(
+                ends,
                 self.transport,
                 text,
                 job.source,
@@ -183,12 +183,12 @@ class ProcessesLauncher(Launcher):
         self._descriptors.append(descriptor)
         return descriptor
 
-    def _spawn(self, order: Order, log: Path) -> "subprocess.Popen[bytes]":
+    def _spawn(self, order: ProcessSetup, log: Path) -> "subprocess.Popen[bytes]":
         threads = str(order.math_threads)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         with open(log, "wb", opener=private) as output, _signals_blocked():
             process = subprocess.Popen(
-                self.command([seat.worker for seat in order.seats]),
+                self.command([end.worker for end in order.ends]),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
