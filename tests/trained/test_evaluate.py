@@ -24,11 +24,13 @@ from tidemill import (
     Scripted,
     Trainer,
 )
-from tidemill.api.spaces import Spaces
+from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.core.clock import Clock
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError
 from tidemill.core.schema import Arrays, Field
 from tidemill.envs.step_limit import StepLimit
 from tidemill.run.folder import RunFolder
+from tidemill.streams.inline import InlineInferenceClient
 from tidemill.testing.scripted import reward_of
 from tidemill.trained.evaluate import EvaluationResult, Played, Player, _play, bootstrap, evaluate
 
@@ -38,6 +40,7 @@ class Ticker:
     rows of the episode."""
 
     name = "ticker"
+    version = 0
     state = {"state.rows": Field((), "int64")}  # noqa: RUF012
 
     def __init__(self, spaces: Spaces) -> None:
@@ -48,7 +51,12 @@ class Ticker:
             "value": Field((), "float32"),
         }
 
-    def act_rows(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
+    def client(self, rows: int) -> InlineInferenceClient:
+        observation = schema_of_space(self.spaces.observation, "obs")
+        policy: Any = self
+        return InlineInferenceClient(policy, 0, None, self.schema, self.state, observation, rows, Clock())
+
+    def act(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
         row, tick = observation["obs"][:, 3], observation["obs"][:, 4]
         np.testing.assert_array_equal(state["state.rows"], row)
         out["action"][: len(tick)] = tick % 4
@@ -60,7 +68,7 @@ class Pusher(Ticker):
 
     state: dict[str, Field] = {}  # noqa: RUF012
 
-    def act_rows(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
+    def act(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
         out["action"][: len(observation["obs"])] = 1
 
 

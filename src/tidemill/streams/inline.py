@@ -14,15 +14,15 @@ class InlineInferenceClient(InferenceClient):
     """The inline client answers from its own copy of the policy. A single request is
     answered from the caller's arrays without a copy; several are joined first.
 
-    `answer` and `state` are the policy's schemas, `rows` the most rows that are ever
-    posted at once.
+    `parameters` keeps it supplied; None: its weights stay. `answer` and `state` are the
+    policy's schemas, `rows` the most rows that are ever posted at once.
     """
 
     def __init__(
         self,
         policy: Policy,
         policy_index: int,
-        parameters: Subscription,
+        parameters: Subscription | None,
         answer: Schema,
         state: Schema,
         observation: Schema,
@@ -111,7 +111,8 @@ class InlineInferenceClient(InferenceClient):
         self._policy.reseed(seed)
 
     def refresh(self) -> None:
-        self._parameters.refresh(self._policy)
+        if self._parameters is not None:
+            self._parameters.refresh(self._policy)
 
 
 def rows_of(arrays: Arrays) -> int:

@@ -17,30 +17,37 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Experiment
-from tidemill.core.clock import awake
+from tidemill.api.spaces import schema_of_space
+from tidemill.api.stream import InferenceClient
+from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_you_mean
 from tidemill.core.output import forgiving_output
-from tidemill.core.schema import Arrays, allocate
 from tidemill.core.seeding import derive_seed
+from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
 from tidemill.streams.sources import Fixed
 from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
-from tidemill.workers.actor_config import ActorConfig, PlayerSpec, match_agents
+from tidemill.workers.actor_config import ActorConfig, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.actor_environments import build_environment
+from tidemill.workers.agent import Agent
 from tidemill.workers.episode_info import InfoReader, Numbers, means
+from tidemill.workers.ring import EnvTarget
+from tidemill.workers.sample_writers.unread import Unread
 
 LANES = 10
+ROWS = AgentSpec(sample_steps=16)  # how many are written before they are written over
 TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsewhere
 RESAMPLES = 2000  # of the bootstrap; the ends of a 95 % interval move by about 2 % of its width
 
 
 @dataclass(frozen=True)
 class Played:
-    """One episode of one seat. `episode` counts the lane's episodes from 0."""
+    """One episode of one seat. `episode` is its number (see `EpisodeCounter`)."""
 
     spec: int
     lane: int
@@ -51,10 +58,7 @@ class Played:
 
 
 class Player:
-    """Lets policies play an environment: the loop of an actor, without rows.
-
-    A seat's episode lasts from its first observation to its end or cut, a lane's until
-    all of its seats are finished.
+    """Lets policies play an environment, as an actor's target whose rows nobody reads.
 
     policies: one per agent spec
     deterministic: ask every policy for its mode; False leaves it to each spec
@@ -76,151 +80,49 @@ class Player:
                     f"trained on; evaluate it in the environment of its run.\nHere: {spaces}\nThen: "
                     f"{policy.spaces}"
                 )
-        self._environment = environment
-        self._bell, self._listener = LocalBell(), InfoReader()
-        environment.bind(groups)
-        environment.on_ready(self._bell.ring)
-        lanes = environment.lanes
-        self._ticks = [
-            Tick.allocate(
-                policy.spaces.observation, lanes * len(group), environment.info, environment.same_step
-            )
-            for policy, group in zip(policies, groups, strict=True)
-        ]
-        self._seats = [
-            _Seats(policy, lanes, len(group), deterministic or spec.deterministic)
-            for policy, group, spec in zip(policies, groups, specs, strict=True)
-        ]
-        self._reset = np.ones(lanes, np.bool_)
-        self.episodes = np.zeros(lanes, np.int64)
-        """Finished episodes of each lane: of the environment or, where they are
-        independent, of each spec's agents that have begun any, as many as have ended of
-        those that began first."""
-        self._begun = np.zeros((len(self._seats), lanes), np.int64)
-        self.steps = 0
+        self._bell, self._counter = LocalBell(), EpisodeCounter(environment)
+        self._counter.bind(groups)
+        self._counter.on_ready(self._bell.ring)
+        self._clients, agents, ticks = list[InferenceClient](), list[Agent](), list[Tick]()
+        for spec, group, policy in zip(specs, groups, policies, strict=True):
+            seats, observation = environment.lanes * len(group), policy.spaces.observation
+            schema = {**schema_of_space(observation, "obs"), **ROW_FIELDS, **policy.schema, **policy.state}
+            rows, client = Unread(ROWS, schema, seats, environment.same_step), policy.client(seats)
+            self._clients.append(client)
+            agents.append(Agent(schema, seats, deterministic or spec.deterministic, client, rows))
+            ticks.append(Tick.allocate(observation, seats, environment.info, environment.same_step))
+        self._target = EnvTarget(self._counter, agents, ticks, Clock(), InfoReader())
+
+    @property
+    def episodes(self) -> NDArray[np.int64]:
+        """Finished episodes of each lane (see `EpisodeCounter`)."""
+        return self._counter.episodes
+
+    @property
+    def steps(self) -> int:
         """Steps of all lanes; resets are none."""
+        return self._target.steps
 
     def tick(self) -> list[Played]:
         """Play one tick and return the seats' episodes that ended in it."""
-        environment, reset = self._environment, self._reset
-        environment.send([seats.actions for seats in self._seats], reset)
-        deadline = awake() + TICK_DEADLINE
-        while not environment.ready():
+        target, deadline = self._target, awake() + TICK_DEADLINE
+        target.step()
+        while not target.ready_to_observe():
             if awake() > deadline:
                 raise EnvironmentFault(
                     f"the environment did not finish a tick within {TICK_DEADLINE:.0f} s; it hangs, or its "
                     "server is away"
                 )
             self._bell.wait(0.1)
-        environment.recv(self._ticks)
-        self.steps += int(np.count_nonzero(~reset))
+        target.observe()
+        for client in self._clients:
+            client.flush()
         played = []
-        for number, (seats, tick) in enumerate(zip(self._seats, self._ticks, strict=True)):
-            finished = seats.end(tick)
-            infos = environment.episode_infos(number, [seat for seat, _, _ in finished]) if finished else ()
-            for (seat, ret, length), info in zip(finished, infos, strict=True):
-                lane = seat // seats.agents
-                played.append(
-                    Played(number, lane, int(seats.episode[seat]), ret, length, self._listener.numbers(info))
-                )
-        over = np.logical_and.reduce([seats.over() for seats in self._seats])
-        # a lane goes on when somebody begins in the tick in which all others finish
-        if not environment.same_step:
-            over &= ~np.logical_or.reduce(
-                [seats.beginners(tick) for seats, tick in zip(self._seats, self._ticks, strict=True)]
-            )
-        if not environment.independent:
-            self.episodes += over & ~reset
-        for seats, tick, begun in zip(self._seats, self._ticks, self._begun, strict=True):
-            seats.begin(tick, begun if environment.independent else self.episodes, environment.independent)
-        if environment.independent:
-            ended = np.minimum(self._begun, [seats.oldest() for seats in self._seats])
-            shown = self._begun > 0
-            self.episodes = np.where(shown, ended, np.iinfo(np.int64).max).min(axis=0) * shown.any(axis=0)
-        self._reset = np.logical_and.reduce([seats.over() for seats in self._seats])
+        for number, (agent, ended) in enumerate(zip(target.agents, self._counter.ended, strict=True)):
+            for (lane, episode), (ret, length, _, said) in zip(ended, agent.episodes, strict=True):
+                played.append(Played(number, lane, episode, ret, length, said))
+            agent.episodes.clear()
         return played
-
-
-class _Seats:
-    """The seats of one agent spec, and their next actions."""
-
-    def __init__(self, policy: LoadedPolicy, lanes: int, agents: int, deterministic: bool) -> None:
-        self.agents, self._policy, self._deterministic = agents, policy, deterministic
-        count = lanes * agents
-        self._lane = np.arange(count) // agents
-        self.finished = np.ones(count, np.bool_)
-        self.episode = np.zeros(count, np.int64)  # the lane's, in which the seat's began
-        self._return = np.zeros(count, np.float64)
-        self._length = np.zeros(count, np.int64)
-        self._final = np.zeros(count, np.bool_)
-        answers = {**policy.schema, **policy.state}
-        self._out = allocate(answers, (count,))
-        self._state = allocate(policy.state, (count,))
-        self.actions: Arrays = allocate(
-            {n: f for n, f in answers.items() if n == "action" or n.startswith("action.")}, (count,)
-        )
-
-    def end(self, tick: Tick) -> list[tuple[int, float, int]]:
-        """Take in a tick's rewards and ends; return (seat, return, number of actions) of
-        the seats whose episode is over."""
-        self._return[~self.finished] += tick.reward[~self.finished]
-        np.logical_and(tick.done | tick.truncated, ~self.finished, out=self._final)
-        self.finished[self._final] = True
-        seats = self._final.nonzero()[0]
-        return list(
-            zip(seats.tolist(), self._return[seats].tolist(), self._length[seats].tolist(), strict=True)
-        )
-
-    def over(self) -> NDArray[np.bool_]:
-        """Return [L]: all seats of the lane are finished."""
-        over: NDArray[np.bool_] = np.logical_and.reduce(self.finished.reshape(-1, self.agents), axis=1)
-        return over
-
-    def beginners(self, tick: Tick) -> NDArray[np.bool_]:
-        """Return [L]: an episode begins in the lane with this tick, which `end` has taken
-        in."""
-        begins: NDArray[np.bool_] = tick.present & self.finished & ~self._final
-        any_of_lane: NDArray[np.bool_] = np.logical_or.reduce(begins.reshape(-1, self.agents), axis=1)
-        return any_of_lane
-
-    def oldest(self) -> NDArray[np.int64]:
-        """Return [L]: the first of the episodes that are open, by number; a large one
-        where none is."""
-        large = np.iinfo(np.int64).max
-        oldest: NDArray[np.int64] = np.minimum.reduce(
-            np.where(self.finished, large, self.episode).reshape(-1, self.agents), axis=1
-        )
-        return oldest
-
-    def begin(self, tick: Tick, episodes: NDArray[np.int64], independent: bool) -> None:
-        """Begin the episodes that this tick begins, and ask for the next actions.
-        `episodes` has the number of each lane's episode or, where they are `independent`,
-        of that which the spec's next agent of the lane begins."""
-        present = tick.present & (~self._final | tick.restarted)
-        begins = present & self.finished
-        if begins.any():
-            self.finished[begins] = False
-            self._return[begins] = self._length[begins] = 0
-            self.episode[begins] = episodes[self._lane[begins]]
-            if independent:
-                of_lane = begins.reshape(-1, self.agents)
-                self.episode[begins] += (of_lane.cumsum(axis=1) - 1)[of_lane]
-                episodes += of_lane.sum(axis=1)
-            for state in self._state.values():
-                state[begins] = 0
-        seats = present.nonzero()[0]
-        self._length[seats] += 1
-        if not len(seats):
-            return
-        every = len(seats) == len(present)
-        observation = (
-            tick.observation if every else {name: array[seats] for name, array in tick.observation.items()}
-        )
-        memory = self._state if every else {name: array[seats] for name, array in self._state.items()}
-        self._policy.act_rows(observation, memory, self._deterministic, self._out)
-        for part in (self.actions, self._state):
-            for name, array in part.items():
-                array[seats] = self._out[name][: len(seats)]
 
 
 @dataclass(frozen=True)

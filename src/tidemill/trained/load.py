@@ -12,7 +12,8 @@ import numpy as np
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig, check_weights
 from tidemill.api.policy_header import read_header, read_spaces
-from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves
+from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves, schema_of_space
+from tidemill.core.clock import Clock
 from tidemill.core.config import decode
 from tidemill.core.errors import (
     CheckpointError,
@@ -31,6 +32,7 @@ from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust, allow, named
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.sources import Fixed, read_weights
 
 if TYPE_CHECKING:
@@ -121,10 +123,13 @@ class LoadedPolicy:
 
         return torch_policy(self._config, self.spaces, self._policy.parameters())
 
-    def act_rows(self, observation: Arrays, state: Arrays, deterministic: bool, out: Arrays) -> None:
-        """Answer rows as actors ask for them (see `Policy.act`), for callers that keep
-        the recurrent state themselves."""
-        self._policy.act(observation, state, deterministic, out)
+    def client(self, rows: int) -> InlineInferenceClient:
+        """Return who answers rows as actors ask for them, so many at a time at most; the
+        asker keeps the recurrent state."""
+        observation = schema_of_space(self.spaces.observation, "obs")
+        return InlineInferenceClient(
+            self._policy, 0, None, self.schema, self.state, observation, rows, Clock()
+        )
 
     def _ask(self, observation: Any) -> tuple[Arrays, bool]:
         """Return the answers to the observation, and whether it was a single one."""

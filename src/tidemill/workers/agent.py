@@ -84,7 +84,8 @@ class Agent:
         self.finished = np.ones(seats, np.bool_)
         """bool [N]: the seat is between two episodes; its next row is the first of
         one."""
-        self._return = np.zeros(seats, np.float32)
+        self._final_values = writer.final_values
+        self._return = np.zeros(seats, writer.returns)
         self._length = np.zeros(seats, np.int32)  # index within the episode of the seat's last row
         self._actions: Arrays = allocate({n: schema[n] for n in self._action_names}, (seats,))
         self._state: Arrays = allocate({n: schema[n] for n in self._state_names}, (seats,))
@@ -208,8 +209,9 @@ class Agent:
         if not any_final:
             self._asked, self._asking = position, None
         else:
-            self._erase(block, (position, tick.done.nonzero()[0]))
-            asking = (~tick.done).nonzero()[0]
+            idle = tick.done if self._final_values else final
+            self._erase(block, (position, idle.nonzero()[0]))
+            asking = (~idle).nonzero()[0]
             if not len(asking):
                 return
             self._asked, self._asking, self._extra = (position, asking), asking, 0
@@ -278,12 +280,13 @@ class Agent:
             block[name][rows, seats] = 0
         for name in self._state_names:
             block[name][rows, seats] = self._state[name][seats]
-        self._erase(block, (rows[done], seats[done]))
+        idle = done if self._final_values else final
+        self._erase(block, (rows[idle], seats[idle]))
         self.finished[seats] = final
         writer.position[seats] = rows + 1
         if final.any():
             writer.close(seats[final])
-        rows, asking = rows[~done], seats[~done]
+        rows, asking = rows[~idle], seats[~idle]
         for name in self._observation_names:
             self._gather(name, observation[name], asking, start)
         for name in self._state_names:

@@ -75,6 +75,8 @@ class SampleWriter(ABC):
         known
     by_seat: whether a sample is of one seat
     trained: whether samples may be trained on
+    final_values: whether the final row of a cut episode is asked for its value
+    returns: type in which returns are summed
     """
 
     settings: ClassVar[Collection[str]] = ()
@@ -82,6 +84,8 @@ class SampleWriter(ABC):
     needs_limit: ClassVar[bool] = False
     by_seat: ClassVar[bool] = False
     trained: ClassVar[bool] = True
+    final_values: ClassVar[bool] = True
+    returns: ClassVar[str] = "float32"
 
     arrays: Arrays
 

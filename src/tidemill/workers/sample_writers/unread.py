@@ -1,0 +1,50 @@
+"""Rows that nobody reads: of an evaluation only the episodes count."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tidemill.core.schema import Schema
+from tidemill.streams.samples import NullSampleProducer
+from tidemill.workers.sample_writers.base import Columns, WriterTerms
+from tidemill.workers.sample_writers.fixed import AlignedBlock
+
+if TYPE_CHECKING:
+    from tidemill.workers.actor_config import PlayerSpec
+
+
+class Unread(AlignedBlock):
+    """Rows that are written over again and again, and leave for nowhere. Values of final
+    rows are not asked for, and returns are summed exactly."""
+
+    final_values: ClassVar[bool] = False
+    returns: ClassVar[str] = "float64"
+
+    def __init__(self, spec: "PlayerSpec", schema: Schema, seats: int, same_step: bool) -> None:
+        need = self.sizes(spec, seats, 0, same_step, 1)
+        terms = WriterTerms(
+            spec, schema, schema, seats, need, same_step, NullSampleProducer(), on_sent=lambda: None
+        )
+        terms.offer(schema)
+        super().__init__(terms)
+
+    def _columns(self) -> Columns:
+        return UnreadColumns(self._terms)
+
+
+class UnreadColumns(Columns):
+    """The same, by index: of full columns the newest row is kept."""
+
+    def __init__(self, terms: WriterTerms) -> None:
+        super().__init__(terms)
+        self._everyone = np.arange(terms.seats)
+
+    def has_room(self) -> bool:
+        return True
+
+    def send(self) -> bool:
+        if self.position.max() >= self._terms.spec.rows:
+            for array in self.arrays.values():
+                array[0] = array[self.position - 1, self._everyone]
+            self.position.fill(1)
+        return True
