@@ -33,8 +33,9 @@ from tidemill.replay.replay import Replay
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.streams.sources import Drawn
 from tidemill.testing.scripted import Scripted, ScriptedEnvironment
-from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_config import Actors
 from tidemill.workers.actor_environments import stack_frames
+from tidemill.workers.agent_spec import AgentSpec
 from tidemill.workers.buffers import Buffers
 from tidemill.workers.population import Population
 from tidemill.workers.trainer_config import Trainer

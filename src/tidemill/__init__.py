@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from tidemill.training.train import resume as resume
     from tidemill.training.train import train as train
     from tidemill.workers.actor_config import Actors as Actors
-    from tidemill.workers.actor_config import AgentSpec as AgentSpec
+    from tidemill.workers.agent_spec import AgentSpec as AgentSpec
     from tidemill.workers.base import PollResult as PollResult
     from tidemill.workers.base import Worker as Worker
     from tidemill.workers.buffers import Buffers as Buffers
@@ -159,7 +159,8 @@ _NAMES = {
     "tidemill.training.result": "Result Summary",
     "tidemill.training.runners": "AsyncTrainRunner TrainRunner read_iterations",
     "tidemill.training.train": "resume train",
-    "tidemill.workers.actor_config": "Actors AgentSpec",
+    "tidemill.workers.actor_config": "Actors",
+    "tidemill.workers.agent_spec": "AgentSpec",
     "tidemill.workers.base": "PollResult Worker",
     "tidemill.workers.buffers": "Buffers",
     "tidemill.workers.evaluation": "Evaluation",

@@ -16,7 +16,8 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.testing.scripted import reward_of
-from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.agent_spec import AgentSpec
 from tidemill.workers.lockstep import LockstepColumns, check_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import WriterTerms
 from tidemill.workers.trainer_config import Trainer

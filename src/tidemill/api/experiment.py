@@ -142,9 +142,7 @@ class WorkerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("count", "math_threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+        self.check_least(count=1, math_threads=1)
         if self.math_threads > MOST_THREADS:
             raise ConfigError(
                 f"math_threads = {self.math_threads:,} must be at most {MOST_THREADS:,}; more than the "

@@ -49,8 +49,9 @@ from tidemill.layouts.cost_measurement import RandomPlay, end_session, obey, ran
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type
 from tidemill.nets.trainable import TrainablePolicy
-from tidemill.workers.actor_config import INLINE, ActorConfig, PlayerSpec, match_agents
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import seen_by
+from tidemill.workers.agent_spec import INLINE, PlayerSpec, match_agents
 from tidemill.workers.policy import PolicyWorkers
 
 POOL = 1021  # random actions drawn beforehand; a prime, so that lanes do not repeat theirs

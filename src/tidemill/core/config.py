@@ -77,6 +77,13 @@ class Config:
             if WHEN in each.metadata and not each.metadata[WHEN](self):
                 self.refuse_idle(each.name, each.metadata[IDLE])
 
+    def check_least(self, **least: float) -> None:
+        """Raise `ConfigError` for a setting, None aside, that is below the `least` that
+        it can be."""
+        for name, number in least.items():
+            if (value := getattr(self, name)) is not None and value < number:
+                raise ConfigError(f"{name} = {value} must be at least {number}")
+
     def refuse_idle(self, name: str, why: str) -> None:
         """Raise `ConfigError` if the setting `name` is not its default though it has no
         effect; `why` says so, and may name another cure."""

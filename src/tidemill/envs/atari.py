@@ -57,12 +57,7 @@ class Atari(EnvironmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("frame_skip", "stack", "size", "max_episode_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("num_threads", "noop_max"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be 0 or more")
+        self.check_least(frame_skip=1, stack=1, size=1, max_episode_steps=1, num_threads=0, noop_max=0)
         if not 0 <= self.repeat_action_probability <= 1:
             raise ConfigError(
                 f"repeat_action_probability = {self.repeat_action_probability} must lie between 0 and 1"

@@ -25,7 +25,8 @@ from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
-from tidemill.workers.actor_config import Actors, AgentSpec
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.agent_spec import AgentSpec
 from tidemill.workers.trainer_config import Trainer
 
 

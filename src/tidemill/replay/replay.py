@@ -69,16 +69,7 @@ class Replay(BufferConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (
-            ("capacity", 1),
-            ("warm_up", 1),
-            ("steps", 1),
-            ("frame_stack", 1),
-            ("max_bytes", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{type(self).__name__}: {name} = {value} must be at least {least}")
+        self.check_least(capacity=1, warm_up=1, steps=1, frame_stack=1, max_bytes=1)
         if self.warm_up > self.capacity:
             raise ConfigError(
                 f"{type(self).__name__}: warm_up = {self.warm_up:,} transitions are more than capacity = "

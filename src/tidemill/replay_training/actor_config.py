@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Self
 
 from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError
-from tidemill.workers.actor_config import INLINE, PLAYED, ActorConfig, PlayerSpec
+from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.agent_spec import INLINE, PLAYED, PlayerSpec
 
 if TYPE_CHECKING:
     from tidemill.workers.sample_writers.base import SampleWriter

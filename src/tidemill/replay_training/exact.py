@@ -33,8 +33,9 @@ from tidemill.replay_training.slot_faults import SlotFaults
 from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
-from tidemill.workers.actor_config import INLINE, ActorConfig
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
+from tidemill.workers.agent_spec import INLINE
 from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.sample_writers.base import Seats

@@ -9,7 +9,8 @@ from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError
 from tidemill.replay_training.slot_faults import SlotFaults
 from tidemill.streams.credits import Credits
-from tidemill.workers.actor_config import ActorConfig, PlayerSpec
+from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.service_order import ServiceOrder
 
 

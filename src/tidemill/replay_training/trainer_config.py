@@ -100,10 +100,7 @@ class ReplayTrainer(TrainerConfig):
             )
         if self.slack is not None:
             check_slack(self.slack, 0)
-        if self.iteration_steps is not None and self.iteration_steps < 1:
-            raise ConfigError(
-                f"iteration_steps = {self.iteration_steps} must be at least 1; None: no iterations"
-            )
+        self.check_least(iteration_steps=1)
         if self.evaluation_steps and (self.evaluation_steps < 0 or self.iteration_steps is None):
             raise ConfigError(
                 f"evaluation_steps = {self.evaluation_steps} of each iteration: set iteration_steps, and at "

@@ -17,8 +17,8 @@ from tidemill.api.algorithm import ARRIVAL_FIELDS, FILLER
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient, SampleProducer
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.workers.actor_config import PlayerSpec
 from tidemill.workers.agent import Agent
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.sample_writers.base import BlockSizes, SampleWriter, Seats
 
 

@@ -76,9 +76,7 @@ class Scripted(EnvironmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("agents", "shortest", "turns"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+        self.check_least(agents=1, shortest=1, turns=1)
         if self.longest < self.shortest:
             raise ConfigError(f"longest = {self.longest} must be at least shortest = {self.shortest}")
         if self.shortest < self.turns:

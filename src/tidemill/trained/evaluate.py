@@ -32,9 +32,10 @@ from tidemill.run.trust import Trust
 from tidemill.streams.sources import Fixed
 from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
-from tidemill.workers.actor_config import ActorConfig, AgentSpec, PlayerSpec, match_agents
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.agent import Agent
+from tidemill.workers.agent_spec import AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.episode_info import InfoReader, Numbers, means
 from tidemill.workers.ring import EnvTarget
 from tidemill.workers.sample_writers.unread import Unread

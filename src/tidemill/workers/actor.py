@@ -19,18 +19,12 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.envs.parallel_build import close_all, make_all
-from tidemill.workers.actor_config import (
-    INLINE,
-    ActorConfig,
-    Actors,
-    AgentSpec,
-    PlayerSpec,
-    match_agents,
-)
+from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Episode
+from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.inference_clients import make_clients

@@ -7,7 +7,8 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.envs.frame_stack import FrameStack, stacked
 from tidemill.envs.step_limit import StepLimit
-from tidemill.workers.actor_config import ActorConfig, PlayerSpec, match_agents
+from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.agent_spec import PlayerSpec, match_agents
 
 
 def build_environment(actors: ActorConfig, lanes: int, seed: int, render: bool = False) -> Environment:

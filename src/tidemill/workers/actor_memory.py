@@ -8,8 +8,9 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need, available, check_memory, give_back, resident_bytes
 from tidemill.core.schema import layout
 from tidemill.streams.inference import memory_need
-from tidemill.workers.actor_config import INLINE, ActorConfig, match_agents
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import build_environment
+from tidemill.workers.agent_spec import INLINE, match_agents
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.trainer_config import TrainerConfig
 

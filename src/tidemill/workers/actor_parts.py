@@ -9,7 +9,8 @@ from tidemill.api.spaces import Spaces
 from tidemill.api.stream import InferenceClient
 from tidemill.core.clock import Clock
 from tidemill.streams.samples import sample_producer
-from tidemill.workers.actor_config import ActorConfig, PlayerSpec
+from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.inference_clients import ClientKey
 from tidemill.workers.parameter_refresh import ParameterRefresh

@@ -15,7 +15,8 @@ from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
 from tidemill.streams.sources import ParameterSource
-from tidemill.workers.actor_config import INLINE, ActorConfig, PlayerSpec
+from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.agent_spec import INLINE, PlayerSpec
 
 
 class ClientKey(NamedTuple):

@@ -24,8 +24,9 @@ import numpy as np
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError
 from tidemill.streams.sources import Newest
-from tidemill.workers.actor_config import ActorConfig, PlayerSpec
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent import Agent
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.sample_writers.base import Columns, WriterTerms, fill
 from tidemill.workers.sample_writers.fixed import AlignedBlock

@@ -56,8 +56,7 @@ class PolicyWorkers(WorkerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most_rows < 1:
-            raise ConfigError(f"most_rows = {self.most_rows} must be at least 1")
+        self.check_least(most_rows=1)
         check_several("policies", self.policies)
         if not self.policies or len(set(self.policies)) < len(self.policies):
             raise ConfigError(f"policies = {self.policies}: name at least one policy, and each of them once")

@@ -76,8 +76,7 @@ class Population(WorkerConfig):
             raise ConfigError(f"count = {self.count}: one worker manages a population")
         if len(set(self.members)) < max(2, len(self.members)):
             raise ConfigError(f"members = {self.members} must be at least two different policies")
-        if self.steps < 1:
-            raise ConfigError(f"steps = {self.steps} must be at least 1")
+        self.check_least(steps=1)
         if not 0 < self.quantile <= 0.5:
             raise ConfigError(
                 f"quantile = {self.quantile} must be above 0 and at most 0.5; a quarter is usual"

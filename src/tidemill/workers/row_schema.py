@@ -6,7 +6,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Field, Schema
-from tidemill.workers.actor_config import PlayerSpec
+from tidemill.workers.agent_spec import PlayerSpec
 
 
 def row_schema(context: Context, spec: PlayerSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:

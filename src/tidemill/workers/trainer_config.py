@@ -62,13 +62,6 @@ class TrainerConfig(WorkerConfig):
             )
         check_device(self.device)
 
-    def check_least(self, **least: int) -> None:
-        """Raise `ConfigError` for a setting, None aside, that is below the `least` that
-        it can be."""
-        for name, number in least.items():
-            if (value := getattr(self, name)) is not None and value < number:
-                raise ConfigError(f"{name} = {value} must be at least {number}")
-
     @property
     def evaluation_lanes(self) -> int:
         """Lanes that the trainer needs of its actors' environment, for evaluations of its

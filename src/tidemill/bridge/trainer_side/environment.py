@@ -67,9 +67,7 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("restarts", "max_episode_steps"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 0")
+        self.check_least(restarts=0, max_episode_steps=0)
         if not self.start_seconds > 0 or (self.deadline is not None and not self.deadline > 0):
             raise ConfigError(
                 f"start_seconds = {self.start_seconds} and deadline = {self.deadline} must be above 0"

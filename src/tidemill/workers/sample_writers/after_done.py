@@ -1,15 +1,13 @@
 """Samples of a fixed number of rows, sent when the episode of the last one is over."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.sample_writers.base import BlockSizes, Seats, Slot, WriterTerms
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
-
-if TYPE_CHECKING:
-    from tidemill.workers.actor_config import PlayerSpec
 
 
 class AfterDone(ClosedEpisodes):
@@ -20,7 +18,7 @@ class AfterDone(ClosedEpisodes):
     needs_limit = True
 
     @classmethod
-    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         # what the episode before left over, and a whole one
         return BlockSizes(spec.rows + limit + same_step, spec.rows, seats, slots)
 

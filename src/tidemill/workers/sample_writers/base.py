@@ -10,7 +10,7 @@ own; what is finished is copied into slots.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from tidemill.api.algorithm import FILLER, ROW_FIELDS
 from tidemill.api.stream import SampleProducer
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Arrays, Field, Schema, allocate
-
-if TYPE_CHECKING:
-    from tidemill.workers.actor_config import PlayerSpec
+from tidemill.workers.agent_spec import PlayerSpec
 
 Seats = NDArray[np.intp]
 
@@ -49,7 +47,7 @@ class WriterTerms:
     on_sent: function that is called after each sample
     """
 
-    spec: "PlayerSpec"
+    spec: PlayerSpec
     row: Schema
     schema: Schema
     seats: int
@@ -90,14 +88,14 @@ class SampleWriter(ABC):
     arrays: Arrays
 
     @classmethod
-    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         """Return what `spec` takes, when an episode has at most `limit` steps and a
         stream is to hold `slots` samples of each seat. By itself: of all seats so many
         rows."""
         return BlockSizes(spec.rows + same_step, spec.rows, seats, slots)
 
     @classmethod
-    def own_rows(cls, spec: "PlayerSpec", need: BlockSizes, same_step: bool) -> int:
+    def own_rows(cls, spec: PlayerSpec, need: BlockSizes, same_step: bool) -> int:
         """Return the rows of each seat that take memory of the agent's own."""
         return need.private_rows
 

@@ -7,16 +7,14 @@ each row.
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.core.schema import Arrays, Field
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.episode_info import FIELD, PACKED_INFO
 from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes
 from tidemill.workers.sample_writers.full import Full
-
-if TYPE_CHECKING:
-    from tidemill.workers.actor_config import PlayerSpec
 
 
 class Concise(Full):
@@ -36,7 +34,7 @@ class Concise(Full):
     trained = False
 
     @classmethod
-    def sizes(cls, spec: "PlayerSpec", seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         return BlockSizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
 
     @classmethod
