@@ -22,7 +22,7 @@ from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic
-from tidemill.nets.device import choose_device
+from tidemill.nets.choose_device import choose_device
 
 VECTOR = Box((4,), "float32")
 WIDE = Box((64,), "float32")

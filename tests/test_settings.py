@@ -36,7 +36,7 @@ from tidemill.testing.scripted import Scripted, ScriptedEnvironment
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.actor_environments import stack_frames
 from tidemill.workers.agent_spec import AgentSpec
-from tidemill.workers.buffers import Buffers
+from tidemill.workers.buffer_worker import Buffers
 from tidemill.workers.population import Population
 from tidemill.workers.trainer_config import Trainer
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tidemill.algorithms.augmentation import RandomShift as RandomShift
     from tidemill.algorithms.dqn import DQN as DQN
     from tidemill.algorithms.impala import Impala as Impala
-    from tidemill.algorithms.post import GAE as GAE
-    from tidemill.algorithms.post import Returns as Returns
+    from tidemill.algorithms.post_processors import GAE as GAE
+    from tidemill.algorithms.post_processors import Returns as Returns
     from tidemill.algorithms.ppo import PPO as PPO
     from tidemill.algorithms.reanalysis import Reanalyse as Reanalyse
     from tidemill.algorithms.sac import SAC as SAC
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from tidemill.workers.agent_spec import AgentSpec as AgentSpec
     from tidemill.workers.base import PollResult as PollResult
     from tidemill.workers.base import Worker as Worker
-    from tidemill.workers.buffers import Buffers as Buffers
+    from tidemill.workers.buffer_worker import Buffers as Buffers
     from tidemill.workers.evaluation import Evaluation as Evaluation
     from tidemill.workers.policy import PolicyWorkers as PolicyWorkers
     from tidemill.workers.population import Population as Population
@@ -114,7 +114,7 @@ _NAMES = {
     "tidemill.algorithms.augmentation": "RandomShift",
     "tidemill.algorithms.dqn": "DQN",
     "tidemill.algorithms.impala": "Impala",
-    "tidemill.algorithms.post": "GAE Returns",
+    "tidemill.algorithms.post_processors": "GAE Returns",
     "tidemill.algorithms.ppo": "PPO",
     "tidemill.algorithms.reanalysis": "Reanalyse",
     "tidemill.algorithms.sac": "SAC",
@@ -162,7 +162,7 @@ _NAMES = {
     "tidemill.workers.actor_config": "Actors",
     "tidemill.workers.agent_spec": "AgentSpec",
     "tidemill.workers.base": "PollResult Worker",
-    "tidemill.workers.buffers": "Buffers",
+    "tidemill.workers.buffer_worker": "Buffers",
     "tidemill.workers.evaluation": "Evaluation",
     "tidemill.workers.policy": "PolicyWorkers",
     "tidemill.workers.population": "Population populate",

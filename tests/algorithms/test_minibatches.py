@@ -7,8 +7,8 @@ import torch
 from tests.algorithms.test_device import Steps
 from tests.algorithms.test_parallel import assert_same, in_step
 
+from tidemill.algorithms.array_library import NumpyLibrary
 from tidemill.algorithms.impala import Impala
-from tidemill.algorithms.library import NumpyLibrary
 from tidemill.algorithms.minibatches import Chunks, cut, gae_of, gather, trained_rows
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.torch_library import TorchLibrary

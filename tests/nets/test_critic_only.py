@@ -12,7 +12,7 @@ from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Spaces, Tupl
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
-from tidemill.nets.device_acting import DeviceActing
+from tidemill.nets.gpu_acting import DeviceActing
 from tidemill.nets.weights import IMAGE_FEATURES
 
 STATE = Box((7,), "float32")

@@ -8,7 +8,7 @@ from tests.nets.test_actor_critic import ACTIONS, draw, stir
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
-from tidemill.nets.device_acting import DeviceActing
+from tidemill.nets.gpu_acting import DeviceActing
 
 N = 48
 VIEW = Box((3,), "float32")

@@ -14,7 +14,7 @@ from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete,
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
-from tidemill.nets.device_acting import DeviceActing
+from tidemill.nets.gpu_acting import DeviceActing
 from tidemill.nets.torch_network import TorchNetwork
 
 ACTIONS = {"discrete": Discrete(5), "branches": MultiDiscrete((2, 4, 3))}

@@ -234,7 +234,7 @@ def test_images_are_remembered_too(kind, observation):
 
 
 def test_acting_on_a_device_hands_the_state_on():
-    from tidemill.nets.device_acting import DeviceActing
+    from tidemill.nets.gpu_acting import DeviceActing
 
     net, spaces = RecurrentActorCritic(cell="lstm", width=5), Spaces(VECTOR, Discrete(3))
     plain, other = (stirred(net, spaces, device) for device in ("numpy", "cpu"))

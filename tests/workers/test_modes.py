@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.workers.world import Ahead, Marked, World, check_samples
 
-from tidemill.algorithms.post import GAE, Returns
+from tidemill.algorithms.post_processors import GAE, Returns
 from tidemill.api.algorithm import Sample
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, EnvironmentFault

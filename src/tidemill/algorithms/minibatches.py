@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.algorithms.array_library import Library
 from tidemill.algorithms.formulas import gae
-from tidemill.algorithms.library import Library
 from tidemill.api.algorithm import Sample
 from tidemill.core.schema import Arrays
 from tidemill.nets.trainable import TrainablePolicy
@@ -51,7 +51,7 @@ which all acted."""
 def gae_of(gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Estimate:
     """Return what estimates by `gae`. With `log_ratio` traces are corrected for the
     policy's lead; without, estimates that the rows have already
-    (`tidemill.algorithms.post.GAE`) are taken as they are."""
+    (`tidemill.algorithms.post_processors.GAE`) are taken as they are."""
 
     def estimate(sample: Sample) -> tuple[Floats, Floats]:
         fields: dict[str, NDArray[Any]] = dict(sample)

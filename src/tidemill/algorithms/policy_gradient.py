@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.algorithms.adam import spoilt
+from tidemill.algorithms.array_library import Library, NumpyLibrary
 from tidemill.algorithms.formulas import differentiate_value_loss
 from tidemill.algorithms.learner_state import check_learner_state, random_state, set_random_state
-from tidemill.algorithms.library import Library, NumpyLibrary
 from tidemill.algorithms.minibatches import (
     Batch,
     Chunks,

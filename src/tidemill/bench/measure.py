@@ -24,7 +24,7 @@ from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.processes import kill_session
 from tidemill.layouts.cost_measurement import order_of, start
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.nets.device import choose_device
+from tidemill.nets.choose_device import choose_device
 from tidemill.run.source_info import versions
 from tidemill.training.train import train
 from tidemill.workers.actor_config import ActorConfig

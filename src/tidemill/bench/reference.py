@@ -43,7 +43,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.bench.plain_mlps import PlainMLPs
 from tidemill.core.errors import ConfigError, TidemillError
-from tidemill.core.output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.layouts.cost_measurement import RandomPlay, end_session, obey, random_rows, timed
 from tidemill.nets.encoders import ObservationEncoder

@@ -12,7 +12,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from tidemill.core.errors import Interrupted, TidemillError
-from tidemill.core.output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output
 from tidemill.run.trust import Trust
 
 P = ParamSpec("P")

@@ -80,7 +80,7 @@ def check(
     """Play a simulator through everything that the bridge asks of it, and tell what it
     does, point by point."""
     from tidemill.bridge.kit.check import check_simulator
-    from tidemill.bridge.kit.play import Program
+    from tidemill.bridge.kit.trial_trainer import Program
     from tidemill.bridge.protocol.channels import framing_of
 
     points = check_simulator(
@@ -117,8 +117,8 @@ def record(
 ) -> None:
     """Play a simulator at random and write all that goes to and fro into a file, which
     `replay` plays again."""
-    from tidemill.bridge.kit.play import Program
     from tidemill.bridge.kit.record import record as play
+    from tidemill.bridge.kit.trial_trainer import Program
 
     print(
         f"{out}: {play(Program(path, tuple(arguments or ()), layout, deadline), out, steps, seed, force)} "
@@ -151,10 +151,10 @@ def replay(
 ) -> None:
     """Play a recording to a trainer, in the place of the simulator; or, with --against,
     into a simulator to see whether it answers alike."""
-    from tidemill.bridge.kit.compare import compare
-    from tidemill.bridge.kit.play import Program
     from tidemill.bridge.kit.record import replay as play
     from tidemill.bridge.kit.recording import Recording
+    from tidemill.bridge.kit.replay_recording import compare
+    from tidemill.bridge.kit.trial_trainer import Program
 
     if against is None:
         played = play(file, memory_path)

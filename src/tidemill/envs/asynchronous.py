@@ -13,10 +13,10 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_references import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.user_code import Code, name_of_code
+from tidemill.envs.gymnasium_registry import call_maker, load_maker
 from tidemill.envs.lane_coroutines import LaneCoroutines
 from tidemill.envs.lane_threads import CLOSE_SECONDS
 from tidemill.envs.lanes import LaneLoop, Result
-from tidemill.envs.registry import call_maker, load_maker
 from tidemill.envs.reset_options import reset_env
 
 

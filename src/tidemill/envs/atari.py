@@ -95,7 +95,7 @@ class Atari(EnvironmentConfig):
 
     def make_one(self) -> Any:
         """Return one game as a bare `gymnasium.Env`, as a server plays it."""
-        from tidemill.envs.one_game import OneGame
+        from tidemill.envs.atari_single_game import OneGame
 
         return OneGame(self.replace(num_threads=1)._games(1), self.reward_clipping)
 

@@ -21,8 +21,8 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
+from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
-from tidemill.envs.registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.space_values import LeafReader, LeafWriter, brief, readers_of
 from tidemill.envs.spaces import from_gymnasium, nest

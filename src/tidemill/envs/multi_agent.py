@@ -26,7 +26,7 @@ from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.aliased_arrays import AliasDetector
-from tidemill.envs.registry import fps_of
+from tidemill.envs.gymnasium_registry import fps_of
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.space_values import LeafReader, LeafWriter, readers_of
 from tidemill.envs.spaces import nest

@@ -16,9 +16,9 @@ from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.user_code import Code, import_module, name_of_code
 from tidemill.envs.aec import AECLanes
+from tidemill.envs.gymnasium_registry import call_maker, load_maker, pictures
 from tidemill.envs.multi_agent import AgentLanes, AgentView
 from tidemill.envs.parallel import ParallelLanes
-from tidemill.envs.registry import call_maker, load_maker, pictures
 from tidemill.envs.spaces import from_gymnasium
 
 _INSTALL = {  # by the start of a module's name, longer ones first: what pip installs

@@ -25,8 +25,8 @@ from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import keep_to
 from tidemill.core.errors import TidemillError
+from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
-from tidemill.core.output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ENDING, ProcessSetup

@@ -16,7 +16,7 @@ from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.config import LAYOUT, Config
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.fault_tolerant import Slots
-from tidemill.nets.device import choose_device
+from tidemill.nets.choose_device import choose_device
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor import INLINE, Actors

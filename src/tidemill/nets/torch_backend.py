@@ -12,8 +12,8 @@ from numpy.random import Generator
 from torch import Tensor
 
 from tidemill.core.schema import Array, Arrays
-from tidemill.nets.device_acting import DeviceActing
 from tidemill.nets.distributions import Distribution
+from tidemill.nets.gpu_acting import DeviceActing
 from tidemill.nets.torch_device import tensors
 from tidemill.nets.torch_gradients import bind, weighed
 from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing

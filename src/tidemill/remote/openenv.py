@@ -31,7 +31,7 @@ from tidemill.core.errors import (
 from tidemill.core.secrets import reveal
 from tidemill.core.user_code import name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
-from tidemill.envs.registry import call_maker, load_maker
+from tidemill.envs.gymnasium_registry import call_maker, load_maker
 from tidemill.envs.space_values import brief
 from tidemill.remote.rest_config import check_url, connection, token_of
 

@@ -14,7 +14,7 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.config import encode
 from tidemill.core.errors import RunError, TidemillError
-from tidemill.core.output import unawaited_output
+from tidemill.core.forgiving_output import unawaited_output
 from tidemill.core.private_files import private
 from tidemill.core.secrets import hide
 from tidemill.metrics.writer import MetricsWriter

@@ -24,7 +24,7 @@ from tidemill.api.spaces import schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_you_mean
-from tidemill.core.output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.run.folder import RunFolder

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust

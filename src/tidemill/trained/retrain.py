@@ -17,7 +17,7 @@ from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
-from tidemill.nets.device import choose_device
+from tidemill.nets.choose_device import choose_device
 from tidemill.replay.journal import JournalReader, MemoryCleared, Task, journal_path
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import RunFolder

@@ -13,7 +13,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import RunError
-from tidemill.core.output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import refuse_while_loading
 from tidemill.launchers.table import LAUNCHERS, make_launcher
@@ -21,11 +21,11 @@ from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
-from tidemill.run.remarks import remarks
 from tidemill.run.resume_point import ResumePoint, without_met_limit
 from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import RunLifecycle, never_began
 from tidemill.run.source_info import check_other_processes, own_source, source_file
+from tidemill.run.start_remarks import remarks
 from tidemill.run.trust import Trust
 from tidemill.training.experiment_from import Trainable, make_experiment, with_settings
 from tidemill.training.replay_slots import by_turns, with_slots

@@ -61,8 +61,8 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.elo_rating import performance
 from tidemill.workers.episode_info import FIELD, Numbers, by_name, means, unpack
-from tidemill.workers.rating import performance
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
 MOST_EPISODES = 256  # that are taken in one poll
@@ -86,7 +86,7 @@ class Evaluation(WorkerConfig):
         ``/return_high`` (its 95 % confidence interval), ``/length``, ``/version``,
         ``/games`` and ``/discarded`` (episodes of other versions so far); ``/info/…``
         (what the environment says of episodes at their end); where games are won
-        ``/win_rate`` (a draw counts ½) and ``/elo`` (see `tidemill.workers.rating`)
+        ``/win_rate`` (a draw counts ½) and ``/elo`` (see `tidemill.workers.elo_rating`)
 
     The database gets to know of the version its ``NAME/return``, ``/length``,
     ``/info/…``, ``/win_rate`` and ``/elo``, and of its opponents ``/beats``: the share of

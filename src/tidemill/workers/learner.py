@@ -22,7 +22,7 @@ from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
-from tidemill.nets.device import choose_device
+from tidemill.nets.choose_device import choose_device
 from tidemill.store.checkpoint import FoundCheckpoint, checkpoint_name, read_newest, write_checkpoint
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher

@@ -24,7 +24,7 @@ from tidemill.api.stream import Requests
 from tidemill.core.config import check_several
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Schema, allocate
-from tidemill.nets.device import check_device, choose_device
+from tidemill.nets.choose_device import check_device, choose_device
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker

@@ -11,7 +11,7 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
-from tidemill.nets.device import check_device
+from tidemill.nets.choose_device import check_device
 from tidemill.replay.queue import Queue
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.version_metadata import RECORDED, field_of, settings_of, with_settings

@@ -9,9 +9,9 @@ from tests.bridge.conftest import Build
 from typer.testing import CliRunner
 
 from tidemill.bridge.kit.check import check_simulator
-from tidemill.bridge.kit.play import Program
-from tidemill.bridge.kit.points import POINTS
+from tidemill.bridge.kit.check_points import POINTS
 from tidemill.bridge.kit.scenes import SCENES
+from tidemill.bridge.kit.trial_trainer import Program
 from tidemill.bridge.worlds import reach
 from tidemill.cli.simulator import simulator as commands
 from tidemill.core.errors import ConfigError

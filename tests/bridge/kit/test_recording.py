@@ -14,8 +14,6 @@ from tests.bridge.conftest import Build
 from typer.testing import CliRunner
 
 from tidemill.bridge import ActionTuple, Simulator
-from tidemill.bridge.kit.compare import compare
-from tidemill.bridge.kit.play import Program
 from tidemill.bridge.kit.record import RecordedSimulator, record
 from tidemill.bridge.kit.recording import (
     MAGIC,
@@ -29,6 +27,8 @@ from tidemill.bridge.kit.recording import (
     Recording,
     RecordingWriter,
 )
+from tidemill.bridge.kit.replay_recording import compare
+from tidemill.bridge.kit.trial_trainer import Program
 from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.worlds import corridor
 from tidemill.cli.simulator import simulator as commands

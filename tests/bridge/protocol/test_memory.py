@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.bridge.images import spec_of
 
-from tidemill.bridge.protocol.join import create_memory, join_memory
+from tidemill.bridge.protocol.open_memory import create_memory, join_memory
 from tidemill.bridge.protocol.tables import CHANGE_FILE, CLOSE, LAYOUTS, RESET, SIMULATOR, STEP, TRAINER
 from tidemill.bridge.trainer_side.steps import StepReader, clear_actions
 from tidemill.core.errors import EnvironmentFault, ImageError, SimulatorError

@@ -3,9 +3,9 @@ whether it does its part of the bridge."""
 
 from collections.abc import Sequence
 
-from tidemill.bridge.kit.play import Program
-from tidemill.bridge.kit.points import POINTS, Findings, Point, SimulatorUnplayable
+from tidemill.bridge.kit.check_points import POINTS, Findings, Point, SimulatorUnplayable
 from tidemill.bridge.kit.scenes import SCENES
+from tidemill.bridge.kit.trial_trainer import Program
 from tidemill.bridge.protocol.channels import Framing
 from tidemill.core.errors import ConfigError, did_you_mean
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.bridge.kit.play import Program, draw_actions
 from tidemill.bridge.kit.recording import Actions, Exchange, Recording, RecordingWriter, group_spec, rows_of
+from tidemill.bridge.kit.trial_trainer import Program, draw_actions
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, RawChannels, TerminalSteps
 from tidemill.bridge.protocol.tables import QUERY, RESET, STEP
 from tidemill.bridge.trainer_side.simulator import Simulator

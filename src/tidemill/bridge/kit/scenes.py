@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import psutil
 
-from tidemill.bridge.kit.play import Program, SimulatorPlay
-from tidemill.bridge.kit.points import POINTS, Findings, Scene, SimulatorUnplayable
+from tidemill.bridge.kit.check_points import POINTS, Findings, Scene, SimulatorUnplayable
+from tidemill.bridge.kit.trial_trainer import Program, SimulatorPlay
 from tidemill.bridge.kit.watcher import Watcher
 from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Framing, RawBytes
 from tidemill.bridge.protocol.files import Rendezvous

@@ -8,8 +8,8 @@ which it did not wait for a core, so that a busy machine excuses nobody and blam
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.kit.play import SimulatorPlay
-from tidemill.bridge.kit.points import Findings, SimulatorUnplayable
+from tidemill.bridge.kit.check_points import Findings, SimulatorUnplayable
+from tidemill.bridge.kit.trial_trainer import SimulatorPlay
 from tidemill.bridge.protocol.channels import Channels, Framing
 from tidemill.bridge.protocol.image import GroupImage
 from tidemill.bridge.protocol.messages import ChannelError

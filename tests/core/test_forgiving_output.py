@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tidemill.core.output import forgiving_output, unawaited_output
+from tidemill.core.forgiving_output import forgiving_output, unawaited_output
 
 FULL = Path("/dev/full")
 
@@ -192,7 +192,7 @@ def test_what_is_read_at_once_is_whole_and_in_order_and_files_stay_as_they_are(t
 
 CLOSED = """
 import os, sys
-from tidemill.core.output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output
 
 print("to nobody")
 with forgiving_output():
@@ -210,7 +210,7 @@ def test_a_process_without_standard_streams_gives_their_place_to_nothing_else(tm
 
 PROGRAM = """
 import sys
-from tidemill.core.output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output
 
 with forgiving_output():
     for number in range(20_000):

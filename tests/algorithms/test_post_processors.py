@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tidemill.algorithms.minibatches import gae_of, gather
-from tidemill.algorithms.post import GAE, Returns
+from tidemill.algorithms.post_processors import GAE, Returns
 from tidemill.api.algorithm import Sample
 from tidemill.core.errors import ConfigError
 

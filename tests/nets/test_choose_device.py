@@ -19,10 +19,10 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate
-from tidemill.nets import device as devices
+from tidemill.nets import choose_device as devices
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
-from tidemill.nets.device import check_device, choose_device
-from tidemill.nets.device_acting import LANES, DeviceActing
+from tidemill.nets.choose_device import check_device, choose_device
+from tidemill.nets.gpu_acting import LANES, DeviceActing
 from tidemill.nets.torch_device import Mirror, Staging
 from tidemill.nets.torch_network import TorchNetwork
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.workers.rating import FIRST, expected_score, performance
+from tidemill.workers.elo_rating import FIRST, expected_score, performance
 
 
 def test_expected_scores_are_those_of_elo() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tidemill.bridge.protocol.files import TRAINER_SUFFIX, Rendezvous
 from tidemill.bridge.protocol.image import GroupImage, read_header, write_int
-from tidemill.bridge.protocol.join import create_memory, join_memory
+from tidemill.bridge.protocol.open_memory import create_memory, join_memory
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps
 from tidemill.bridge.protocol.tables import CLOSE, LAYOUTS, STEP, TRAINER
 from tidemill.bridge.trainer_side.process import SimulatorProcess, command_of

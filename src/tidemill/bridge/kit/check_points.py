@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from tidemill.bridge.kit.play import Program, SimulatorPlay
+from tidemill.bridge.kit.trial_trainer import Program, SimulatorPlay
 from tidemill.bridge.protocol.channels import Framing
 from tidemill.bridge.protocol.image import read_header, read_int
 from tidemill.bridge.protocol.tables import CHANGE_FILE, CLOSE

@@ -9,7 +9,7 @@ from tidemill.envs.lanes import Gymnasium
 from tidemill.presets.experiments import dqn, ppo
 from tidemill.remote.openenv import OpenEnv
 from tidemill.remote.rest_config import Rest
-from tidemill.run.remarks import remarks
+from tidemill.run.start_remarks import remarks
 from tidemill.training.replay_slots import with_slots
 
 SERVER = Rest(url="http://127.0.0.1:9")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.bridge.kit.play import Program
 from tidemill.bridge.kit.record import RecordedSideChannels
 from tidemill.bridge.kit.recording import Exchange, Recording, group_spec
+from tidemill.bridge.kit.trial_trainer import Program
 from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, TerminalSteps
 from tidemill.bridge.protocol.tables import QUERY
 from tidemill.bridge.trainer_side.simulator import Simulator
