@@ -60,8 +60,7 @@ class TransitionAgent(Agent):
         samples: SampleProducer,
         voids: bool,
     ) -> None:
-        self._transitions = Transitions(samples)
-        super().__init__(schema, seats, deterministic, client, self._transitions)  # type: ignore[arg-type]  # all that touches rows is below
+        super().__init__(schema, seats, deterministic, client, Transitions(samples))
         self._answer_names = [name for name in self._answer_names if name != "voided"]
         answers: Arrays = allocate(
             {n: schema[n] for n in (*self._answer_names, "version", "policy")}, (seats,)
@@ -90,7 +89,7 @@ class TransitionAgent(Agent):
         """Samples so far."""
 
     def next_observation(self, tick: Tick) -> None:
-        arrays = self._transitions.arrays
+        arrays = self.writer.arrays
         row = self._rows.get(id(arrays))
         if row is None:
             row = self._rows[id(arrays)] = {name: array[0] for name, array in arrays.items()}
@@ -123,7 +122,7 @@ class TransitionAgent(Agent):
             self._return[at] += rewards
             self._length[at] += 1
         self.asked = False
-        self._transitions.send()
+        self.writer.send()
         self.sent += 1
 
     def _observe_rare(self, tick: Tick, row: Arrays, at: Any) -> None:
@@ -153,26 +152,13 @@ class TransitionAgent(Agent):
         for name in (*self._observation_names, *self._state_names):
             row[name][nothing] = 0
         if final.any():
-            self._tell(tick, row, final.nonzero()[0])
+            seats = final.nonzero()[0]
+            self._end(tick, seats, self._length[seats], row, seats)
         self.finished[:] = (self.finished & ~begins) | final | voided
         self._acts[at] = (present & ~self.finished)[at]
         self.acts = int(count_nonzero(self._acts))
         for flags in (tick.done, tick.truncated, tick.voided):
             flags.fill(False)
-
-    def _tell(self, tick: Tick, row: Arrays, seats: Seats) -> None:
-        """Episodes of `seats` are over."""
-        returns, lengths = self._return[seats], self._length[seats]
-        row["info_mask"][seats], row["info.return"][seats], row["info.length"][seats] = True, returns, lengths
-        for name in self._info_names:
-            row[name][seats] = tick.info[name.removeprefix("info.")][seats]
-        self.episodes += zip(
-            returns.tolist(),
-            lengths.tolist(),
-            self._stages[seats].tolist(),
-            self.hear(seats.tolist()),
-            strict=True,
-        )
 
     def begins(self, seat: int) -> bool:
         """True when the seat's next step is the first one of its episode."""

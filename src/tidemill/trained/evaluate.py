@@ -34,8 +34,8 @@ from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
 from tidemill.transports.local import LocalBell
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import build_environment
-from tidemill.workers.agent import Agent
 from tidemill.workers.agent_spec import AgentSpec, PlayerSpec, match_agents
+from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.episode_info import InfoReader, Numbers, means
 from tidemill.workers.ring import EnvTarget
 from tidemill.workers.sample_writers.unread import Unread
@@ -84,13 +84,13 @@ class Player:
         self._bell, self._counter = LocalBell(), EpisodeCounter(environment)
         self._counter.bind(groups)
         self._counter.on_ready(self._bell.ring)
-        self._clients, agents, ticks = list[InferenceClient](), list[Agent](), list[Tick]()
+        self._clients, agents, ticks = list[InferenceClient](), list[BlockAgent](), list[Tick]()
         for spec, group, policy in zip(specs, groups, policies, strict=True):
             seats, observation = environment.lanes * len(group), policy.spaces.observation
             schema = {**schema_of_space(observation, "obs"), **ROW_FIELDS, **policy.schema, **policy.state}
             rows, client = Unread(ROWS, schema, seats, environment.same_step), policy.client(seats)
             self._clients.append(client)
-            agents.append(Agent(schema, seats, deterministic or spec.deterministic, client, rows))
+            agents.append(BlockAgent(schema, seats, deterministic or spec.deterministic, client, rows))
             ticks.append(Tick.allocate(observation, seats, environment.info, environment.same_step))
         self._target = EnvTarget(self._counter, agents, ticks, Clock(), InfoReader())
 

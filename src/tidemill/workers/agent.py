@@ -1,45 +1,28 @@
-"""The agent: all seats that one agent spec matches in a target, and the rows that they
-write.
+"""The contract of agents, and what every agent knows of its seats."""
 
-A seat's life in rows (T actions give T + 1 rows)::
-
-    row              0      1      …   T-1    T (final)   0 (next episode)
-    on_reset         1      0          0      0           1
-    done|truncated   0      0          0      1           0
-    reward           r_1    r_2        r_T    0           …
-    info_mask        0      0          1      0           0
-
-A tick brings the observation of row t and the reward of row t-1; the answer completes row
-t. Where rows lie, and how they become samples, is the matter of `writer` (see
-`sample_writers`). While all seats are at the same row, a tick's rows are written as one
-slice of a sample's slot. From the first tick in which they differ on (an absent seat, one
-that ended and restarted), they are written by index.
-"""
-
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.workers import episode_info
-from tidemill.workers.episode_info import NONE, Numbers
-from tidemill.workers.sample_writers.base import Columns, Seats
-from tidemill.workers.sample_writers.fixed import AlignedBlock
-
-_NOBODY = np.empty(0, np.intp)
+from tidemill.workers.episode_info import FIELD, NONE, Numbers
+from tidemill.workers.sample_writers.base import SampleWriter, Seats
 
 Episode = tuple[float, int, int, Numbers]
 """Undiscounted return, number of actions, the stage in which it began, what the
 environment said of it at its end."""
 
+_OF_TICKS = {"on_reset", "done", "truncated", "reward", "version", "policy"}
 
-class Agent:
-    """See the module's text.
+
+class Agent(ABC):
+    """An agent is all seats that one agent spec matches in a target: it asks for their
+    actions, and hands on as rows what came of them.
 
     schema: the fields of a row that are written here
     seats: N, in lane-major order
@@ -49,45 +32,27 @@ class Agent:
     """
 
     def __init__(
-        self,
-        schema: Schema,
-        seats: int,
-        deterministic: bool,
-        client: InferenceClient,
-        writer: AlignedBlock | Columns,
+        self, schema: Schema, seats: int, deterministic: bool, client: InferenceClient, writer: SampleWriter
     ) -> None:
         self._seats, self._deterministic, self.client, self.writer = seats, deterministic, client, writer
         self._observation_names = [n for n in schema if n == "obs" or n.startswith("obs.")]
         self._state_names = [n for n in schema if n.startswith("state.")]
-        self._action_names = [n for n in schema if n == "action" or n.startswith("action.")]
-        known = {
-            *self._observation_names,
-            *self._state_names,
-            "on_reset",
-            "done",
-            "truncated",
-            "reward",
-            "version",
-            "policy",
-        }
-        self._packs_info = episode_info.FIELD in schema
-        cleared = [n for n in schema if n == "reward" or (n.startswith("info") and n != episode_info.FIELD)]
+        action_names = [n for n in schema if n == "action" or n.startswith("action.")]
+        cleared = [n for n in schema if n == "reward" or (n.startswith("info") and n != FIELD)]
         self._cleared = cleared  # what a row has only once its action was done
-        self._answer_names = [
-            n for n in schema if n not in known and n not in self._cleared and n != episode_info.FIELD
-        ]
+        known = {*self._observation_names, *self._state_names, *cleared, FIELD, *_OF_TICKS}
+        self._answer_names = [n for n in schema if n not in known]
         self._info_names = [
-            n for n in self._cleared if n not in ("reward", "info_mask", "info.return", "info.length")
+            n for n in cleared if n not in ("reward", "info_mask", "info.return", "info.length")
         ]
 
         # What is known of each seat between ticks.
         self.finished = np.ones(seats, np.bool_)
         """bool [N]: the seat is between two episodes; its next row is the first of
         one."""
-        self._final_values = writer.final_values
         self._return = np.zeros(seats, writer.returns)
         self._length = np.zeros(seats, np.int32)  # index within the episode of the seat's last row
-        self._actions: Arrays = allocate({n: schema[n] for n in self._action_names}, (seats,))
+        self._actions: Arrays = allocate({n: schema[n] for n in action_names}, (seats,))
         self._state: Arrays = allocate({n: schema[n] for n in self._state_names}, (seats,))
         self.episodes: list[Episode] = []
         """The episodes that ended; the worker takes them away."""
@@ -100,275 +65,48 @@ class Agent:
         self.acting = np.full(seats, -1, np.int64)
         """int64 [N]: the version that acts for the seat in this episode; -1 before it
         acts, and when it was more than one."""
-        self._version = self.policy = -1  # of the newest answer
-        self._begun = _NOBODY  # seats whose episodes begin with the request in flight
-        self._others: list[Agent] = []
-        self._lanes, self._numbered = 1, True
 
-        # The request in flight.
-        self._request: int | None = None
-        self._asked: Any = None  # index into the block of the rows that wait for an answer
-        self._asking: Seats | None = None  # seats that get their next action by it; None: all, in order
-        self._extra = 0  # leading rows of the request that are final ones (asked for their value alone)
-        self._gathered = allocate(
-            {n: schema[n] for n in (*self._observation_names, *self._state_names)}, (2 * seats,)
-        )
-
-    def meet(self, others: "Sequence[Agent]", lanes: int, numbered: bool) -> None:
-        """Say who else plays in the target's `lanes`. Where samples have the fields, the
-        row whose action finished an episode tells who played the others in it:
-        `others.version` and `others.policy`, a column for each seat of each of `others`
-        in the lane. `numbered`: this agent's own policy plays versions of the run, not
-        parameters from elsewhere."""
-        self._others = [other for other in others if other is not self]
-        self._lanes = lanes
-        self._numbered = numbered
-
-    # ---- first half: from answers to actions -------------------------------------------
-
+    @abstractmethod
     def is_ready(self) -> bool:
         """True when no seat waits for an answer."""
-        return self._request is None or self.client.is_ready(self._request)
 
+    @abstractmethod
     def get_action(self) -> Arrays:
-        """Complete the rows that were asked for and return the actions: name → [N, ...],
-        meaningless for seats that asked for none."""
-        self.complete()
-        self.writer.send()
-        return self._actions
-
-    def complete(self) -> None:
-        """Complete the rows that were asked for; `is_ready`."""
-        if self._request is not None:
-            answer = self.client.consume_result(self._request)
-            self._request = None
-            block, asked, fields = self.writer.arrays, self._asked, answer.fields
-            if self._asking is None:
-                count, seats, extra = self._seats, slice(None), 0
-            else:
-                count, seats, extra = self._extra + len(self._asking), self._asking, self._extra  # type: ignore[assignment]
-            for name in self._answer_names:
-                block[name][asked] = fields[name][:count]
-            block["version"][asked] = answer.version
-            block["policy"][asked] = answer.policy
-            if answer.version != self._version or len(self._begun):
-                self._note(answer.version, answer.policy)
-            for name, action in self._actions.items():
-                action[seats] = fields[name][extra:count]
-            for name, state in self._state.items():
-                state[seats] = fields[name][extra:count]
-
-    # ---- second half: from observations to requests ------------------------------------
+        """Return the actions: name → [N, ...], meaningless for seats that asked for none.
+        Needs `is_ready`."""
 
     def has_room(self) -> bool:
         """True when the next rows have a place to go (False while the consumer holds all
         slots)."""
         return self.writer.has_room()
 
+    @abstractmethod
     def next_observation(self, tick: Tick) -> None:
-        """Point `tick.observation` at the row that comes next, so that the environment
-        writes it in place. Needs `has_room`."""
-        if isinstance(self.writer, AlignedBlock):
-            block, position = self.writer.arrays, self.writer.position
-            tick.observation = {name: block[name][position] for name in self._observation_names}
+        """Point `tick.observation` to where the environment is to write it. Needs
+        `has_room`."""
 
+    @abstractmethod
     def observe(self, tick: Tick) -> None:
-        """Store the rows of a tick and post the request for their answers."""
-        writer = self.writer
-        if isinstance(writer, AlignedBlock):
-            if count_nonzero(tick.present) == self._seats and not count_nonzero(tick.restarted):
-                self._observe_in_step(writer, tick)
-                return
-            tick.observation = {name: array.copy() for name, array in tick.observation.items()}
-            self.writer = writer = writer.by_index()
-        self._observe_by_index(writer, tick)
-
-    def _observe_in_step(self, writer: AlignedBlock, tick: Tick) -> None:
-        """All seats write row `position`."""
-        block, position = writer.arrays, writer.position
-        begins, final = self.finished, tick.done | tick.truncated
-        self._return += tick.reward
-        if position:
-            block["reward"][position - 1] = tick.reward
-        any_final, any_begin = count_nonzero(final), count_nonzero(begins)  # `any` costs four times as much
-        if any_final:
-            seats = final.nonzero()[0]
-            self._unmask(tick, seats, (position - 1, seats))
-        self._length += 1
-        if any_begin:
-            self._begin(begins.nonzero()[0])
-        block["on_reset"][position] = begins
-        block["done"][position] = tick.done
-        block["truncated"][position] = tick.truncated
-        for name in self._state_names:
-            block[name][position] = self._state[name]
-        self.finished = final
-        writer.position = position + 1
-        observation = {name: block[name][position] for name in self._observation_names}
-        state = {name: block[name][position] for name in self._state_names}
-        if not any_final:
-            self._asked, self._asking = position, None
-        else:
-            idle = tick.done if self._final_values else final
-            self._erase(block, (position, idle.nonzero()[0]))
-            asking = (~idle).nonzero()[0]
-            if not len(asking):
-                return
-            self._asked, self._asking, self._extra = (position, asking), asking, 0
-            observation = {name: self._gather(name, array, asking, 0) for name, array in observation.items()}
-            state = {name: self._gather(name, array, asking, 0) for name, array in state.items()}
-        self._request = self.client.post_request(observation, state, self._deterministic)
-
-    def _observe_by_index(self, writer: Columns, tick: Tick) -> None:
-        """The general case: in this tick a seat writes one row, none, or (ended and
-        restarted) two."""
-        block, position = writer.arrays, writer.position
-        final = (tick.done | tick.truncated) & ~self.finished
-        open_seats = (~self.finished).nonzero()[0]
-        block["reward"][position[open_seats] - 1, open_seats] += tick.reward[open_seats]
-        self._return[open_seats] += tick.reward[open_seats]
-        if final.any():
-            seats = final.nonzero()[0]
-            self._unmask(tick, seats, (position[seats] - 1, seats))
-        # ended or cut while absent: the final row repeats the last observation
-        closing = (final & ~tick.present).nonzero()[0]
-        for name in self._observation_names if len(closing) else ():
-            tick.observation[name][closing] = block[name][position[closing] - 1, closing]
-        first = (final & tick.restarted).nonzero()[0]
-        second = (tick.present | final).nonzero()[0]
-        asked_first = asked_second = (_NOBODY, _NOBODY)
-        if len(first):
-            asked_first = self._write_rows(
-                writer, first, tick.final, tick.done[first], tick.truncated[first], 0
-            )
-        if len(second):
-            still = final[second] & ~tick.restarted[second]
-            done, truncated = tick.done[second] & still, tick.truncated[second] & still
-            asked_second = self._write_rows(
-                writer, second, tick.observation, done, truncated, len(asked_first[1])
-            )
-        count = len(asked_first[1]) + len(asked_second[1])
-        self._asking, self._extra = asked_second[1], len(asked_first[1])
-        if count:
-            self._asked = tuple(np.concatenate(pair) for pair in zip(asked_first, asked_second, strict=True))
-            observation = {name: self._gathered[name][:count] for name in self._observation_names}
-            state = {name: self._gathered[name][:count] for name in self._state_names}
-            self._request = self.client.post_request(observation, state, self._deterministic)
-
-    def _write_rows(
-        self,
-        writer: Columns,
-        seats: Seats,
-        observation: Arrays,
-        done: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        start: int,
-    ) -> tuple[Seats, Seats]:
-        """Write each seat's next row; gather those to be asked for from `start` on.
-        Return the index (rows, seats) of the latter."""
-        block, rows = writer.arrays, writer.position[seats]
-        begins, final = self.finished[seats], done | truncated
-        self._length[seats] += 1
-        if begins.any():
-            self._begin(seats[begins])
-        for name in self._observation_names:
-            block[name][rows, seats] = observation[name][seats]
-        block["on_reset"][rows, seats] = begins
-        block["done"][rows, seats] = done
-        block["truncated"][rows, seats] = truncated
-        for name in self._cleared:
-            block[name][rows, seats] = 0
-        for name in self._state_names:
-            block[name][rows, seats] = self._state[name][seats]
-        idle = done if self._final_values else final
-        self._erase(block, (rows[idle], seats[idle]))
-        self.finished[seats] = final
-        writer.position[seats] = rows + 1
-        if final.any():
-            writer.close(seats[final])
-        rows, asking = rows[~idle], seats[~idle]
-        for name in self._observation_names:
-            self._gather(name, observation[name], asking, start)
-        for name in self._state_names:
-            self._gather(name, self._state[name], asking, start)
-        return rows, asking
-
-    def ask_again(self) -> None:
-        """Ask anew for the answers of the newest rows, after these were `complete`: their
-        actions, and what is remembered after them, are those of the second answer."""
-        writer, open_seats = self.writer, (~self.finished).nonzero()[0]
-        if isinstance(writer, Columns):
-            # who was absent has acted on its newest row already
-            absent = np.setdiff1d(open_seats, self._asking)  # type: ignore[arg-type]
-            writer.arrays["truncated"][writer.position[absent] - 1, absent] = True
-            self._asked, self._asking = (writer.position[open_seats] - 1, open_seats), open_seats
-        elif len(open_seats) == self._seats:
-            self._asked, self._asking = writer.position - 1, None
-        else:
-            self._asked, self._asking = (writer.position - 1, open_seats), open_seats
-        self._extra = 0
-        if len(open_seats):
-            observation, state = (
-                {n: writer.arrays[n][self._asked] for n in names}
-                for names in (self._observation_names, self._state_names)
-            )
-            self._request = self.client.post_request(observation, state, self._deterministic)
-
-    # ---- the parts both share ----------------------------------------------------------
-
-    def _gather(self, name: str, source: NDArray[Any], seats: Seats, start: int) -> NDArray[Any]:
-        target = self._gathered[name][start : start + len(seats)]
-        np.take(source, seats, axis=0, out=target, mode="clip")  # "clip": numpy buffers `out` otherwise
-        return target
-
-    def _note(self, version: int, policy: int) -> None:
-        """Episodes begin, or another version acts from now on."""
-        if version != self._version:
-            self.acting[~self.finished] = -1
-            self._version, self.policy = version, policy
-        if self._numbered:
-            self.acting[self._begun] = version
-        self._begun = _NOBODY
+        """Take in a tick: write its rows."""
 
     def _begin(self, seats: Seats) -> None:
         """An episode's first row: the default state, counts from 0."""
-        self._begun = seats
         self._stages[seats] = self.stage
         self._return[seats] = 0
         self._length[seats] = 0
         for state in self._state.values():
             state[seats] = 0
 
-    def _unmask(self, tick: Tick, seats: Seats, at: Any) -> None:
-        """These seats' episodes are over: show the info on the rows whose actions
-        finished them."""
-        block = self.writer.arrays
-        returns, lengths = self._return[seats], self._length[seats] + 1
-        block["info_mask"][at] = True
-        block["info.return"][at] = returns
-        block["info.length"][at] = lengths
+    def _end(
+        self, tick: Tick, seats: Seats, lengths: NDArray[np.int32], rows: Arrays, at: Any
+    ) -> Sequence[Numbers]:
+        """The episodes of `seats` are over: show their info at `at` in `rows`, and return
+        what the environment says of them."""
+        returns, heard = self._return[seats], self.hear(seats.tolist())
+        rows["info_mask"][at], rows["info.return"][at], rows["info.length"][at] = True, returns, lengths
         for name in self._info_names:
-            block[name][at] = tick.info[name.removeprefix("info.")][seats]
-        if "others.version" in block:
-            lane = seats // (self._seats // self._lanes)
-            block["others.version"][at] = np.concatenate(
-                [other.acting.reshape(self._lanes, -1)[lane] for other in self._others], axis=1
-            )
-            block["others.policy"][at] = np.repeat(
-                [o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others]
-            )
-        heard = self.hear(seats.tolist())
-        for place, numbers in enumerate(heard) if self._packs_info else ():
-            block[episode_info.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = (
-                episode_info.pack(numbers)
-            )
+            rows[name][at] = tick.info[name.removeprefix("info.")][seats]
         self.episodes += zip(
             returns.tolist(), lengths.tolist(), self._stages[seats].tolist(), heard, strict=True
         )
-
-    def _erase(self, block: Arrays, at: Any) -> None:
-        """Rows on which nothing acts."""
-        for name in self._answer_names:
-            block[name][at] = 0
-        block["version"][at] = -1
-        block["policy"][at] = -1
+        return heard

@@ -25,8 +25,8 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError
 from tidemill.streams.sources import Newest
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.agent import Agent
 from tidemill.workers.agent_spec import PlayerSpec
+from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.sample_writers.base import Columns, WriterTerms, fill
 from tidemill.workers.sample_writers.fixed import AlignedBlock
@@ -148,7 +148,7 @@ class LockstepGate:
     sends what all of them have, and opens again once that was given back: the rows that
     are to act next are asked for again, the newest version."""
 
-    def __init__(self, agents: Sequence[Agent], refresh: ParameterRefresh) -> None:
+    def __init__(self, agents: Sequence[BlockAgent], refresh: ParameterRefresh) -> None:
         self._agents, self._refresh = agents, refresh
         self._waits = False  # samples were sent, and not yet all given back
 

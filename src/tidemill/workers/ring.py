@@ -15,6 +15,7 @@ from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
+from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.episode_info import InfoReader, Numbers
 from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
@@ -152,7 +153,7 @@ def build_target(parts: ActorParts, number: int) -> EnvTarget:
         terms.offer(terms.schema)
         own = cast("type[AlignedBlock | Columns]", spec.writer())  # other writers go with other orders
         writer = lockstep_writer(terms) if waits else own(terms)
-        agent = Agent(terms.row, terms.seats, spec.deterministic, parts.client(spec, number), writer)
+        agent = BlockAgent(terms.row, terms.seats, spec.deterministic, parts.client(spec, number), writer)
         agents.append(agent)
         lockstep += [agent] if waits else []
         space = parts.spaces[index].observation

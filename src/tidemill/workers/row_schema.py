@@ -10,7 +10,7 @@ from tidemill.workers.agent_spec import PlayerSpec
 
 
 def row_schema(context: Context, spec: PlayerSpec, spaces: Spaces, info: Schema) -> dict[str, Field]:
-    """Return the fields of a row as `Agent` writes it."""
+    """Return the fields of a row as an `Agent` writes it."""
     policy = context.experiment.policies[spec.policy]
     answer, state = policy.answer(spaces), policy.state(spaces)
     own = {

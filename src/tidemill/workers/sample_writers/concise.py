@@ -24,7 +24,7 @@ class Concise(Full):
     The fields are those of the first row, but for `done` and `truncated` (of the last
     one), the info, and some more: `last_version`, which did the episode's last action,
     `seat`, the seat's number in its target, and `others.version` and `others.policy` (see
-    `Agent.meet`).
+    `BlockAgent.meet`).
     """
 
     settings: ClassVar[Collection[str]] = ("deterministic",)
