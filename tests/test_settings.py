@@ -110,11 +110,12 @@ ALWAYS = {
     "Returns": "gamma",
     "GAE": "gamma gae_lambda",
     "RandomShift": "pixels",
-    "PolicyGradient": "minibatch_size learning_rate adam_epsilon value_coefficient entropy_coefficient "
-    "max_gradient_norm normalise_returns",
+    "AdamSettings": "learning_rate adam_epsilon",
+    "PolicyGradient": "minibatch_size value_coefficient entropy_coefficient max_gradient_norm "
+    "normalise_returns",
     "PPO": "clip epochs normalise_advantages clip_value target_kl correct_off_policy",
     "Impala": "trace_lambda rho_clip c_clip",
-    "DQN": "gamma double learning_rate adam_epsilon max_gradient_norm target_every target_rate epsilon_start",
+    "DQN": "gamma double max_gradient_norm target_every target_rate epsilon_start",
     "SAC": "gamma learning_rate critic_learning_rate adam_epsilon max_gradient_norm target_rate temperature "
     "learn_temperature",
     "ActorCritic": "encoder shared_critic action_mask critic_only",
@@ -165,9 +166,8 @@ IDLE = {
     "PrioritisedReplay.beta_updates": lambda: PrioritisedReplay(capacity=10_000, beta=1, beta_updates=5),
     "PolicyGradient.gamma": lambda: advised(PPO(gamma=0.9)),
     "PPO.gae_lambda": lambda: advised(PPO(gae_lambda=0.9)),
-    "PolicyGradient.learning_rate_schedule": lambda: endless(PPO(learning_rate_schedule="linear")),
+    "AdamSettings.learning_rate_schedule": lambda: endless(PPO(learning_rate_schedule="linear")),
     "PolicyGradient.chunk_steps": lambda: PPO(chunk_steps=8).build(ActorCritic().build(PLAIN, 0), 0),
-    "DQN.learning_rate_schedule": lambda: endless(DQN(learning_rate_schedule="linear")),
     "DQN.epsilon_end": lambda: DQN(epsilon_end=0.5).build(QNetwork(noise=0.5).build(PLAIN, 0), 0),
     "DQN.epsilon_updates": lambda: DQN(epsilon_start=0.1, epsilon_end=0.1, epsilon_updates=7),
     "SAC.target_entropy": lambda: SAC(learn_temperature=False, target_entropy=-3),

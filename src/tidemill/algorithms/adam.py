@@ -1,15 +1,17 @@
-"""Adam in numpy, over one flat array of weights."""
+"""Adam: its settings, and the optimiser in numpy, over one flat array of weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, sqrt
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.core.errors import RunError
+from tidemill.api.algorithm import AlgorithmConfig
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays
 
 Floats = NDArray[np.float32]
@@ -17,6 +19,36 @@ Floats = NDArray[np.float32]
 BETAS = 0.9, 0.999
 """Decay of the first and of the second moment, per step."""
 BLOCK = 1 << 14  # weights worked on at a time, about: six arrays of them fit in a second-level cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamSettings(AlgorithmConfig):
+    """The settings of an algorithm all of whose weights one Adam trains."""
+
+    learning_rate: float = 3e-4
+    """Adam's."""
+    learning_rate_schedule: Literal["constant", "linear"] = "constant"
+    """``linear``: falls to 0 over the run's step limit."""
+    adam_epsilon: float = 1e-5
+    """Added to Adam's denominator."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learning_rate_schedule not in ("constant", "linear"):
+            raise ConfigError(
+                f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or '
+                "linear"
+            )
+
+    def check_endless(self) -> None:
+        self.refuse_idle(
+            "learning_rate_schedule",
+            "without limits.steps or limits.updates: nobody knows how far the run is",
+        )
+
+    def rate(self, progress: float) -> float:
+        """Return the learning rate when the share `progress` of the run is over."""
+        return self.learning_rate * (1 - progress if self.learning_rate_schedule == "linear" else 1)
 
 
 class Optimiser(ABC):

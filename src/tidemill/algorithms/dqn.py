@@ -4,12 +4,18 @@ configuration and its learner."""
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from tidemill.algorithms.adam import Adam, spoilt
-from tidemill.algorithms.learner_state import check_learner_state, random_state, set_random_state
+from tidemill.algorithms.adam import Adam, AdamSettings, spoilt
+from tidemill.algorithms.learner_state import (
+    check_learner_state,
+    prefixed,
+    random_state,
+    set_random_state,
+    unprefixed,
+)
 from tidemill.algorithms.value_formulas import (
     Floats,
     bootstrap_values,
@@ -18,7 +24,7 @@ from tidemill.algorithms.value_formulas import (
     n_step_returns,
     project,
 )
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
+from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
@@ -28,7 +34,7 @@ from tidemill.nets.q_network import QPolicy, softmax
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQN(AlgorithmConfig):
+class DQN(AdamSettings):
     """Deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement
     learning"), with what Hessel et al. 2018, "Rainbow", joined to it: double Q-learning
     here; n-step returns by `Replay(steps=n)`; priorities by `PrioritisedReplay`;
@@ -59,10 +65,6 @@ class DQN(AlgorithmConfig):
     (van Hasselt et al. 2016)."""
     learning_rate: float = 5e-4
     """Adam's."""
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """``linear``: falls to 0 over the run's step limit."""
-    adam_epsilon: float = 1e-5
-    """Added to Adam's denominator."""
     max_gradient_norm: float | None = 10.0
     """The gradient of all weights together is scaled down to this Euclidean norm."""
     target_every: int = 500
@@ -80,22 +82,8 @@ class DQN(AlgorithmConfig):
         "where epsilon_start is epsilon_end: ε stays as it is",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.learning_rate_schedule not in ("constant", "linear"):
-            raise ConfigError(
-                f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or '
-                "linear"
-            )
-
     def measures(self) -> tuple[str, ...]:
         return "loss/value", "q/mean", "error/mean", "gradient_norm", "learning_rate", "epsilon", "rows"
-
-    def check_endless(self) -> None:
-        self.refuse_idle(
-            "learning_rate_schedule",
-            "without limits.steps or limits.updates: nobody knows how far the run is",
-        )
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the learner of `policy`, which must be what a `QNetwork` builds. A noisy
@@ -142,9 +130,7 @@ class DQNLearner(Algorithm):
             of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
             self._online.backward(of_values, self._gradient)
         loss = float(share @ losses)
-        rate = self.config.learning_rate * (
-            1 - progress if self.config.learning_rate_schedule == "linear" else 1
-        )
+        rate = self.config.rate(progress)
         norm = self._adam.descend(rate, 1.0, self.config.max_gradient_norm, loss)
         if not isfinite(norm + loss):
             raise spoilt("DQN", "the weights", f"the loss is {loss}, the gradient's norm {norm}")
@@ -217,12 +203,11 @@ class DQNLearner(Algorithm):
     def state(self) -> Arrays:
         """Return copies of the target network, Adam's moments and step, the number of
         updates, and the noise's random stream."""
-        adam = {f"adam.{name}": array for name, array in self._adam.state().items()}
         return {
             "target": self._target.flat.copy(),
             "updates": np.array(self._updates),
             "random": random_state(self._rng),
-            **adam,
+            **prefixed("adam", self._adam.state()),
         }
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -232,7 +217,5 @@ class DQNLearner(Algorithm):
         self._target.flat[:] = state["target"]
         self._updates = int(state["updates"])
         set_random_state(self._rng, state["random"])
-        self._adam.load_state(
-            {name.removeprefix("adam."): array for name, array in state.items() if name.startswith("adam.")}
-        )
+        self._adam.load_state(unprefixed("adam", state))
         self._explore()

@@ -27,6 +27,17 @@ def check_learner_state(own: Arrays, given: Mapping[str, Array]) -> None:
         )
 
 
+def prefixed(name: str, arrays: Arrays) -> Arrays:
+    """Return `arrays`, a part of a learner's state, as ``NAME.…``."""
+    return {f"{name}.{key}": array for key, array in arrays.items()}
+
+
+def unprefixed(name: str, state: Mapping[str, Array]) -> Arrays:
+    """Return the part of `state` that `prefixed` called by `name`."""
+    head = f"{name}."
+    return {key.removeprefix(head): array for key, array in state.items() if key.startswith(head)}
+
+
 def random_state(rng: np.random.Generator) -> NDArray[np.uint64]:
     """Return the state of a PCG64 generator (numpy's default) as six uint64."""
     whole = rng.bit_generator.state

@@ -6,16 +6,23 @@ from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite, nan, sqrt
-from typing import Any, ClassVar, Literal, NamedTuple
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.algorithms.adam import spoilt
-from tidemill.algorithms.array_library import Library, NumpyLibrary
+from tidemill.algorithms.adam import AdamSettings, spoilt
+from tidemill.algorithms.array_library import library_of
+from tidemill.algorithms.batch_totals import SUMS, BatchTotals, sums_of
 from tidemill.algorithms.formulas import differentiate_value_loss
-from tidemill.algorithms.learner_state import check_learner_state, random_state, set_random_state
+from tidemill.algorithms.learner_state import (
+    check_learner_state,
+    prefixed,
+    random_state,
+    set_random_state,
+    unprefixed,
+)
 from tidemill.algorithms.minibatches import (
     Batch,
     Chunks,
@@ -27,7 +34,7 @@ from tidemill.algorithms.minibatches import (
     take_leaves,
     trained_rows,
 )
-from tidemill.api.algorithm import AlgorithmConfig, DataParallel, Sample, run_alone
+from tidemill.api.algorithm import DataParallel, Sample, run_alone
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
@@ -35,14 +42,12 @@ from tidemill.nets.trainable import TrainablePolicy
 
 MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """What is measured on every minibatch, in this order."""
-SUMS = 7
-"""Numbers that equal trainers sum before an update: see `_sums`."""
 COLUMNS = ("log_prob", "advantage", "target", "value")
 """What the loss needs of each row, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyGradient(AlgorithmConfig):
+class PolicyGradient(AdamSettings):
     """The settings that `PPO` and `Impala` share: Adam down the gradient of a policy
     loss, a value loss and an entropy bonus."""
 
@@ -62,12 +67,6 @@ class PolicyGradient(AlgorithmConfig):
     """Rows of a minibatch, about: the trained rows of a batch are split into equal parts
     of nearly this size. Equal trainers share them: each has its part of every minibatch,
     so that learning does not change with their number."""
-    learning_rate: float = 3e-4
-    """Adam's."""
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """``linear``: falls to 0 over the run's step limit."""
-    adam_epsilon: float = 1e-5
-    """Added to Adam's denominator."""
     value_coefficient: float = 0.5
     """Weight of the value loss ½ (V - target)²."""
     entropy_coefficient: float = 0.0
@@ -101,20 +100,6 @@ class PolicyGradient(AlgorithmConfig):
     def measures(self) -> tuple[str, ...]:
         return *MEASURED, "gradient_norm", "explained_variance", "learning_rate", "rows", "minibatches"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.learning_rate_schedule not in ("constant", "linear"):
-            raise ConfigError(
-                f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or '
-                "linear"
-            )
-
-    def check_endless(self) -> None:
-        self.refuse_idle(
-            "learning_rate_schedule",
-            "without limits.steps or limits.updates: nobody knows how far the run is",
-        )
-
     def trainable(self, policy: Policy) -> TrainablePolicy:
         """Return `policy`. Raises `ConfigError` when gradients cannot train it."""
         if not isinstance(policy, TrainablePolicy):
@@ -128,16 +113,6 @@ class PolicyGradient(AlgorithmConfig):
                 "trained on rows one by one; leave it out, or take RecurrentActorCritic"
             )
         return policy
-
-
-class BatchTotals(NamedTuple):
-    """The totals of a batch are sums over the rows of all equal trainers together."""
-
-    rows: float
-    mean: float
-    """Of advantages, reward units."""
-    deviation: float
-    explained_variance: float
 
 
 class PolicyLoss(NamedTuple):
@@ -171,7 +146,7 @@ class PolicyGradientLearner(DataParallel):
     def __init__(self, config: PolicyGradient, policy: TrainablePolicy, seed: int) -> None:
         self.policy, self.config = policy, config
         self._rng = np.random.default_rng(seed)
-        self._library = _library_of(policy)
+        self._library = library_of(policy.network)
         size = policy.network.size
         with policy.network.place():
             self._shared = self._library.zeros(size + len(MEASURED) + 1)
@@ -213,11 +188,11 @@ class PolicyGradientLearner(DataParallel):
         self, samples: Sequence[Sample], progress: float, alone: bool
     ) -> Generator[Array, None, dict[str, float]]:
         config, policy = self.config, self.policy
-        rate = config.learning_rate * (1 - progress if config.learning_rate_schedule == "linear" else 1)
+        rate = config.rate(progress)
         batch = gather(samples, self._estimate)
-        sums = _sums(batch)
+        sums = sums_of(batch)
         yield sums
-        whole = _whole(sums)
+        whole = BatchTotals.of(sums)
         if whole.rows == 0:
             return {"rows": 0.0, "learning_rate": rate}
         count = max(1, round(whole.rows / config.minibatch_size))
@@ -376,19 +351,14 @@ class PolicyGradientLearner(DataParallel):
     def state(self) -> Arrays:
         """Return copies of Adam's moments and step (``adam.0.step``, …) and the shuffling
         stream's state."""
-        return {
-            "random": random_state(self._rng),
-            **{f"adam.{name}": array for name, array in self._optimiser.state().items()},
-        }
+        return {"random": random_state(self._rng), **prefixed("adam", self._optimiser.state())}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Take back what `state` returned; continues exactly as the learner that it came
         from would have."""
         check_learner_state(self.state(), state)
         set_random_state(self._rng, state["random"])
-        self._optimiser.load_state(
-            {name.removeprefix("adam."): array for name, array in state.items() if name != "random"}
-        )
+        self._optimiser.load_state(unprefixed("adam", state))
 
     def separate(self, rank: int) -> None:
         """Shuffle by a stream of one's own: `rank` times 2^127 draws, about, ahead of the
@@ -396,39 +366,6 @@ class PolicyGradientLearner(DataParallel):
         bits = self._rng.bit_generator
         assert isinstance(bits, np.random.PCG64)
         self._rng = np.random.Generator(bits.jumped(rank))
-
-
-def _library_of(policy: TrainablePolicy) -> Library:
-    """Return the library of `policy`'s arrays; torch is imported when it is needed."""
-    if policy.network.library == "numpy":
-        return NumpyLibrary()
-    from tidemill.algorithms.torch_library import TorchLibrary
-
-    return TorchLibrary(policy.network)
-
-
-def _sums(batch: Batch) -> NDArray[np.float64]:
-    """Return [rows, then sum and sum of squares of advantages, targets and errors of the
-    values]."""
-    sums = [float(len(batch))]
-    for column in (batch.advantage, batch.target, batch.target - batch.value):
-        x = column.astype(np.float64)
-        sums += [float(x.sum()), float(x @ x)]
-    return np.array(sums)
-
-
-def _whole(sums: NDArray[np.float64]) -> BatchTotals:
-    """Return what follows from the `_sums` of all trainers."""
-    rows, *pairs = sums.tolist()
-    if not rows:
-        return BatchTotals(0.0, 0.0, 0.0, nan)
-    means = [total / rows for total in pairs[::2]]
-    squares = [square / rows for square in pairs[1::2]]
-    advantage, target, error = (
-        max(square - mean * mean, 0.0) for mean, square in zip(means, squares, strict=True)
-    )
-    varies = target > 1e-12 * squares[1]  # less is rounding of these sums
-    return BatchTotals(rows, means[0], sqrt(advantage), 1 - error / target if varies else nan)
 
 
 def _explain(parts: Sequence[float], norm: float) -> str:

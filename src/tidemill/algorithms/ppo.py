@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tidemill.algorithms.batch_totals import BatchTotals
 from tidemill.algorithms.formulas import differentiate_surrogate
 from tidemill.algorithms.minibatches import Floats, Integers, gae_of, take_rows
-from tidemill.algorithms.policy_gradient import BatchTotals, PolicyGradient, PolicyGradientLearner, PolicyLoss
+from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 

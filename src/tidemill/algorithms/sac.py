@@ -8,7 +8,13 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from tidemill.algorithms.adam import Adam, spoilt
-from tidemill.algorithms.learner_state import check_learner_state, random_state, set_random_state
+from tidemill.algorithms.learner_state import (
+    check_learner_state,
+    prefixed,
+    random_state,
+    set_random_state,
+    unprefixed,
+)
 from tidemill.algorithms.value_formulas import Floats, differentiate_actor, n_step_returns, soft_values
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.policy import Policy
@@ -210,17 +216,14 @@ class SACLearner(Algorithm):
         """Return copies of critics, target critics, log α, the moments and steps of their
         Adams, and the random stream."""
         own: Arrays = {
-            "critics": self.critics.flat,
-            "targets": self.targets.flat,
-            "log_temperature": self.log_temperature,
+            "critics": self.critics.flat.copy(),
+            "targets": self.targets.flat.copy(),
+            "log_temperature": self.log_temperature.copy(),
+            "random": random_state(self._rng),
         }
-        own["random"] = random_state(self._rng)
-        adams = {
-            f"adam.{name}.{part}": array
-            for name, adam in self._adams.items()
-            for part, array in adam.state().items()
-        }
-        return {name: array.copy() for name, array in own.items()} | adams
+        for name, adam in self._adams.items():
+            own |= prefixed(f"adam.{name}", adam.state())
+        return own
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Take back what `state` returned; continues exactly as the learner that it came
@@ -230,7 +233,4 @@ class SACLearner(Algorithm):
         self.log_temperature[:] = state["log_temperature"]
         set_random_state(self._rng, state["random"])
         for name, adam in self._adams.items():
-            head = f"adam.{name}."
-            adam.load_state(
-                {key.removeprefix(head): array for key, array in state.items() if key.startswith(head)}
-            )
+            adam.load_state(unprefixed(f"adam.{name}", state))
