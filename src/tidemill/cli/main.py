@@ -1,6 +1,6 @@
 """The commands that train, look at and change runs, and the command line's entry."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -177,10 +177,8 @@ def train(
         experiment = changed(experiment, set_)
     if seed is not None:
         experiment = experiment.replace(seed=seed)
-    limits = {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}
-    experiment = experiment.replace(
-        limits=experiment.limits.replace(**{k: v for k, v in limits.items() if v is not None})
-    )
+    limits = _limits(max_steps, stop_at_return, return_of)
+    experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     if print_config:
         from tidemill.run.config_file import config_text
 
@@ -190,6 +188,12 @@ def train(
         experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed, log=log
     )
     _exit(result.summary)
+
+
+def _limits(steps: int | None, mean_return: float | None, return_of: str | None) -> dict[str, Any]:
+    """Return the limits that were given."""
+    given = {"steps": steps, "mean_return": mean_return, "return_of": return_of}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _exit(summary: Mapping[str, Any]) -> None:
@@ -207,13 +211,7 @@ def resume(
         str | None,
         typer.Option(help="processes, threads or inline; by default what the run was launched by last."),
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            help="The experiment's file, when it has changed or is elsewhere: your word for this file, not "
-            "for what else the folder names."
-        ),
-    ] = None,
+    file: File = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
     return_of: ReturnOf = None,
@@ -225,11 +223,7 @@ def resume(
     """Go on with a run from its last checkpoint."""
     from tidemill.training.train import resume as go_on
 
-    limits = {
-        k: v
-        for k, v in {"steps": max_steps, "mean_return": stop_at_return, "return_of": return_of}.items()
-        if v is not None
-    }
+    limits = _limits(max_steps, stop_at_return, return_of)
     _exit(go_on(run, launch=launch, file=file, limits=limits, trust=word(trust), log=log).summary)
 
 
@@ -255,39 +249,28 @@ def retrain(
     raise typer.Exit(0 if found.same else 1)
 
 
-def _tell(run: Path, command: str) -> None:
-    from tidemill.run.control_socket import tell
-    from tidemill.run.folder import RunFolder
-
-    print(tell(RunFolder.open(run).path, command))
-
-
-@app.command()
-@friendly
-def pause(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
-    """Pause a run that is going on."""
-    _tell(run, "pause")
+COMMANDS = {
+    "pause": "Pause a run that is going on.",
+    "start": "Start a paused run again.",
+    "save": "Write a checkpoint of a run that is going on, now.",
+    "stop": "End a run that is going on, with a final checkpoint.",
+}
+"""What a run that is going on can be told, and what that does."""
 
 
-@app.command()
-@friendly
-def start(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
-    """Start a paused run again."""
-    _tell(run, "start")
+def _command(word: str) -> Callable[[Path], None]:
+    @friendly
+    def tell(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+        from tidemill.run import control_socket
+        from tidemill.run.folder import RunFolder
+
+        print(control_socket.tell(RunFolder.open(run).path, word))
+
+    return tell
 
 
-@app.command()
-@friendly
-def save(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
-    """Write a checkpoint of a run that is going on, now."""
-    _tell(run, "save")
-
-
-@app.command()
-@friendly
-def stop(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
-    """End a run that is going on, with a final checkpoint."""
-    _tell(run, "stop")
+for _word, _help in COMMANDS.items():
+    app.command(_word, help=_help)(_command(_word))
 
 
 @app.command("eval")

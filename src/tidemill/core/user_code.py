@@ -318,18 +318,21 @@ def is_expected(file: Path, digest: str | None = None) -> bool:
     return expected is None or expected == (file_digest(file) if digest is None else digest)
 
 
+def _tables(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every table of settings in an encoded configuration, itself included."""
+    if isinstance(config, Mapping):
+        yield config
+        config = list(config.values())
+    for value in config if isinstance(config, list) else ():
+        yield from _tables(value)
+
+
 def named_files(config: Any) -> list[str]:
     """Return every FILE.py that the settings called ``make`` name (``FILE.py:NAME``) in
     an encoded configuration, each once."""
-    found: dict[str, None] = {}
-    if isinstance(config, Mapping):
-        make = config.get("make")
-        if isinstance(make, str) and make.rpartition(":")[0].endswith(".py"):
-            found[make.rpartition(":")[0]] = None
-    if isinstance(config, (Mapping, list)):
-        for value in config.values() if isinstance(config, Mapping) else config:
-            found.update(dict.fromkeys(named_files(value)))
-    return list(found)
+    names = [make for table in _tables(config) if isinstance(make := table.get("make"), str)]
+    files = (name.rpartition(":")[0] for name in names)
+    return list(dict.fromkeys(file for file in files if file.endswith(".py")))
 
 
 def named_modules(config: Any) -> list[str]:
@@ -337,14 +340,11 @@ def named_modules(config: Any) -> list[str]:
     (``module:NAME``) in an encoded configuration, where they are found without running
     anything: a package is its ``__init__.py``, or what of it is named."""
     found: dict[str, None] = {}
-    if isinstance(config, Mapping):
-        for name in (config.get("make"), config.get("id")):
+    for table in _tables(config):
+        for name in (table.get("make"), table.get("id")):
             module = name.partition(":")[0] if isinstance(name, str) and ":" in name else ""
             if all(part.isidentifier() for part in module.split(".")):
                 found.update(dict.fromkeys(module_file(module)))
-    if isinstance(config, (Mapping, list)):
-        for value in config.values() if isinstance(config, Mapping) else config:
-            found.update(dict.fromkeys(named_modules(value)))
     return list(found)
 
 

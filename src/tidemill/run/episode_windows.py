@@ -7,7 +7,8 @@ to its checkpoint.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -25,35 +26,29 @@ class LastEpisodes:
     """The last episodes of the agents of one spec; `window`: how many."""
 
     def __init__(self, window: int) -> None:
-        self._returns: deque[float] = deque(maxlen=window)
-        self._lengths: deque[int] = deque(maxlen=window)
-        self._won: deque[float] = deque(maxlen=window)
-        self._infos: deque[Numbers] = deque(maxlen=window)
+        # return, length, what was won, and what the environment said
+        self._episodes: deque[tuple[float, int, float, Numbers]] = deque(maxlen=window)
         self._totals: dict[str, tuple[float, int]] | None = None
 
     def __len__(self) -> int:
-        return len(self._returns)
+        return len(self._episodes)
 
     @property
     def full(self) -> bool:
         """True once there were as many as the window holds."""
-        return len(self._returns) == self._returns.maxlen
+        return len(self._episodes) == self._episodes.maxlen
 
     def add(
         self, returns: Iterable[float], lengths: Iterable[int], won: Iterable[float], infos: Iterable[Numbers]
     ) -> None:
         """Add episodes that ended: their undiscounted returns, numbers of actions, what
         they won (1, or ½ where drawn), and what the environment said of them."""
-        self._infos.extend(infos)
-        self._returns.extend(returns)
-        self._lengths.extend(lengths)
-        self._won.extend(won)
+        self._episodes.extend(zip(returns, lengths, won, infos, strict=True))
         self._totals = None
 
     def clear(self) -> None:
         """Forget all of them."""
-        for part in (self._returns, self._lengths, self._won, self._infos):
-            part.clear()
+        self._episodes.clear()
         self._totals = None
 
     def totals(self) -> dict[str, tuple[float, int]]:
@@ -61,18 +56,20 @@ class LastEpisodes:
         that the environment said of them ("info/NAME"); and of how many it is. Nothing
         before the first."""
         if self._totals is None:
-            parts: tuple[tuple[str, Collection[float]], ...] = (
-                ("return", self._returns),
-                ("length", self._lengths),
-                ("win_rate", self._won),
-            )
-            infos = [(f"info/{name}", values) for name, values in by_name(self._infos).items()]
-            self._totals = {what: (sum(values), len(values)) for what, values in (*parts, *infos) if values}
+            kept = self.plain()
+            parts: dict[str, Sequence[float]] = {
+                "return": kept.returns,
+                "length": kept.lengths,
+                "win_rate": kept.won,
+            }
+            parts |= {f"info/{name}": values for name, values in by_name(kept.infos).items()}
+            self._totals = {what: (sum(values), len(values)) for what, values in parts.items() if values}
         return self._totals
 
     def plain(self) -> "SavedEpisodes":
         """Return them as plain data, the oldest first."""
-        return SavedEpisodes(list(self._returns), list(self._lengths), list(self._won), list(self._infos))
+        columns: Any = ([episode[part] for episode in self._episodes] for part in range(4))
+        return SavedEpisodes(*columns)
 
 
 class SavedEpisodes(msgspec.Struct, frozen=True):

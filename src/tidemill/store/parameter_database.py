@@ -174,15 +174,8 @@ class ParameterDatabase:
         with self._writing(policy) as folder:
             held = self._holds(policy, version, arrays)
             if not held:
-                target, aside = _file(folder, version), folder / f".{version}{SUFFIX}"
-                aside.unlink(missing_ok=True)
-                try:
-                    write_synced(aside, data)
-                    aside.rename(target)
-                    sync(folder)
-                except OSError:
-                    aside.unlink(missing_ok=True)
-                    raise
+                _place(folder / f".{version}{SUFFIX}", _file(folder, version), data)
+                sync(folder)
             with self._transaction("create") as db:
                 if not held:
                     row = policy, version, sha256(data).hexdigest(), time(), json.dumps(counters)
@@ -231,13 +224,9 @@ class ParameterDatabase:
         if path.is_dir():
             raise DatabaseError(f"{path} is a folder; name a file in it")
         data, version = self.read(policy, which)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            aside.unlink(missing_ok=True)
-            write_synced(aside, data)
-            aside.rename(path)
+            _place(path.with_name(f".{path.name}.{os.getpid()}"), path, data)
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise DatabaseError(f"{path} cannot be written: {error.strerror}") from None
         return version
 
@@ -247,7 +236,7 @@ class ParameterDatabase:
             with self._transaction("read") as db:
                 return [
                     _name(name)
-                    for (name,) in db.execute("SELECT DISTINCT policy FROM versions ORDER BY policy")
+                    for name in _column(db, "SELECT DISTINCT policy FROM versions ORDER BY policy")
                 ]
         except VersionGone:
             return []
@@ -363,9 +352,7 @@ class ParameterDatabase:
                     f"({tagged})"
                 )
                 given = {"policy": policy, "keep": keep_newest}
-                removed = [
-                    version for (version,) in db.execute(f"SELECT version {chosen} ORDER BY version", given)
-                ]
+                removed = _column(db, f"SELECT version {chosen} ORDER BY version", given)
                 db.execute(f"DELETE {chosen}", given)
             self._sweep(policy, folder)
         return removed
@@ -380,21 +367,15 @@ class ParameterDatabase:
         notices = []
         with self._writing(policy) as folder:
             with self._transaction("create") as db:
-                known = [
-                    number
-                    for (number,) in db.execute("SELECT version FROM versions WHERE policy = ?", (policy,))
-                ]
+                known = _column(db, "SELECT version FROM versions WHERE policy = ?", (policy,))
                 missing = [
                     number for number in known if number <= version and not _file(folder, number).is_file()
                 ]
                 removed = [number for number in known if number > version] + missing
                 for number in removed:
-                    tags = [
-                        tag
-                        for (tag,) in db.execute(
-                            "SELECT tag FROM tags WHERE (policy, version) = (?, ?)", (policy, number)
-                        )
-                    ]
+                    tags = _column(
+                        db, "SELECT tag FROM tags WHERE (policy, version) = (?, ?)", (policy, number)
+                    )
                     why = (
                         "its file is gone" if number in missing else f"the run goes on from version {version}"
                     )
@@ -507,14 +488,9 @@ class ParameterDatabase:
             raise DatabaseError(
                 f"{self._index} has format {number}; this version of tidemill reads {_FORMAT}"
             )
-        found = {
-            sql
-            for (sql,) in db.execute(
-                "SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~'"
-            )
-        }
+        found = _column(db, "SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite~_%' ESCAPE '~'")
         # a view may never end, a trigger does something else
-        if found != (set(_TABLES) if number else set()):
+        if set(found) != (set(_TABLES) if number else set()):
             raise self._damaged("its tables are not those of a parameter database")
         if not number and not create:
             raise VersionGone(f"{self.folder} holds no versions yet")
@@ -551,6 +527,23 @@ def _file(folder: Path, version: int) -> Path:
     return folder / f"{version}{SUFFIX}"
 
 
+def _column(db: sqlite3.Connection, query: str, given: tuple[Any, ...] | dict[str, Any] = ()) -> list[Any]:
+    """Return what a query for one column finds."""
+    return [value for (value,) in db.execute(query, given)]
+
+
+def _place(aside: Path, path: Path, data: bytes) -> None:
+    """Write a file aside and let it take the place of `path`, which is there whole, or as
+    it was. Raises `OSError`."""
+    try:
+        aside.unlink(missing_ok=True)
+        write_synced(aside, data)
+        aside.rename(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
 def _point(db: sqlite3.Connection, policy: str, tag: str, version: int) -> None:
     db.execute("INSERT OR REPLACE INTO tags VALUES (?, ?, ?)", (policy, tag, version))
 
@@ -572,12 +565,8 @@ def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, s
         "SELECT version, sha256 FROM versions WHERE policy = ? AND version = ?", (policy, version)
     ).fetchone()
     if found is None:
-        kept = [
-            number
-            for (number,) in db.execute(
-                "SELECT version FROM versions WHERE policy = ? ORDER BY version DESC LIMIT 8", (policy,)
-            )
-        ]
+        newest = "SELECT version FROM versions WHERE policy = ? ORDER BY version DESC LIMIT 8"
+        kept = _column(db, newest, (policy,))
         never = bool(kept) and int(version) > kept[0]
         raise _no_such(db, policy) or VersionGone(
             f'version {version} of policy "{policy}" '
@@ -589,12 +578,10 @@ def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, s
 
 def _no_such(db: sqlite3.Connection, policy: str) -> VersionGone | None:
     """Return the error for a policy without any version, None when it has some."""
-    known = [name for (name,) in db.execute("SELECT DISTINCT policy FROM versions")]
-    return (
-        None
-        if policy in known
-        else VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
-    )
+    known = _column(db, "SELECT DISTINCT policy FROM versions")
+    if policy in known:
+        return None
+    return VersionGone(f'no version of a policy "{policy}" is kept; {did_you_mean(policy, known)}')
 
 
 def _name(value: Any) -> str:
