@@ -161,8 +161,8 @@ class Network:
                 check(answer, identity, rows)
             client, slots = side.client, 2 * side.in_flight
             assert len(client._posted) <= side.in_flight and len(client._pending) <= side.in_flight
-            assert len(client._held) <= slots and len(client._arrived) <= side.in_flight
-        for held in self.server._held:
+            assert len(client._taken) <= slots and len(client._arrived) <= side.in_flight
+        for held in self.server._requests:
             assert len(held) <= 2 * self.sides[0].in_flight
 
     def heal(self) -> None:
@@ -193,12 +193,12 @@ class Network:
             self.respond(0, len(self.polled))
             for side in self.sides:
                 side.back.carry_all()
-        for side, held in zip(self.sides, self.server._held, strict=True):
+        for side, held in zip(self.sides, self.server._requests, strict=True):
             client = side.client
             assert not client._posted and not client._pending and not client._arrived and not held
             # The next post gives back what is being read, and what was taken after that.
-            assert not client._held or any(client._held[0] is one for one in client._reading)
-            assert side.there.is_empty() and side.back.is_empty(held=len(client._held))
+            assert not client._taken or any(client._taken[0] is one for one in client._reading)
+            assert side.there.is_empty() and side.back.is_empty(held=len(client._taken))
 
 
 @contextmanager

@@ -93,7 +93,9 @@ class Demand:
     def met(self, batch: Sequence["BufferedSample"]) -> bool:
         """True when `batch` is full."""
         return (
-            len(batch) >= self.samples if self.rows is None else sum(held.rows for held in batch) >= self.rows
+            len(batch) >= self.samples
+            if self.rows is None
+            else sum(buffered.rows for buffered in batch) >= self.rows
         )
 
 
@@ -153,12 +155,12 @@ class Buffer(ABC):
     def release(self) -> None:
         """Say that the batch taken last was trained on."""
 
-    def _too_old(self, held: BufferedSample, version: int) -> bool:
-        """True when `held` may not be trained on by a trainer at `version`; it is counted
-        then, so that it must go."""
+    def _too_old(self, buffered: BufferedSample, version: int) -> bool:
+        """True when `buffered` may not be trained on by a trainer at `version`; it is
+        counted then, so that it must go."""
         limit = self._demand.max_lag
-        if (limit is None or held.lag(version) <= limit) and (
-            held.oldest is None or held.oldest >= self.least
+        if (limit is None or buffered.lag(version) <= limit) and (
+            buffered.oldest is None or buffered.oldest >= self.least
         ):
             return False
         self.counts.dropped += 1

@@ -77,7 +77,7 @@ class _Repeat:
         self._first, self._wanted = first, wanted
         self._reply: HttpAnswer | NoAnswer = NoAnswer("it took too long")
         self._lock = threading.Lock()
-        self._given_up = False
+        self._abandoned = False
         self._done = threading.Event()
         threading.Thread(target=self._run, name=f"{first.address.url} repeat", daemon=True).start()
 
@@ -90,7 +90,7 @@ class _Repeat:
     def give_up(self) -> None:
         """Nobody wants it any more: the first connection is left alone from now on."""
         with self._lock:
-            self._given_up, done = True, self._done.is_set()
+            self._abandoned, done = True, self._done.is_set()
         self.connection.interrupt()
         if done:
             self.connection.hang_up()
@@ -102,7 +102,7 @@ class _Repeat:
         with self._lock:
             self._reply = reply
             self._done.set()
-            if self._given_up:
+            if self._abandoned:
                 self.connection.hang_up()
             elif reply.settles:
                 self._first.break_off()

@@ -97,7 +97,7 @@ class _OwnMemory(Buffer):
     def take(self, version: int) -> Sequence[BufferedSample] | None:
         if not self._slots and not self._make():
             return None
-        self._discard([held for held in self._queue if self._too_old(held, version)])
+        self._discard([buffered for buffered in self._queue if self._too_old(buffered, version)])
         self._receive(version)
         self._queue.sort(key=_Placed.order)
         self._taken = 0
@@ -108,7 +108,7 @@ class _OwnMemory(Buffer):
                 return None
             else:
                 break  # it is full, of short episodes: waiting would bring no more rows
-        self.counts.reused += sum(held.uses > 0 for held in self._queue[: self._taken])
+        self.counts.reused += sum(buffered.uses > 0 for buffered in self._queue[: self._taken])
         return self._queue[: self._taken]
 
     def _receive(self, version: int) -> None:
@@ -118,36 +118,42 @@ class _OwnMemory(Buffer):
             sample = self._source.consume()
             if sample is None:
                 break
-            held = BufferedSample.of(sample)
-            if not self._too_old(held, version):
-                self._store(held)
+            buffered = BufferedSample.of(sample)
+            if not self._too_old(buffered, version):
+                self._store(buffered)
             self._source.release()
 
-    def _store(self, held: BufferedSample) -> None:
+    def _store(self, buffered: BufferedSample) -> None:
         if not self._free:
             self.counts.evicted += 1
             self._discard([max(self._queue, key=_Placed.order)])
         place = self._free.pop()
-        own = Sample(views(schema_of(held.sample), (), self._memory, place * self._stride))
-        vars(own).update(vars(held.sample))
-        for name, array in held.sample.items():
+        own = Sample(views(schema_of(buffered.sample), (), self._memory, place * self._stride))
+        vars(own).update(vars(buffered.sample))
+        for name, array in buffered.sample.items():
             own[name][...] = array
         self._arrivals += 1
         self._queue.append(
             _Placed(
-                own, held.rows, held.trained, held.oldest, held.stamps, place=place, number=self._arrivals
+                own,
+                buffered.rows,
+                buffered.trained,
+                buffered.oldest,
+                buffered.stamps,
+                place=place,
+                number=self._arrivals,
             )
         )
 
     def _discard(self, gone: Sequence["_Placed"]) -> None:
-        self._free += [held.place for held in gone]
-        self._queue = [held for held in self._queue if held not in gone] if gone else self._queue
+        self._free += [buffered.place for buffered in gone]
+        self._queue = [buffered for buffered in self._queue if buffered not in gone] if gone else self._queue
 
     def release(self) -> None:
         batch, self._taken = self._queue[: self._taken], 0
-        for held in batch:
-            held.uses += 1
-        self._discard([held for held in batch if held.uses >= self._config.reuses])
+        for buffered in batch:
+            buffered.uses += 1
+        self._discard([buffered for buffered in batch if buffered.uses >= self._config.reuses])
 
 
 @dataclass(eq=False)

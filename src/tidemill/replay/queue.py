@@ -72,28 +72,28 @@ class _SlotQueue(Buffer):
     def take(self, version: int) -> Sequence[BufferedSample] | None:
         if self._capacity is None:
             self._look()
-        self._batch = [held for held in self._batch if not self._drop(held, version)]
+        self._batch = [buffered for buffered in self._batch if not self._drop(buffered, version)]
         while not self._demand.met(self._batch):
             sample = self._source.consume()
             if sample is not None:
-                held = BufferedSample.of(sample)
-                self._slots.append(held)
-                if not self._drop(held, version):
-                    self._batch.append(held)
+                buffered = BufferedSample.of(sample)
+                self._slots.append(buffered)
+                if not self._drop(buffered, version):
+                    self._batch.append(buffered)
             elif len(self._slots) == self._capacity:
                 # nobody sends more: dropped ones hold the other slots until this batch is
                 # done, or all are of short episodes
                 break
             else:
                 return None
-        self.counts.reused += sum(held.uses > 0 for held in self._batch)
+        self.counts.reused += sum(buffered.uses > 0 for buffered in self._batch)
         return self._batch
 
-    def _drop(self, held: BufferedSample, version: int) -> bool:
+    def _drop(self, buffered: BufferedSample, version: int) -> bool:
         """True for a sample that is too old; its slot goes back."""
-        if not self._too_old(held, version):
+        if not self._too_old(buffered, version):
             return False
-        self._spent.add(held)
+        self._spent.add(buffered)
         self._give_back()
         return True
 
@@ -103,8 +103,8 @@ class _SlotQueue(Buffer):
             self._source.release()
 
     def release(self) -> None:
-        for held in self._batch:
-            held.uses += 1
-        self._spent.update(held for held in self._batch if held.uses >= self._reuses)
-        self._batch = [held for held in self._batch if held not in self._spent]
+        for buffered in self._batch:
+            buffered.uses += 1
+        self._spent.update(buffered for buffered in self._batch if buffered.uses >= self._reuses)
+        self._batch = [buffered for buffered in self._batch if buffered not in self._spent]
         self._give_back()

@@ -162,10 +162,10 @@ class EpisodeWindows:
         """Return those of a policy as plain data."""
         return {name: self._last[name].plain() for name, which in self._policies.items() if which == policy}
 
-    def restore(self, kept: Mapping[str, SavedEpisodes]) -> None:
+    def restore(self, saved: Mapping[str, SavedEpisodes]) -> None:
         """Take back what `plain` returned."""
-        for name in self._last.keys() & kept.keys():
-            if (known := kept[name]).whole():
+        for name in self._last.keys() & saved.keys():
+            if (known := saved[name]).whole():
                 self._last[name].add(known.returns, known.lengths, known.won, known.infos)
 
 

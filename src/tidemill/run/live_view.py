@@ -51,8 +51,8 @@ class View(ABC):
 
     def _tell_iterations(self, snapshot: Snapshot) -> None:
         """A line for each that has ended since."""
-        for told in snapshot.iterations[self._iterations :]:
-            self._line(_iteration(told))
+        for values in snapshot.iterations[self._iterations :]:
+            self._line(_iteration(values))
         self._iterations = len(snapshot.iterations)
 
     @abstractmethod
@@ -122,9 +122,10 @@ class PlainView(View):
             if snapshot.state == "running"
             else {"state": snapshot.state, **_figures(snapshot)}
         )
-        told = {**figures, **snapshot.evaluations}
+        values = {**figures, **snapshot.evaluations}
         self._line(
-            f"{_clock(snapshot.seconds):>8}  " + "  ".join(f"{name} {value}" for name, value in told.items())
+            f"{_clock(snapshot.seconds):>8}  "
+            + "  ".join(f"{name} {value}" for name, value in values.items())
         )
         for limiter in _limiters(snapshot):
             self._line(f"{'':>8}  " + "  ".join(f"{name} {value}" for name, value in limiter.items()))
@@ -253,13 +254,13 @@ def _table_of_workers(workers: tuple[WorkerView, ...]) -> Table:
     table.add_column()  # the one that a narrow terminal cuts
     for worker in workers:
         largest = sorted(worker.shares.items(), key=lambda share: -share[1])[:2]
-        told = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
+        values = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
         table.add_row(
             Text(worker.name),
             Text(worker.state, STATES.get(worker.state, "")),
             Text(f"{short(worker.rate)}/s", justify="right"),
             _bar(worker.shares, 24),
-            Text(told, no_wrap=True, overflow="ellipsis"),
+            Text(values, no_wrap=True, overflow="ellipsis"),
         )
     return table
 
@@ -315,15 +316,15 @@ def _limiters(snapshot: Snapshot) -> list[dict[str, str]]:
     ]
 
 
-def _iteration(told: Mapping[str, float]) -> str:
+def _iteration(values: Mapping[str, float]) -> str:
     """Return what an iteration came to, in a line."""
     parts = []
     for kind in ("evaluation", "training"):
-        if (episodes := told.get(f"{kind}_episodes")) is not None:
-            value = told.get(f"{kind}_return")
+        if (episodes := values.get(f"{kind}_episodes")) is not None:
+            value = values.get(f"{kind}_return")
             mean = "–" if value is None else f"{value:,.1f}"
             parts.append(f"{kind} {mean} ({episodes:,.0f} episode{'s' * (episodes != 1)})")
-    return f"iteration {told['number']:.0f} at {told['step']:,.0f} steps: {', '.join(parts)}"
+    return f"iteration {values['number']:.0f} at {values['step']:,.0f} steps: {', '.join(parts)}"
 
 
 def _clock(seconds: float) -> str:

@@ -79,7 +79,7 @@ class ChannelInferenceClient(InferenceClient):
         self._posted: dict[int, _Asked] = {}  # number → to be sent
         self._pending: dict[int, _Asked] = {}  # number → sent and not yet answered
         self._arrived: dict[int, _TakenAnswer] = {}
-        self._held: deque[_TakenAnswer] = deque()  # in the order in which they were taken
+        self._taken: deque[_TakenAnswer] = deque()  # in the order in which they were taken
         self._reading: list[_TakenAnswer] = []  # those that the next post gives back
         self._number = 0
 
@@ -122,8 +122,8 @@ class ChannelInferenceClient(InferenceClient):
         return request in self._arrived
 
     def _release(self) -> None:
-        while self._held and self._held[0].done:
-            self._held.popleft()
+        while self._taken and self._taken[0].done:
+            self._taken.popleft()
             self._answers.release()
 
     def _receive(self) -> None:
@@ -139,14 +139,14 @@ class ChannelInferenceClient(InferenceClient):
                 held = self._arrived[number] = _TakenAnswer(
                     Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy)
                 )
-            self._held.append(held)
-            if len(self._held) == self._answers.slots:
+            self._taken.append(held)
+            if len(self._taken) == self._answers.slots:
                 self._copy_out()
 
     def _copy_out(self) -> None:
         """Give all slots back. Answers that nobody has read yet lie before others that
         were: the next ones need room."""
-        for held in self._held:
+        for held in self._taken:
             if not held.done:
                 assert held.answer is not None
                 held.answer.fields = {name: array.copy() for name, array in held.answer.fields.items()}
@@ -183,7 +183,7 @@ class ChannelInferenceServer(InferenceServer):
         self._asked = {**observation, **state, **_FLAGS}
         self._offered = [False] * len(self._channels)
         # per client: those whose slots are not yet released
-        self._held: list[deque[Requests]] = [deque() for _ in self._channels]
+        self._requests: list[deque[Requests]] = [deque() for _ in self._channels]
         # Per client, so that two threads may count: requests taken, by who polls, and
         # answered, by who responds.
         self._taken, self._answered = [0] * len(self._channels), [0] * len(self._channels)
@@ -239,7 +239,7 @@ class ChannelInferenceServer(InferenceServer):
         observation = {name: slot[name][:rows] for name in self._observation}
         state = {name: slot[name][:rows] for name in self._state}
         request = Requests(client, number, rows, observation, state, slot[_FLAG][:rows])
-        self._held[client].append(request)
+        self._requests[client].append(request)
         self._taken[client] += 1
         return request
 
@@ -260,7 +260,7 @@ class ChannelInferenceServer(InferenceServer):
             if not request.answered:
                 request.answered = True
                 self._answered[request.client] += 1
-            held = self._held[request.client]
+            held = self._requests[request.client]
             while held and held[0].answered:
                 held.popleft()
                 consumer.release()

@@ -46,7 +46,7 @@ def check_environment(
         environment = config.build(1 if config.single else 2, seed)
     except Exception as error:
         cure = "" if isinstance(error, ConfigError) else "see the error that its constructor raised"
-        return [Finding("build", "fail", _said(error), cure)]
+        return [Finding("build", "fail", _short(error), cure)]
     try:
         play, lanes = Play(environment, seed), environment.lanes
         built = f"{len(environment.agents)} agent(s), {lanes} lane{'s' * (lanes > 1)}"
@@ -195,7 +195,7 @@ def keep_allowed(actions: Arrays, space: Space, mask: NDArray[Any], rng: np.rand
                 actions["action"][:, branch] = part.argmax(axis=1)
 
 
-def _said(error: BaseException) -> str:
+def _short(error: BaseException) -> str:
     return str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
 
 
@@ -242,7 +242,7 @@ def _play(play: Play, seconds: float) -> Iterator[Finding]:
             outside = outside or _outside(play)
     except Exception as error:
         cure = "" if isinstance(error, TidemillError) else "see the error that it raised"
-        yield Finding("play", "fail", f"tick {ticks}: {_said(error)}", cure)
+        yield Finding("play", "fail", f"tick {ticks}: {_short(error)}", cure)
         return
     steps = ticks * environment.lanes
     finite = f"{steps} steps with finite observations and rewards, of the declared shapes and dtypes"
@@ -352,7 +352,7 @@ def _dtype(config: Gymnasium, seed: int) -> Finding:
         return Finding("raw observation", "warn", what, cure)
     except Exception as error:
         must = "it must be reset(self, *, seed=None, options=None), and return (observation, info)"
-        return Finding("raw observation", "fail", _said(error), f"see the error; {must}")
+        return Finding("raw observation", "fail", _short(error), f"see the error; {must}")
     finally:
         env.close()
 

@@ -103,10 +103,10 @@ class TrainerWorker(Worker):
                 yield PollResult(0, 1)
                 continue
             lags = learner.lags(batch)
-            learner.returns.add(held.sample for held in batch if not held.uses)
+            learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
             left = self.clock.enter("train")
             metrics = yield from learner.equal_trainers.update(
-                learner.algorithm, learner.policy, [held.sample for held in batch], learner.progress()
+                learner.algorithm, learner.policy, [buffered.sample for buffered in batch], learner.progress()
             )
             self.clock.enter(left)
             learner.finish_update()
@@ -125,7 +125,7 @@ class TrainerWorker(Worker):
                 learner.save()
             learner.look_at_versions()
             self._end_at_limits()
-            result = PollResult(sum(held.trained for held in batch), 1)
+            result = PollResult(sum(buffered.trained for buffered in batch), 1)
             if self._reason is None:
                 yield result
         super().exit(self._reason or "")
