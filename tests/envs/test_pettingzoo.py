@@ -23,7 +23,8 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.parallel import ParallelLanes
-from tidemill.presets.experiments import experiment_for, kinds_of
+from tidemill.presets.experiments import experiment_for
+from tidemill.presets.ppo import kinds_of
 from tidemill.testing.check_env import check_environment
 from tidemill.trained.evaluate import evaluate
 from tidemill.trained.load import LoadedPolicy

@@ -1,9 +1,19 @@
 """Experiments that the library ships."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 
+import tidemill
 from tidemill import Gymnasium, PettingZoo
-from tidemill.presets.experiments import TUNED, experiment_for
+from tidemill.core.user_code import load_attribute
+from tidemill.presets.base import Presets
+from tidemill.presets.experiments import ALGORITHMS, experiment_for
+from tidemill.presets.ppo import TUNED, ppo
+
+A2C = load_attribute(f"{Path(__file__).parents[2]}/examples/own_algorithm.py:A2C", "test")
+A2C_PRESETS = Presets(partial(ppo, algorithm=A2C(), steps=5_000), {}, {}, ())
 
 
 @pytest.mark.parametrize(
@@ -25,3 +35,13 @@ def test_what_nobody_tuned_trains_on_small_minibatches(name, environment):
     assert {(trainer.algorithm.minibatch_size, trainer.algorithm.epochs) for trainer in trainers} == {
         (64, 10)
     }
+
+
+def test_the_presets_of_an_algorithm_of_ones_own_are_a_file_and_a_line(monkeypatch, tmp_path):
+    with pytest.raises(tidemill.ConfigError, match='no algorithm "a2c" has presets'):
+        experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "a2c")
+    monkeypatch.setitem(ALGORITHMS, "a2c", f"{__file__}:A2C_PRESETS")
+    result = tidemill.train(
+        "CartPole-v1", algorithm="a2c", launch="inline", run_dir=tmp_path / "run", quiet=True
+    )
+    assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 5_000

@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_its_replay(tmp_path):
 
 
 def test_algorithms_have_presets_for_all_environments_that_they_can_act_in():
-    assert ALGORITHMS == ("ppo", "dqn", "sac")
+    assert [*ALGORITHMS] == ["ppo", "dqn", "sac"]
     assert preset("MinAtar/Breakout-v1", "dqn").limits.steps == 1_000_000
     for algorithm, name in (("dqn", "Acrobot-v1"), ("sac", "Pendulum-v1")):
         assert preset(name, algorithm).workers["trainer"].buffer.replays

@@ -6,7 +6,8 @@ from tests.cli.test_cli import tidemill
 from tests.remote.served import serving
 
 from tidemill.envs.lanes import Gymnasium
-from tidemill.presets.experiments import dqn, ppo
+from tidemill.presets.off_policy import DQN_PRESETS
+from tidemill.presets.ppo import ppo
 from tidemill.remote.openenv import OpenEnv
 from tidemill.remote.rest_config import Rest
 from tidemill.run.start_remarks import remarks
@@ -22,14 +23,17 @@ def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it()
         "first step that is lost ends the run. Slots wait for nobody and bear lost steps: --slots 16 "
         "--algorithm dqn (Discrete actions) or sac (Box)"
     )
-    (told,) = remarks(dqn("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
+    (told,) = remarks(DQN_PRESETS.general("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
     assert told.startswith("DQN plays 8 sessions") and told.endswith("bear lost steps: --slots 8")
     (told,) = remarks(ppo("x", SERVER, lanes=1))
     assert "1 session of the server. The first step that is lost" in told
 
 
 def test_slots_and_environments_in_the_process_need_no_word():
-    assert not [*remarks(with_slots(dqn("x", SERVER), 4)), *remarks(ppo("x", Gymnasium(id="CartPole-v1")))]
+    assert not [
+        *remarks(with_slots(DQN_PRESETS.general("x", SERVER), 4)),
+        *remarks(ppo("x", Gymnasium(id="CartPole-v1"))),
+    ]
 
 
 def test_it_is_printed_when_a_run_starts(tmp_path):

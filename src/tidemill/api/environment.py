@@ -228,6 +228,19 @@ class EnvironmentConfig(Config):
         environment a name is of. Raises `ConfigError` for settings that do not fit."""
         raise TypeError(f"{cls.__name__} has no from_name()")
 
+    def task(self, name: str) -> str:
+        """Return the name of what is played, where users call the environment `name`: of
+        a server, what it says. Raises `ConfigError` where nobody answers."""
+        return name
+
+    def make_one(self) -> Any:
+        """Return one bare `gymnasium.Env`, as a server plays it. Raises `ConfigError`
+        where it is none."""
+        raise ConfigError(
+            f"a {type(self).__name__} environment cannot be served; one of Gymnasium or an Atari game can "
+            'be served: "CartPole-v1", "FILE.py:NAME", "ALE/Pong-v5"'
+        )
+
     @property
     def single(self) -> bool:
         """There is one of it and no more, which is not built twice (an editor that is

@@ -82,7 +82,7 @@ class PolicyConfig(Config):
     def weights(self, spaces: Spaces) -> dict[str, Field] | None:
         """Return the fields of `Policy.parameters`, without allocating them: what a file
         of weights is compared with before anything is built. None: that cannot be told.
-        """
+        Raises `ConfigError` for spaces that it cannot see or act in."""
         return None
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:

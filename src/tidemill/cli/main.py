@@ -15,6 +15,9 @@ from tidemill.cli.examples import examples
 from tidemill.cli.measuring import bench, tune
 from tidemill.cli.simulator import simulator
 from tidemill.core.errors import ConfigError
+from tidemill.launchers.table import LAUNCHERS
+from tidemill.metrics.writer import SINKS
+from tidemill.presets.experiments import ALGORITHMS
 
 app = typer.Typer(
     name="tidemill",
@@ -88,7 +91,7 @@ Launch = Annotated[
     str,
     typer.Option(
         "--launch",
-        help="processes, threads or inline (one thread, deterministic); or a launcher of your own, "
+        help=f"{' | '.join(LAUNCHERS)} (inline: one thread, deterministic), or a launcher of your own, "
         "FILE.py:NAME.",
     ),
 ]
@@ -98,8 +101,8 @@ Log = Annotated[
     str,
     typer.Option(
         "--log",
-        help="What metrics are written to besides metrics.jsonl, with commas between: tensorboard, csv, "
-        'wandb, or a sink of your own, FILE.py:NAME; "" for nothing.',
+        help="What metrics are written to besides metrics.jsonl, with commas between: "
+        f'{", ".join(SINKS)}, or a sink of your own, FILE.py:NAME; "" for nothing.',
     ),
 ]
 
@@ -124,7 +127,9 @@ def train(
     log: Log = "tensorboard",
     algorithm: Annotated[
         str | None,
-        typer.Option(help="ppo (the default), dqn or sac: whose settings for that environment to take."),
+        typer.Option(
+            help=f"{' | '.join(ALGORITHMS)} (default: ppo): whose settings for that environment to take."
+        ),
     ] = None,
     slots: Annotated[
         int | None,

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.core.errors import ConfigError
-from tidemill.envs.atari import Atari
-from tidemill.envs.lanes import Gymnasium
 from tidemill.presets.environment_names import environment_from
 
 
@@ -25,11 +23,6 @@ def serve(
     """Serve the environment that `what` names until Ctrl-C, then print what was done.
     Raises `ConfigError`."""
     environment = environment_from(what, kwargs)
-    if not isinstance(environment, (Atari, Gymnasium)):
-        raise ConfigError(
-            f'"{what}" is a {type(environment).__name__} environment; one of Gymnasium or an Atari game can '
-            'be served: "CartPole-v1", "FILE.py:NAME", "ALE/Pong-v5"'
-        )
     try:
         from tidemill.remote.fault_injection import Faults, FaultSampler
         from tidemill.remote.server import Server

@@ -3,7 +3,6 @@ the configuration, and the policy that it describes, in numpy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ class SquashedGaussian(PolicyConfig):
 
     def shape(self, spaces: Spaces, inputs: int) -> MLPShape:
         """Return what its network is made of, whose inputs are so many numbers."""
-        return MLPShape(1, inputs, self.hidden, 2 * prod(getattr(spaces.action, "shape", ())))
+        return MLPShape(1, inputs, self.hidden, 2 * self.bounds(spaces)[0].size)
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         width = ObservationEncoder(spaces.observation, "mlp").width

@@ -4,9 +4,7 @@
 from tidemill.api.environment import Environment, EnvironmentConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError
-from tidemill.nets.actor_critic import ActorCritic
-from tidemill.nets.q_network import QNetwork
-from tidemill.nets.squashed_gaussian import SquashedGaussian
+from tidemill.presets.experiments import ALGORITHMS, presets_of
 from tidemill.replay_training.granted_order import replay_obstacle
 from tidemill.testing.check_env import Finding
 
@@ -29,32 +27,20 @@ def training(config: EnvironmentConfig, environment: Environment) -> list[Findin
             Finding("training", "fail", f"{name} can be trained by no preset: {why}", _OWN)
             for name, why in failed
         ]
-    off = [name for name in ("dqn", "sac") if not any(_obstacle(name, spaces) for _, spaces in kinds)]
+    fitting = [name for name in ALGORITHMS if not any(_obstacle(name, spaces) for _, spaces in kinds)]
     cause, cure = replay_obstacle(config, environment)
-    if off and cause:
-        return [
-            Finding(
-                "training",
-                "ok",
-                f"ppo can train it; {' and '.join(off)} cannot: their ReplayActors {cause}",
-                cure,
-            )
-        ]
-    return [Finding("training", "ok", f"{' and '.join(['ppo', *off])} can train it")]
+    if cause and (replaying := [name for name in fitting if presets_of(name).replay]):
+        others = " and ".join(name for name in fitting if name not in replaying)
+        text = f"{others} can train it; {' and '.join(replaying)} cannot: their ReplayActors {cause}"
+        return [Finding("training", "ok", text, cure)]
+    return [Finding("training", "ok", f"{' and '.join(fitting)} can train it")]
 
 
 def _obstacle(algorithm: str, spaces: Spaces) -> str:
     """Return why the algorithm's policy cannot act in these spaces; "" where it can."""
     try:
-        match algorithm:
-            case "ppo":
-                # first, since a mask that does not fit is the lesser obstacle
-                ActorCritic(action_mask=None).build(spaces, 0)
-                ActorCritic().build(spaces, 0)
-            case "dqn":
-                QNetwork().plan(spaces)
-            case "sac":
-                SquashedGaussian().bounds(spaces)
+        for policy in presets_of(algorithm).policies:
+            policy.weights(spaces)
     except ConfigError as error:
         return str(error)
     return ""

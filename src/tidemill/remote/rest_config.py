@@ -96,6 +96,9 @@ class Rest(EnvironmentConfig):
         made.most_lanes, made.needs_maker = host.description.max_sessions, False
         return made
 
+    def task(self, name: str) -> str:
+        return self.host().description.environment
+
     def host(self) -> "Host":
         """Return what the sessions of this server share in this process. Raises
         `ConfigError` when no server of the protocol answers."""

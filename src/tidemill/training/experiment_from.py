@@ -14,8 +14,9 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import encode, set_path
 from tidemill.core.errors import ConfigError, TidemillError, did_you_mean
 from tidemill.core.user_code import load_attribute, name_of_code
+from tidemill.presets.base import run_name
 from tidemill.presets.environment_names import environment_from, is_named
-from tidemill.presets.experiments import ALGORITHMS, experiment_for, run_name
+from tidemill.presets.experiments import ALGORITHMS, experiment_for
 from tidemill.workers.actor_config import ActorConfig
 
 Trainable = Experiment | EnvironmentConfig | str | Callable[..., Any]

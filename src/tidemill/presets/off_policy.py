@@ -1,0 +1,150 @@
+"""Experiments that train from a replay memory, by DQN and SAC."""
+
+from functools import partial
+from typing import Any
+
+from tidemill.algorithms.dqn import DQN
+from tidemill.algorithms.sac import SAC
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.policy import PolicyConfig
+from tidemill.core.errors import ConfigError
+from tidemill.envs.atari import Atari
+from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.nets.q_network import QNetwork
+from tidemill.nets.squashed_gaussian import SquashedGaussian
+from tidemill.presets.base import Presets, run_name
+from tidemill.replay.prioritised import PrioritisedReplay
+from tidemill.replay.replay import Replay
+from tidemill.replay_training.actor_config import ReplayActors
+from tidemill.replay_training.trainer_config import ReplayTrainer
+
+
+def off_policy(
+    name: str,
+    environment: EnvironmentConfig,
+    *,
+    policy: PolicyConfig,
+    trainer: ReplayTrainer,
+    lanes: int = 8,
+    **limits: Any,
+) -> Experiment:
+    """Return what trains from a replay memory on `environment`: one policy, one actor
+    worker, one trainer, which grants the actor its steps."""
+    return Experiment(
+        name=run_name(name),
+        policies={"policy": policy},
+        workers={"actor": ReplayActors(environment=environment, lanes=lanes), "trainer": trainer},
+        limits=Limits(**limits),
+    )
+
+
+def refuse_several(name: str, environment: EnvironmentConfig) -> Experiment:
+    """Raise `ConfigError`: a replay memory is of one agent."""
+    raise ConfigError(
+        f"dqn and sac train one agent from a replay memory, and {name} is an environment of several; take ppo"
+    )
+
+
+DQN_PRESETS = Presets(
+    # double, duelling, 3-step returns
+    general=partial(
+        off_policy,
+        policy=QNetwork(),
+        trainer=ReplayTrainer(
+            algorithm=DQN(),
+            buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
+            batch_size=64,
+            ratio="1/4",
+        ),
+        steps=1_000_000,
+    ),
+    tuned={
+        # 475 in about 70 k env steps. Steps that leave the track are rare and an error
+        # counts as 1 at most: drawn uniformly they changed too little, and the cart left
+        # it again and again. A duelling head, or target weights that jump, fell back, too
+        "CartPole-v1": partial(
+            off_policy,
+            policy=QNetwork(duelling=False),
+            trainer=ReplayTrainer(
+                algorithm=DQN(
+                    learning_rate=1e-3,
+                    learning_rate_schedule="linear",
+                    target_every=1,
+                    target_rate=0.01,
+                    epsilon_end=0.01,
+                    epsilon_updates=4_000,
+                ),
+                # β stays as it is
+                buffer=PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000),
+                batch_size=64,
+                ratio="1/2",
+            ),
+            steps=100_000,
+        ),
+        # its convolution, and a hidden layer
+        "MinAtar/": partial(
+            off_policy,
+            policy=QNetwork(hidden=(128,)),
+            trainer=ReplayTrainer(
+                algorithm=DQN(
+                    learning_rate=2.5e-4, target_every=1_000, epsilon_end=0.02, epsilon_updates=25_000
+                ),
+                buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
+                batch_size=32,
+                ratio="1/4",
+            ),
+            steps=1_000_000,
+        ),
+    },
+    kinds={
+        PettingZoo: refuse_several,
+        # the settings of Mnih et al. 2015, with Adam and fewer rows. Single frames of
+        # 7 kB: 100,000 take 0.7 GB. Never run to its end
+        Atari: partial(
+            off_policy,
+            policy=QNetwork(hidden=(512,)),
+            trainer=ReplayTrainer(
+                algorithm=DQN(
+                    learning_rate=1e-4, target_every=2_000, epsilon_end=0.05, epsilon_updates=100_000
+                ),
+                buffer=Replay(capacity=100_000, warm_up=10_000, frame_stack=4),
+                batch_size=32,
+                ratio="1/4",
+            ),
+            steps=10_000_000,
+        ),
+    },
+    policies=(QNetwork(),),
+    replay=True,
+)
+SAC_PRESETS = Presets(
+    # an update for each step, networks of 256 and 256
+    general=partial(
+        off_policy,
+        policy=SquashedGaussian(),
+        trainer=ReplayTrainer(
+            algorithm=SAC(), buffer=Replay(capacity=1_000_000, warm_up=5_000), batch_size=256, ratio=1
+        ),
+        steps=1_000_000,
+    ),
+    tuned={
+        # batches of 128 take half the time of the usual 256, and the usual learning rate
+        # of 0.0003 a good deal more of the steps
+        "HalfCheetah-v5": partial(
+            off_policy,
+            policy=SquashedGaussian(),
+            trainer=ReplayTrainer(
+                algorithm=SAC(learning_rate=7e-4, critic_learning_rate=1e-3),
+                buffer=Replay(capacity=300_000, warm_up=5_000),
+                batch_size=128,
+                ratio=1,
+            ),
+            lanes=4,
+            steps=300_000,
+        ),
+    },
+    kinds={PettingZoo: refuse_several},
+    policies=(SquashedGaussian(),),
+    replay=True,
+)
