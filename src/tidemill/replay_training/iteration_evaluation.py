@@ -5,8 +5,7 @@ The evaluation has environments of its own, and draws random numbers of its own;
 no memory and takes no credits, so that training is what it would be without.
 
 Its environments play side by side, each in its own time. What counts does not depend on
-that: the first episode of each in their order, then the second of each, and so on, up to
-the given number of steps.
+that: rounds of episodes (`counted_episodes`), up to the given number of steps.
 """
 
 from collections import deque
@@ -25,21 +24,14 @@ from tidemill.replay_training.granted_order import in_turn
 from tidemill.replay_training.ready_environments import LOOK_AGAIN, ReadyBatch
 from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.inline import InlineInferenceClient
-from tidemill.streams.parameters import Subscription
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
+from tidemill.workers.counted_episodes import next_counted
 from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.row_schema import row_schema
-
-
-class _Frozen(Subscription):
-    """Parameters that stay."""
-
-    def refresh(self, policy: Policy) -> bool:
-        return True
 
 
 class _Play:
@@ -99,7 +91,8 @@ def _counted(plays: Sequence[_Play], steps: int) -> list[float] | None:
     these are not all played."""
     returns: list[float] = []
     while True:
-        number, play = len(returns) // len(plays), plays[len(returns) % len(plays)]
+        which, number = next_counted(len(returns), len(plays))
+        play = plays[which]
         over = number < len(play.ended)
         ret, length = play.ended[number] if over else (0.0, play.open)
         steps -= length
@@ -135,7 +128,7 @@ def evaluate(
     state = config.state(spaces)
     observation = schema_of_space(spaces.observation, "obs")
     drawn = in_turn(context, actors.agents[0])
-    client = InlineInferenceClient(player, 0, _Frozen(), answer, state, observation, 1, Clock())
+    client = InlineInferenceClient(player, 0, None, answer, state, observation, 1, Clock())
     rung: deque[_Play] = deque()  # by environments, in their threads
     environments: list[Environment] = []
     try:

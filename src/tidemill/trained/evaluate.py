@@ -1,12 +1,11 @@
 """Evaluates a run's policies: so many episodes of the run's own environment, played by a
 checkpoint, and what came of them.
 
-Which episodes count is fixed before the first begins (so many per lane), never by which
-of them end first: those would be the short ones.
+Which episodes count is known before they begin (`counted_episodes`).
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,113 +16,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tidemill.api.algorithm import ROW_FIELDS
-from tidemill.api.environment import Environment, Tick
-from tidemill.api.experiment import Experiment
-from tidemill.api.spaces import schema_of_space
-from tidemill.api.stream import InferenceClient
-from tidemill.core.clock import Clock, awake
-from tidemill.core.errors import ConfigError, EnvironmentFault, RunError, did_you_mean
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
-from tidemill.streams.sources import Fixed
-from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
-from tidemill.transports.local import LocalBell
-from tidemill.workers.actor_config import ActorConfig
+from tidemill.trained.load import LoadedPolicy, Weights
+from tidemill.trained.player import Played, Player, find_actors, load_policies
 from tidemill.workers.actor_environments import build_environment
-from tidemill.workers.agent_spec import AgentSpec, PlayerSpec, match_agents
-from tidemill.workers.block_agent import BlockAgent
-from tidemill.workers.episode_info import InfoReader, Numbers, means
-from tidemill.workers.ring import EnvTarget
-from tidemill.workers.sample_writers.unread import Unread
+from tidemill.workers.counted_episodes import counted_of
+from tidemill.workers.episode_info import means
 
 LANES = 10
-ROWS = AgentSpec(sample_steps=16)  # how many are written before they are written over
-TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsewhere
 RESAMPLES = 2000  # of the bootstrap; the ends of a 95 % interval move by about 2 % of its width
-
-
-@dataclass(frozen=True)
-class Played:
-    """One episode of one seat. `episode` is its number (see `EpisodeCounter`)."""
-
-    spec: int
-    lane: int
-    episode: int
-    ret: float
-    length: int
-    info: Numbers
-
-
-class Player:
-    """Lets policies play an environment, as an actor's target whose rows nobody reads.
-
-    policies: one per agent spec
-    deterministic: ask every policy for its mode; False leaves it to each spec
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        specs: Sequence[PlayerSpec],
-        policies: Sequence[LoadedPolicy],
-        deterministic: bool,
-    ) -> None:
-        groups = match_agents(environment.agents, specs)
-        for spec, group, policy in zip(specs, groups, policies, strict=True):
-            spaces = environment.agents[group[0]].spaces
-            if spaces != policy.spaces:
-                raise RunError(
-                    f'the agents "{spec.match}" see and do something else than policy "{policy.name}" was '
-                    f"trained on; evaluate it in the environment of its run.\nHere: {spaces}\nThen: "
-                    f"{policy.spaces}"
-                )
-        self._bell, self._counter = LocalBell(), EpisodeCounter(environment)
-        self._counter.bind(groups)
-        self._counter.on_ready(self._bell.ring)
-        self._clients, agents, ticks = list[InferenceClient](), list[BlockAgent](), list[Tick]()
-        for spec, group, policy in zip(specs, groups, policies, strict=True):
-            seats, observation = environment.lanes * len(group), policy.spaces.observation
-            schema = {**schema_of_space(observation, "obs"), **ROW_FIELDS, **policy.schema, **policy.state}
-            rows, client = Unread(ROWS, schema, seats, environment.same_step), policy.client(seats)
-            self._clients.append(client)
-            agents.append(BlockAgent(schema, seats, deterministic or spec.deterministic, client, rows))
-            ticks.append(Tick.allocate(observation, seats, environment.info, environment.same_step))
-        self._target = EnvTarget(self._counter, agents, ticks, Clock(), InfoReader())
-
-    @property
-    def episodes(self) -> NDArray[np.int64]:
-        """Finished episodes of each lane (see `EpisodeCounter`)."""
-        return self._counter.episodes
-
-    @property
-    def steps(self) -> int:
-        """Steps of all lanes; resets are none."""
-        return self._target.steps
-
-    def tick(self) -> list[Played]:
-        """Play one tick and return the seats' episodes that ended in it."""
-        target, deadline = self._target, awake() + TICK_DEADLINE
-        target.step()
-        while not target.ready_to_observe():
-            if awake() > deadline:
-                raise EnvironmentFault(
-                    f"the environment did not finish a tick within {TICK_DEADLINE:.0f} s; it hangs, or its "
-                    "server is away"
-                )
-            self._bell.wait(0.1)
-        target.observe()
-        for client in self._clients:
-            client.flush()
-        played = []
-        for number, (agent, ended) in enumerate(zip(target.agents, self._counter.ended, strict=True)):
-            for (lane, episode), (ret, length, _, said) in zip(ended, agent.episodes, strict=True):
-                played.append(Played(number, lane, episode, ret, length, said))
-            agent.episodes.clear()
-        return played
 
 
 @dataclass(frozen=True)
@@ -210,7 +115,7 @@ def evaluate(
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)
     lanes = 1 if actors.environment.single else min(lanes, episodes)
-    shares = np.array([episodes // lanes + (lane < episodes % lanes) for lane in range(lanes)])
+    shares = np.array([counted_of(lane, lanes, episodes) for lane in range(lanes)])
     environment = build_environment(
         actors.replace(environment=actors.environment.bare().scored()),
         lanes,
@@ -253,53 +158,6 @@ def evaluate(
             file=sys.stderr,
         )
     return evaluation
-
-
-def find_actors(experiment: Experiment, group: str | None) -> tuple[str, ActorConfig]:
-    """Return name and configuration of the actors called `group`, or of the only ones."""
-    known = experiment.groups(ActorConfig)
-    if group is not None:
-        if group not in known:
-            raise RunError(f'the experiment has no actors called "{group}"; {did_you_mean(group, known)}')
-        return group, known[group]
-    if not known:
-        raise RunError("the experiment has no actors, so no environment to play in")
-    environments = [config.environment for config in known.values()]
-    if any(environment != environments[0] for environment in environments):
-        raise RunError(
-            f"the experiment's actors play in different environments; say which of {', '.join(known)} by "
-            "actor (--actor)"
-        )
-    return next(iter(known.items()))
-
-
-def load_policies(
-    folder: RunFolder,
-    experiment: Experiment,
-    actors: ActorConfig,
-    environment: Environment,
-    weights: Weights,
-    seed: int,
-) -> list[LoadedPolicy]:
-    """Return the policy of each agent spec: with these `weights`, or with those that it
-    is fixed to. Specs that share both get the same."""
-    loaded: dict[tuple[str, Fixed | None], LoadedPolicy] = {}
-    groups = match_agents(environment.agents, actors.agents)
-    for spec, group in zip(actors.agents, groups, strict=True):
-        name, fixed = spec.policy, spec.parameters if isinstance(spec.parameters, Fixed) else None
-        own = derive_seed(seed, "policy", name)
-        if (name, fixed) in loaded:
-            continue
-        if fixed is None:
-            loaded[name, fixed] = load_policy(folder, experiment, name, weights, own)
-        else:
-            loaded[name, fixed] = load_fixed(
-                experiment, name, fixed, environment.agents[group[0]].spaces, own
-            )
-    return [
-        loaded[spec.policy, spec.parameters if isinstance(spec.parameters, Fixed) else None]
-        for spec in actors.agents
-    ]
 
 
 def _play(player: Player, shares: NDArray[np.int64], quiet: bool) -> list[Played]:

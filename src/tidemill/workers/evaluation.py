@@ -24,9 +24,8 @@ it is noted which of them have beaten it::
     )),
     "evaluation": Evaluation(games=100, drawn=0.0),
 
-A version's games are the first ones of each seat, as many of each: the first to finish
-would be the short ones. Episodes of other versions, or in which the version changed, are
-discarded and counted.
+A version's games are whole rounds of the seats' episodes (`counted_episodes`). Episodes
+of other versions, or in which the version changed, are discarded and counted.
 
 An opponent that was never rated counts as the newest rated version before it.
 Evaluation takes longer than a push, so that most opponents were not evaluated
@@ -61,6 +60,7 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.counted_episodes import counted_of
 from tidemill.workers.elo_rating import performance
 from tidemill.workers.episode_info import FIELD, Numbers, by_name, means, unpack
 
@@ -221,7 +221,7 @@ class EvaluationWorker(Worker):
         channels = [context.endpoints.consumer(edge.name) for edge in edges]
         self._consumer = ChannelSampleConsumer(channels, 0, 0)
         self._seats = sum(judge.lanes for judge in judges) * facts.samples[config.samples].seats_per_lane
-        self._each = -(-config.games // self._seats)  # games of every seat
+        self._each = counted_of(0, self._seats, config.games)  # games of every seat: whole rounds
         self._return, self._elo, self._beats, self._in = (
             f"{config.name}/{what}" for what in ("return", "elo", "beats", "stage")
         )
