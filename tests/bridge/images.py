@@ -30,7 +30,7 @@ def image_of(layout_name, groups, side_channel=b"", capacity=None, rows=0):
             write_int(first, place, field.start)
         place += field.bytes({})
     total = sum(group_bytes(layout, name, spec) for name, spec in groups.items())
-    write_int(first, layout.offset("capacity"), capacity)
+    write_int(first, layout.offsets["capacity"], capacity)
     if layout.files == 1:
         data = first + bytearray(capacity + 4 + total)
         write_int(data, 0, len(data))
@@ -38,7 +38,7 @@ def image_of(layout_name, groups, side_channel=b"", capacity=None, rows=0):
         channel = layout.header_bytes
         place = channel + capacity + 4
     else:
-        write_int(first, layout.offset("groups_bytes"), total)
+        write_int(first, layout.offsets["groups_bytes"], total)
         data = bytearray(capacity + total)
         channel, place = 0, capacity
     write_int(data, channel, len(side_channel))

@@ -202,7 +202,7 @@ def _blamed(play: SimulatorPlay, name: str) -> str:
     if memory.data.closed:
         return "growth"
     if layout.files == 1:
-        command = memory.data[layout.offset("command")]
+        command = memory.data[layout.offsets["command"]]
         if command > CLOSE:
             return "commands"
         if command == CHANGE_FILE or play.changed_in_place:

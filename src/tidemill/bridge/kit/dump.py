@@ -188,13 +188,12 @@ def _ordered(rows: Plain, **more: Any) -> Plain:
 
 
 def _rows(memory: bytes, group: GroupImage, counter: str, prefix: str, agent_id: str) -> Plain:
-    rows, obs, place = count(memory, group, counter), [], group.places[prefix + "obs"]
-    for observation in group.spec.observation_specs:
-        obs.append(_block(memory, place, np.float32, rows, *observation.shape))
-        place += 4 * group.spec.max_agents * observation.size
+    rows = count(memory, group, counter)
     return {
         "n_agents": rows,
-        "obs": obs,
+        "obs": [
+            _block(memory, place, np.float32, rows, *one.shape) for place, one in group.observations(prefix)
+        ],
         "reward": _block(memory, group.places[prefix + "reward"], np.float32, rows),
         "agent_id": _block(memory, group.places[agent_id], np.int32, rows),
     }

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tidemill.bridge.kit.record import RecordedSideChannels
-from tidemill.bridge.kit.recording import Exchange, Recording, group_spec
+from tidemill.bridge.kit.recording import Exchange, Recording
 from tidemill.bridge.kit.trial_trainer import Program
-from tidemill.bridge.protocol.specs import ActionTuple, DecisionSteps, TerminalSteps
+from tidemill.bridge.protocol.specs import ActionTuple, BehaviorSpec, DecisionSteps, TerminalSteps
 from tidemill.bridge.protocol.tables import QUERY
 from tidemill.bridge.trainer_side.simulator import Simulator
 
@@ -64,9 +64,7 @@ def _differences(
         spec = recording.specs[name]
         if name not in specs:
             found.append(f'there is no group "{name}"')
-        elif group_spec(name, spec) != group_spec(name, specs[name]) and _bare(name, spec) != _bare(
-            name, specs[name]
-        ):
+        elif _bare(spec) != _bare(specs[name]):
             found.append(f'group "{name}" is another: it was {spec}, and is {specs[name]}')
         else:
             (asked, ended), (asks, ends) = recording.steps(exchange, name), simulator.get_steps(name)
@@ -78,10 +76,10 @@ def _differences(
     return found
 
 
-def _bare(name: str, spec: Any) -> tuple[Any, ...]:
+def _bare(spec: BehaviorSpec) -> tuple[Any, ...]:
     """What a group is in every layout: without the properties of observations, which only
     layout 0.3.2 has."""
-    return name, spec.max_agents, spec.action_spec, [one.shape for one in spec.observation_specs]
+    return spec.max_agents, spec.action_spec, [one.shape for one in spec.observation_specs]
 
 
 def _difference(

@@ -7,10 +7,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count as counted
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -218,7 +219,8 @@ def _spoils(watcher: Watcher) -> None:
     for _ in range(5):
         watcher.act()
         for group in play.memory.groups:
-            for place, size in _values(group):
+            for _, _, place, width, _ in _written(group):
+                size = group.spec.max_agents * width
                 play.memory.data[place : place + size] = b"\xff" * size
         with found.during("whole rows", play):
             data = play.exchange()
@@ -229,49 +231,33 @@ def _spoils(watcher: Watcher) -> None:
         found.good("whole rows", f"{looked} rows")
 
 
-def _values(group: GroupImage) -> list[tuple[int, int]]:
-    """Return where observations, rewards and masks lie, and how many bytes they have."""
-    most, symbols, places = group.spec.max_agents, group.symbols, group.places
-    found = [
-        (places[prefix + name], 4 * most * size)
-        for prefix in ("", "ended_")
-        for name, size in (("obs", symbols["P"]), ("reward", 1))
-        if prefix + name in places
-    ]
-    return [*found, (places["masks"], most * symbols.get("B", 0))]
+def _written(group: GroupImage) -> Iterator[tuple[str, str, int, int, Any]]:
+    """Yield for observations, rewards and masks: which counter has their rows, what they
+    are, where they lie, how many bytes a row has, and the type of its values."""
+    for counter, prefix in (("agents", ""), ("ended", "ended_")):
+        if counter in group.places:
+            for k, (place, one) in enumerate(group.observations(prefix)):
+                yield counter, f"observation {k}", place, 4 * one.size, np.uint32
+            yield counter, "the reward", group.places[prefix + "reward"], 4, np.uint32
+    if width := group.symbols.get("B", 0):
+        yield "agents", "the mask", group.places["masks"], width, np.uint8
 
 
 def _whole(watcher: Watcher, group: GroupImage) -> int:
     """Complain of values that were left as they had been spoilt; return how many rows
     there are."""
-    data, spec = watcher.play.memory.data, group.spec
-    rows = 0
-    for counter, prefix in (("agents", ""), ("ended", "ended_")):
-        if counter not in group.places:
-            continue
-        n = count(data, group, counter)
-        rows += n
-        parts = [
-            (f"observation {k}", observation.size) for k, observation in enumerate(spec.observation_specs)
-        ]
-        place = group.places[prefix + "obs"]
-        for what, width in [*parts, ("the reward", 1)]:
-            start = group.places[prefix + "reward"] if what == "the reward" else place
-            place += 0 if what == "the reward" else 4 * spec.max_agents * width
-            left = (
-                np.frombuffer(data[start : start + 4 * n * width], np.uint32).reshape(n, width) == 0xFFFFFFFF
-            ).any(axis=1)
-            if left.any():
-                watcher.found.bad(
-                    "whole rows", f'group "{group.name}": {what} of row {int(left.argmax())} was not written'
-                )
-                data[start : start + 4 * n * width] = bytes(4 * n * width)
-    width = group.symbols.get("B", 0)
-    n = count(data, group, "agents")
-    if 0xFF in data[group.places["masks"] : group.places["masks"] + n * width]:
-        watcher.found.bad("whole rows", f'group "{group.name}": masks were not written')
-        data[group.places["masks"] : group.places["masks"] + n * width] = bytes(n * width)
-    return rows
+    data = watcher.play.memory.data
+    for counter, what, place, width, kind in _written(group):
+        rows = count(data, group, counter)
+        size = rows * width
+        values = np.frombuffer(data[place : place + size], kind).reshape(rows, width // kind().itemsize)
+        left = (values == np.iinfo(kind).max).any(axis=1)
+        if left.any():
+            watcher.found.bad(
+                "whole rows", f'group "{group.name}": {what} of row {int(left.argmax())} was not written'
+            )
+            data[place : place + size] = bytes(size)
+    return sum(count(data, group, counter) for counter in ("agents", "ended") if counter in group.places)
 
 
 def _closes(watcher: Watcher) -> None:

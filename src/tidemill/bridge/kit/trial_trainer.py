@@ -95,14 +95,14 @@ class SimulatorPlay:
     def _become_another(self) -> None:
         """Have no companion file, and another capacity of the side channel: 24; in
         layouts 0.3 a body of 4 bytes, and a header that says 0."""
-        path, place = self._meeting.path, self.layout.offset("capacity")
+        path, place = self._meeting.path, self.layout.offsets["capacity"]
         Path(f"{path}{TRAINER_SUFFIX}").unlink()
         self.memory.close()
         header = bytearray(path.read_bytes())
         if self.layout.files == 1:
             write_int(header, place, 24)
             header += bytes(20)
-            write_int(header, self.layout.offset("file_bytes"), len(header))
+            write_int(header, self.layout.offsets["file_bytes"], len(header))
         else:
             write_int(header, place, 0)
             os.truncate(path.with_name(path.name + "_"), 4)

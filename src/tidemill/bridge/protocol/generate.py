@@ -54,7 +54,7 @@ def constants_0() -> list[tuple[str, int]]:
     """Offsets of layout 0."""
     layout = LAYOUTS["0"]
     base = layout.header_bytes
-    offsets = [(_CALLED.get(field.name, field.name), layout.offset(field.name)) for field in layout.header]
+    offsets = [(_CALLED.get(name, name), place) for name, place in layout.offsets.items()]
     size = base + 8
     return [
         *offsets,
@@ -69,7 +69,7 @@ def constants_0() -> list[tuple[str, int]]:
 def constants_3() -> list[tuple[str, int]]:
     """Offsets of the headers of layouts 0.3.0 and 0.3.2."""
     older, newer = LAYOUTS["0.3.0"], LAYOUTS["0.3.2"]
-    offsets = [(_CALLED_3.get(field.name, field.name), newer.offset(field.name)) for field in newer.header]
+    offsets = [(_CALLED_3.get(name, name), place) for name, place in newer.offsets.items()]
     return [*offsets, ("header_size_0", older.header_bytes), ("header_size_2", newer.header_bytes)]
 
 

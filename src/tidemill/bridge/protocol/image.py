@@ -4,10 +4,18 @@ checked before it is used."""
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from struct import Struct, unpack
 
 from tidemill.bridge.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from tidemill.bridge.protocol.tables import LAYOUTS, NAME_BYTES, SHAPE_NUMBERS, SPEC_NUMBERS, MemoryLayout
+from tidemill.bridge.protocol.tables import (
+    LAYOUTS,
+    NAME_BYTES,
+    SHAPE_NUMBERS,
+    SPEC_NUMBERS,
+    MemoryLayout,
+    places_of,
+)
 from tidemill.core.errors import ConfigError, ImageError
 
 Memory = bytes | bytearray | mmap.mmap
@@ -28,6 +36,13 @@ class GroupImage:
     symbols: Mapping[str, int]
     places: Mapping[str, int]
     end: int
+
+    def observations(self, prefix: str) -> list[tuple[int, ObservationSpec]]:
+        """Return where the rows of each observation begin, those of agents that ask
+        (prefix "") or end ("ended_"), and what it is."""
+        sizes = [4 * self.spec.max_agents * one.size for one in self.spec.observation_specs]
+        starts = accumulate(sizes[:-1], initial=self.places[f"{prefix}obs"])
+        return list(zip(starts, self.spec.observation_specs, strict=False))
 
 
 def check_spec(layout: MemoryLayout, name: str, spec: BehaviorSpec) -> None:
@@ -79,8 +94,7 @@ def symbols_of(name: str, spec: BehaviorSpec) -> dict[str, int]:
 
 def group_bytes(layout: MemoryLayout, name: str, spec: BehaviorSpec) -> int:
     """Return the size of a group."""
-    symbols = symbols_of(name, spec)
-    return sum(field.bytes(symbols) for field in layout.group)
+    return places_of(layout.group, symbols_of(name, spec))[1]
 
 
 def write_group(
@@ -108,17 +122,15 @@ def write_group(
         "continuous_size": actions.continuous_size,
         "branch_count": len(actions.branches),
     }
-    places, place = {}, start
-    for field in layout.group:
-        places[field.name] = place
-        value = values.get(field.name)
+    places, end = places_of(layout.group, symbols, start)
+    for field, place in places.items():
+        value = values.get(field)
         if isinstance(value, bytes):
             memory[place : place + len(value)] = value
         else:
             for i, number in enumerate([value] if isinstance(value, int) else value or ()):
                 write_int(memory, place + 4 * i, number)
-        place += field.bytes(symbols)
-    return GroupImage(name, spec, symbols, places, place)
+    return GroupImage(name, spec, symbols, places, end)
 
 
 def read_group(layout: MemoryLayout, memory: Memory, start: int, limit: int) -> GroupImage:
@@ -239,10 +251,10 @@ def read_header(layout: MemoryLayout, memory: Memory) -> dict[str, int]:
             f"{len(memory)} bytes are too few for a header of layout {layout.name}, which has "
             f"{layout.header_bytes}"
         )
-    header, place = {}, 0
-    for field in layout.header:
-        header[field.name] = memory[place] if field.kind == "u8" else int(read_int(memory, place)[0])
-        place += field.bytes({})
+    header = {
+        field.name: memory[place] if field.kind == "u8" else int(read_int(memory, place)[0])
+        for field, place in zip(layout.header, layout.offsets.values(), strict=True)
+    }
     version = tuple(
         header[name] for name in (("version",) if layout.files == 1 else ("major", "minor", "patch"))
     )
@@ -276,7 +288,7 @@ def read_header(layout: MemoryLayout, memory: Memory) -> dict[str, int]:
 def layout_of(memory: Memory) -> str:
     """Return the name of the layout that a first file is of."""
     for layout in LAYOUTS.values():
-        place = layout.offset("version" if layout.files == 1 else "major")
+        place = layout.offsets["version" if layout.files == 1 else "major"]
         numbers = memory[place : place + 4 * len(layout.version)]
         same = (
             len(memory) >= layout.header_bytes

@@ -140,13 +140,11 @@ class SharedMemory(ABC):
 
 def write_header(layout: MemoryLayout, memory: mmap.mmap) -> None:
     """Write the header as it is at the start."""
-    place = 0
-    for field in layout.header:
+    for field, place in zip(layout.header, layout.offsets.values(), strict=True):
         if field.kind == "u8":
             memory[place] = field.start
         else:
             write_int(memory, place, field.start)
-        place += field.bytes({})
 
 
 def next_path(path: Path, changes: int, what: str) -> Path:

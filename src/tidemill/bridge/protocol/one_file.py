@@ -19,7 +19,7 @@ class OneFile(SharedMemory):
 
     def __init__(self, layout: MemoryLayout, path: Path, side: int, *, create: bool) -> None:
         super().__init__(layout, path, side)
-        self._turn, self._command = layout.offset("turn"), layout.offset("command")
+        self._turn, self._command = layout.offsets["turn"], layout.offsets["command"]
         self.turns = Handover(layout.word, self._turn, side)
         self._changed = 0
         if create:
@@ -93,8 +93,8 @@ class OneFile(SharedMemory):
         size = check_size(end + shift + more, what)
         new = create_file(path, size)
         new[: self.layout.header_bytes] = old[: self.layout.header_bytes]
-        write_int(new, self.layout.offset("file_bytes"), size)
-        write_int(new, self.layout.offset("capacity"), capacity)
+        write_int(new, self.layout.offsets["file_bytes"], size)
+        write_int(new, self.layout.offsets["capacity"], capacity)
         if not shift:
             new[self._channel : start] = old[self._channel : start]
         new[start + shift : end + shift] = old[start:end]

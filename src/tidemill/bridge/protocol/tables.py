@@ -8,6 +8,7 @@ chance.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -55,6 +56,18 @@ class TableField:
         return SIZES[self.kind] * self.items(symbols)
 
 
+def places_of(
+    fields: Sequence[TableField], symbols: dict[str, int], start: int = 0
+) -> tuple[dict[str, int], int]:
+    """Return where each field lies, one behind the other from `start` on, by name, and
+    the place behind the last."""
+    found = {}
+    for field in fields:
+        found[field.name] = start
+        start += field.bytes(symbols)
+    return found, start
+
+
 @dataclass(frozen=True)
 class MemoryLayout:
     """A layout. `header` lies at the start of the first file; `side_channel`, and then
@@ -88,21 +101,17 @@ class MemoryLayout:
     @cached_property
     def header_bytes(self) -> int:
         """Size of the header."""
-        return sum(field.bytes({}) for field in self.header)
+        return places_of(self.header, {})[1]
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where the fields of the header lie, by name."""
+        return places_of(self.header, {})[0]
 
     @property
     def queries(self) -> bool:
         """Whether side channels may be exchanged without a step."""
-        return any(field.name == "query" for field in self.header)
-
-    def offset(self, name: str) -> int:
-        """Return where a field of the header lies."""
-        place = 0
-        for field in self.header:
-            if field.name == name:
-                return place
-            place += field.bytes({})
-        raise KeyError(name)
+        return "query" in self.offsets
 
     @property
     def digest(self) -> str:

@@ -21,17 +21,8 @@ class TwoFiles(SharedMemory):
 
     def __init__(self, layout: MemoryLayout, path: Path, side: int, *, create: bool) -> None:
         super().__init__(layout, path, side)
-        names = (
-            "simulator_blocked",
-            "trainer_blocked",
-            "reset",
-            "closed",
-            "body",
-            "capacity",
-            "groups_bytes",
-        )
-        self._at = {name: layout.offset(name) for name in names}
-        self._query = layout.offset("query") if layout.queries else None
+        self._at = layout.offsets
+        self._query = layout.offsets.get("query")
         self._mine, self._theirs = self._at["trainer_blocked"], self._at["simulator_blocked"]
         if side == SIMULATOR:
             self._mine, self._theirs = self._theirs, self._mine

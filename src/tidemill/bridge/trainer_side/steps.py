@@ -101,11 +101,7 @@ class _Block:
     def __init__(self, group: GroupImage, counter: str, prefix: str, agent_id: str) -> None:
         self._group, self._counter = group, counter
         self._reward, self._agent_id = group.places[prefix + "reward"], group.places[agent_id]
-        self._obs = []
-        place = group.places[prefix + "obs"]
-        for spec in group.spec.observation_specs:
-            self._obs.append((place, spec.size, spec.shape))
-            place += 4 * group.spec.max_agents * spec.size
+        self._obs = [(place, spec.size, spec.shape) for place, spec in group.observations(prefix)]
 
     def read(self, memory: Memory) -> tuple[int, list[Floats], Floats, Ints]:
         """Return n, and copies: observations, rewards, agent ids."""

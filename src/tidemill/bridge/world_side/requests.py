@@ -2,7 +2,7 @@
 answered by actions."""
 
 import mmap
-from itertools import accumulate, count
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.bridge.protocol.image import GroupImage, symbols_of, write_int
 from tidemill.bridge.protocol.specs import BehaviorSpec, Floats, Ints
-from tidemill.bridge.protocol.tables import LAYOUTS, MemoryLayout
+from tidemill.bridge.protocol.tables import LAYOUTS, MemoryLayout, places_of
 from tidemill.core.errors import SchemaError, SimulatorError
 
 _LOWEST_ID, _HIGHEST_ID = -(2**31), 2**31 - 1
@@ -30,16 +30,8 @@ class AgentRows:
 
     def __init__(self, name: str, spec: BehaviorSpec) -> None:
         self.most, symbols = spec.max_agents, symbols_of(name, spec)
-        fields = LAYOUTS["0"].agents[1:]
-        starts = dict(
-            zip(
-                (field.name for field in fields),
-                accumulate((field.bytes(symbols) for field in fields), initial=0),
-                strict=False,
-            )
-        )
-        self.block = np.zeros(sum(field.bytes(symbols) for field in fields), np.uint8)
-
+        starts, end = places_of(LAYOUTS["0"].agents[1:], symbols)
+        self.block = np.zeros(end, np.uint8)
         self.parts: list[tuple[int, NDArray[Any]]] = []  # where each array begins in the block, and the array
 
         def rows(name: str, dtype: Any, *shape: int) -> NDArray[Any]:
