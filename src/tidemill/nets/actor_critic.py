@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Box, Spaces, leaves, schema_of_space
+from tidemill.api.spaces import Box, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
 from tidemill.nets.masks import mask_of
-from tidemill.nets.mlp import Floats
+from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.nets.trainable import Network, TrainablePolicy
-from tidemill.nets.weights import ActorCriticShape
+from tidemill.nets.weights import ActorCriticShape, valued_answer
 
 OBSERVATION_CLIP = np.float32(10)  # deviations
 
@@ -77,10 +77,7 @@ class ActorCritic(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(width < 1 for width in self.hidden):
-            raise ConfigError(
-                f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead"
-            )
+        check_hidden(self.hidden)
         if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
             raise ConfigError(
                 f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one "
@@ -175,11 +172,7 @@ class ActorCritic(PolicyConfig):
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32,
         value in reward units)."""
-        return {
-            **schema_of_space(spaces.action, "action"),
-            "log_prob": Field((), "float32"),
-            "value": Field((), "float32"),
-        }
+        return valued_answer(spaces)
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy. Weights and samples come from two independent streams of

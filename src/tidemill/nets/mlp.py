@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.core.errors import ConfigError
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.weights import ROOT_TWO, orthogonal, views
 
@@ -91,6 +92,19 @@ class BatchedMLPs:
             np.matmul(below.T, h[1], out=of_weight[1])
 
 
+def layers_of(named: dict[str, Floats], hidden: int) -> list[Layer]:
+    """Return weights and biases of so many hidden layers, or the gradient's."""
+    return [(named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(hidden)]
+
+
+def check_hidden(hidden: tuple[int, ...]) -> None:
+    """Raise `ConfigError` unless these can be the widths of hidden layers."""
+    if any(width < 1 for width in hidden):
+        raise ConfigError(
+            f"hidden = {list(hidden)}: every width must be at least 1; leave a layer out instead"
+        )
+
+
 @dataclass(frozen=True)
 class MLPShape:
     """`towers` networks from `inputs` numbers through `hidden` layers to `outputs`;
@@ -138,16 +152,11 @@ class MLP:
         self.shape, self.flat = shape, flat
         self._forms = shape.forms()
         self.weights = views(flat, self._forms)
-        self._towers = BatchedMLPs(self._layers(self.weights), "relu")
+        self._towers = BatchedMLPs(layers_of(self.weights, len(shape.hidden)), "relu")
         self._scratch = Scratch()
         self._last: Floats = flat[:0]  # what the heads see
         # where `backward` wrote last, and its views
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}
-
-    def _layers(self, named: dict[str, Floats]) -> list[Layer]:
-        return [
-            (named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(len(self.shape.hidden))
-        ]
 
     def forward(self, inputs: Floats) -> Floats:
         """Return [towers, n, outputs] of inputs [n, inputs], which all towers see and
@@ -172,7 +181,6 @@ class MLP:
             np.add.reduce(of_out, axis=1, out=gradient["head.bias"], keepdims=True)
         of_last = self._scratch("of last", (self.shape.towers, *self._last.shape[1:]))
         np.matmul(of_out, self.weights["head.weight"].swapaxes(1, 2), out=of_last)
-        below = self._towers.backward(
-            of_last, None if gradient is None else self._layers(gradient), of_inputs
-        )
+        layers = None if gradient is None else layers_of(gradient, len(self.shape.hidden))
+        below = self._towers.backward(of_last, layers, of_inputs)
         return below.sum(0) if of_inputs else None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.cells import check_stretches
 from tidemill.nets.masks import forbid
-from tidemill.nets.mlp import BatchedMLPs, Floats, Layer
+from tidemill.nets.mlp import BatchedMLPs, Floats, layers_of
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 from tidemill.nets.weights import ActorCriticShape, views
@@ -36,7 +36,7 @@ class NumpyActorCritic(Network):
         """All weights, one after the other, and the same by name."""
         self.recurrent = shape.memory is not None
         self.shape, self._distribution = shape, shape.distribution
-        self._layers = layers_of(self.weights)
+        self._layers = layers_of(self.weights, len(shape.hidden))
         encoder = shape.encoder
         # two of each, so that acting leaves alone what a `backward` is going to need
         self._acting, self._training = (
@@ -145,7 +145,7 @@ class NumpyActorCritic(Network):
             of_last[0] += of_critic
         below = self._roll_back(of_last, gradient) if self.recurrent else of_last
         if below is not None:
-            self._training.backward(below, layers_of(gradient))
+            self._training.backward(below, layers_of(gradient, len(self._layers)))
 
     def _roll_back(self, of_last: Floats, gradient: dict[str, Floats]) -> Floats | None:
         """Write the gradients of the cell's weights; return that of its inputs, unless
@@ -173,11 +173,3 @@ class NumpyActorCritic(Network):
     def rescale_value(self, ratio: np.float32) -> None:
         self.weights["critic.weight"] *= ratio
         self.weights["critic.bias"] *= ratio
-
-
-def layers_of(named: dict[str, Floats]) -> list[Layer]:
-    """Return (weight, bias) of each hidden layer."""
-    return [
-        (named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"])
-        for i in range(sum(name.startswith("hidden.") for name in named) // 2)
-    ]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
-from tidemill.nets.mlp import BatchedMLPs, Floats, Layer
+from tidemill.nets.mlp import BatchedMLPs, Floats, layers_of
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.weights import ROOT_TWO, orthogonal, views
 
@@ -95,16 +95,11 @@ class QFunction:
         self._noise = np.zeros(shape.size if shape.noise else 0, np.float32)
         self.weights = views(self._used, self._forms)
         self._trunk = trunk_of(shape, self.weights)
-        self._towers = BatchedMLPs(self._layers(self.weights), "relu")
+        self._towers = BatchedMLPs(layers_of(self.weights, len(shape.hidden)), "relu")
         self._scratch = Scratch()
         # where `backward` wrote last, and its views
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}
         self._last: Floats = flat[:0]  # what the head sees
-
-    def _layers(self, named: dict[str, Floats]) -> list[Layer]:
-        return [
-            (named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(len(self.shape.hidden))
-        ]
 
     def draw_noise(self, rng: np.random.Generator) -> None:
         """Compute with new noise from now on; of a network without noise: nothing.
@@ -173,9 +168,8 @@ class QFunction:
         of_last = np.matmul(
             flat, self.weights["head.weight"].T, out=self._scratch("of last", self._last.shape)
         )
-        below = self._towers.backward(
-            of_last[np.newaxis], self._layers(gradient), of_input=self._trunk is not None
-        )
+        layers = layers_of(gradient, len(shape.hidden))
+        below = self._towers.backward(of_last[np.newaxis], layers, of_input=self._trunk is not None)
         if self._trunk is not None:
             self._trunk.backward(below[0], gradient)
         if shape.noise:

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy, PolicyConfig
-from tidemill.api.spaces import Box, Discrete, Space, Spaces, leaves, schema_of_space
+from tidemill.api.spaces import Box, Discrete, Space, Spaces, leaves
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
 from tidemill.nets.masks import ActionMask, mask_of
-from tidemill.nets.mlp import Floats
+from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.q_function import QFunction, Shape, first_weights
-from tidemill.nets.weights import CONVOLUTIONS, load_parameters, views
+from tidemill.nets.weights import CONVOLUTIONS, load_parameters, valued_answer, views
 
 Integers = NDArray[np.int64]
 
@@ -71,10 +71,7 @@ class QNetwork(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(width < 1 for width in self.hidden):
-            raise ConfigError(
-                f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead"
-            )
+        check_hidden(self.hidden)
         if self.filters < 0 or not (isfinite(self.noise) and self.noise >= 0):
             raise ConfigError(
                 f"filters = {self.filters} and noise = {self.noise} must be at least 0; 16 and 0 or 0.5 are "
@@ -99,11 +96,7 @@ class QNetwork(PolicyConfig):
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action``, ``log_prob`` (of the action, ε included) and ``value`` (of
         the best action, reward units)."""
-        return {
-            **schema_of_space(spaces.action, "action"),
-            "log_prob": Field((), "float32"),
-            "value": Field((), "float32"),
-        }
+        return valued_answer(spaces)
 
     def plan(self, spaces: Spaces) -> tuple[Shape, ObservationEncoder, str | None, ActionMask | None]:
         """Return the network's shape, what flattens observations, the leaf that is an

@@ -12,7 +12,7 @@ from tidemill.api.spaces import Box, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.nets.mlp import MLP, Floats, MLPShape
+from tidemill.nets.mlp import MLP, Floats, MLPShape, check_hidden
 from tidemill.nets.weights import load_parameters, views
 
 LOG_STD = -20.0, 2.0
@@ -38,10 +38,7 @@ class SquashedGaussian(PolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(width < 1 for width in self.hidden):
-            raise ConfigError(
-                f"hidden = {list(self.hidden)}: every width must be at least 1; leave a layer out instead"
-            )
+        check_hidden(self.hidden)
 
     def shape(self, spaces: Spaces, inputs: int) -> MLPShape:
         """Return what its network is made of, whose inputs are so many numbers."""

@@ -39,8 +39,8 @@ class TorchActorCritic(TorchBackend):
         # another one with each `push`, so that nobody keeps in it what was before
         self._saved_weights: dict[tuple[str, int], Tensor] = {}
         self._lent = False
-        self._mirror = Mirror(self._leaf)
-        self.flat: Floats = self._mirror.array
+        self._mirrors = {"flat": Mirror(self._leaf)}
+        self.flat: Floats = self._mirrors["flat"].array
         self.weights = views(self.flat, shape.forms())
         whole, start = self._leaf.detach(), 0
         self._tensors: dict[str, Tensor] = {}
@@ -71,16 +71,10 @@ class TorchActorCritic(TorchBackend):
         self._leaf.grad = gradient
         bind(list(self._tensors.values()), gradient)
 
-    def pull(self) -> None:
-        with self.place():
-            self._mirror.pull()
-        self.settle()
-
     def push(self) -> None:
+        """See `Network.push`."""
         self._saved_weights = {}
-        with self.place():
-            self._mirror.push()
-        self.settle()
+        super().push()
 
     def rescale_value(self, ratio: np.float32) -> None:
         with self.place(), torch.no_grad():

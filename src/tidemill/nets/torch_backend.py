@@ -14,7 +14,7 @@ from torch import Tensor
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import Distribution
 from tidemill.nets.gpu_acting import DeviceActing
-from tidemill.nets.torch_device import tensors
+from tidemill.nets.torch_device import Mirror, tensors
 from tidemill.nets.torch_gradients import bind, weighed
 from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 
@@ -29,6 +29,8 @@ class TorchBackend(Network):
     recorded = False
     """Whether a GPU may record what `heads` does for a number of rows, and repeat that
     with other rows (see `device_acting`)."""
+
+    _mirrors: dict[str, Mirror]  # of what has weights
 
     def __init__(self, distribution: Distribution, device: str) -> None:
         self.distribution, self.device = distribution, torch.device(device)
@@ -54,6 +56,20 @@ class TorchBackend(Network):
     def place(self) -> AbstractContextManager[object]:
         """See `Network.place`."""
         return torch.cuda.stream(self._stream)
+
+    def pull(self) -> None:
+        """See `Network.pull`."""
+        with self.place():
+            for mirror in self._mirrors.values():
+                mirror.pull()
+        self.settle()
+
+    def push(self) -> None:
+        """See `Network.push`."""
+        with self.place():
+            for mirror in self._mirrors.values():
+                mirror.push()
+        self.settle()
 
     def settle(self) -> None:
         """See `Network.settle`."""

@@ -71,18 +71,6 @@ class ModuleNetwork(TorchBackend):
     def log_std(self) -> Tensor:
         return self._log_std
 
-    def pull(self) -> None:
-        with self.place():
-            for mirror in self._mirrors.values():
-                mirror.pull()
-        self.settle()
-
-    def push(self) -> None:
-        with self.place():
-            for mirror in self._mirrors.values():
-                mirror.push()
-        self.settle()
-
     @property
     def size(self) -> int:
         return sum(parameter.numel() for parameter in self.trainable_parameters())

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Arrays, Field
 from tidemill.nets.actor_critic import check_deviation
 from tidemill.nets.masks import mask_of
 from tidemill.nets.trainable import TrainablePolicy
+from tidemill.nets.weights import valued_answer
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -49,11 +50,7 @@ class TorchNetwork(PolicyConfig):
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32,
         value in reward units)."""
         check_deviation(self, spaces)
-        return {
-            **schema_of_space(spaces.action, "action"),
-            "log_prob": Field((), "float32"),
-            "value": Field((), "float32"),
-        }
+        return valued_answer(spaces)
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy. Weights and samples come from two independent streams of

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import check_parameters
-from tidemill.core.schema import Array, Arrays, schema_of
+from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.core.schema import Array, Arrays, Field, schema_of
 from tidemill.nets.cells import Memory, Shapes
 from tidemill.nets.distributions import Distribution
 from tidemill.nets.encoders import Image, ObservationEncoder
@@ -31,6 +32,13 @@ def views(flat: Floats, shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]
         named[name] = flat[start:end].reshape(shape)
         start = end
     return named
+
+
+def valued_answer(spaces: Spaces) -> dict[str, Field]:
+    """Return the fields of an answer that tells a value: the action's leaves,
+    ``log_prob`` and ``value``."""
+    number = Field((), "float32")
+    return {**schema_of_space(spaces.action, "action"), "log_prob": number, "value": number}
 
 
 def load_parameters(own: Arrays, parameters: Mapping[str, Array]) -> None:
