@@ -81,7 +81,7 @@ class NumpyLibrary(Library):
         return numbers
 
     def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
-        """Nothing: they are the same."""
+        """Do nothing: on the host both are the same."""
 
     def total(self, parts: Sequence[Any], weight: float, out: Any) -> None:
         out[:] = [float(part) * weight for part in parts]

@@ -20,7 +20,7 @@ have as many rows as each of the experiment's equal trainers has of them.
 
 This is a process of its own, one on each core, all at work at the same time (`measure`
 starts them and says what to do): on standard input the order comes first, then lines
-``SECONDS PART``, each answered with what that took (`Spent`).
+``SECONDS PART``, each answered with what that took (`TimeSpent`).
 """
 
 import json

@@ -85,7 +85,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return waits(self.env, self.wall)
 
     def words(self, lanes: int) -> str:
-        """For people, per env step, with so many lanes in a target."""
+        """Return the costs in words, per env step, with so many lanes in a target."""
         waited = (
             ", of which it waits "
             f"{microseconds(self.wall - self.env)}{'' if self.threaded else ' and takes no threads'}"
@@ -142,7 +142,7 @@ class Layout:
 
     @property
     def processes(self) -> int:
-        """How many worker processes it makes."""
+        """The number of worker processes that it makes."""
         return self.actors if self.together else self.actors + self.trainers
 
     @property
@@ -151,7 +151,7 @@ class Layout:
         return self.actors * self.ring * self.lanes * self.sample_steps
 
     def words(self) -> str:
-        """For people."""
+        """Return the layout in words."""
         ring = f"{self.ring} × " if self.ring > 1 else ""
         where = " in threads" * bool(self.threads) + " on one core" * self.one_core
         lanes = f"{ring}{self.lanes} lane{'s' * (self.lanes > 1)} × {self.sample_steps} steps{where}"

@@ -151,8 +151,8 @@ class Host:
         return unreported
 
     def leave_unreported(self, sessions: tuple[str, ...]) -> None:
-        """It could not be told of these: the next one to open or end a session tries
-        again."""
+        """Leave these to whoever opens or ends a session next: the server could not be
+        told of them."""
         with self._lock:
             self.known.unreported = [*self.known.unreported, *sessions][-MOST_UNREPORTED:]
 

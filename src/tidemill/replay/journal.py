@@ -260,7 +260,7 @@ class JournalReader(SampleConsumer):
         return self._waiting.popleft() if self._waiting else None
 
     def release(self) -> None:
-        """Nothing: samples are copies."""
+        """Do nothing: samples are copies."""
 
     def close(self) -> None:
         """Close the file."""

@@ -311,7 +311,7 @@ class UniformReplay(ReplayBuffer):
         return sample
 
     def release(self) -> None:
-        """Nothing: batches are copies."""
+        """Do nothing: batches are copies."""
 
     # ---- checkpoints -------------------------------------------------------------------
 

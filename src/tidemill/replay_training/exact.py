@@ -134,7 +134,8 @@ class ExactTarget(EnvTarget):
         self._ring = ring
 
     def waits(self) -> bool:
-        """It is to be sent, and was not yet: for want of a credit, if it was tried."""
+        """True when it is to be sent, and was not yet: for want of a credit, if it was
+        tried."""
         return self.decided and not self._stepping
 
     def step(self) -> None:

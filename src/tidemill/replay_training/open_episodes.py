@@ -50,7 +50,7 @@ class OpenEpisode:
 
     @property
     def replayable(self) -> bool:
-        """It can be played again."""
+        """True when the episode can be played again."""
         return self.steps <= LONGEST
 
     def take(self, row: Mapping[str, Array]) -> None:

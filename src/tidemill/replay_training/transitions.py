@@ -200,7 +200,7 @@ class TransitionAgent(Agent):
 
     @property
     def actions(self) -> Arrays:
-        """Of all seats: always the same arrays."""
+        """The actions of all seats, always in the same arrays."""
         return self._actions
 
     def is_ready(self) -> bool:

@@ -160,7 +160,7 @@ class ChannelInferenceClient(InferenceClient):
         return held.answer
 
     def refresh(self) -> None:
-        """Nothing: the policy worker takes new parameters."""
+        """Do nothing: the policy worker takes new parameters."""
 
 
 class ChannelInferenceServer(InferenceServer):

@@ -97,8 +97,8 @@ class ActorConfig(WorkerConfig):
         return needs * (self.count * self.ring)
 
     def plays(self) -> dict[int, tuple[str, str]]:
-        """Of specs that play the newest version; others are opponents, or evaluated
-        elsewhere."""
+        """Return the specs that play the newest version; others are opponents, or
+        evaluated elsewhere."""
         return {
             number: (spec.policy, spec.match)
             for number, spec in enumerate(self.agents)

@@ -11,7 +11,7 @@ from tidemill.workers.data_parallel import CombinedCounts
 class Counters:
     """What a resumed run goes on from. `steps` are env steps that entered training:
     trained rows, each counted when it is first trained on, divided by the seats in a
-    lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.Counts`),
+    lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.SampleCounts`),
     `adopted` is the version as which it went on from another policy's weights last."""
 
     updates: int = 0

@@ -86,7 +86,7 @@ class ParameterRefresh:
         self._sent = True
 
     def before_episodes(self, target: int) -> None:
-        """All lanes of the target begin an episode."""
+        """Note that all lanes of the target are about to begin an episode."""
         if self._single:
             self._take(self._of_target[target])
 

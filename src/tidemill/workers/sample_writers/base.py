@@ -112,8 +112,8 @@ class SampleWriter(ABC):
 
     @abstractmethod
     def send(self) -> bool:
-        """All rows written so far have their answers: send what is finished. False when
-        some of it found no slot."""
+        """Send what is finished, now that all rows written so far have their answers.
+        False when some of it found no slot."""
 
 
 class Columns(SampleWriter):
