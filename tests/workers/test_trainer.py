@@ -126,7 +126,7 @@ class Bench:
             resume,
         )
         self.worker = TrainerWorker(context, config)
-        self.worker._configure(
+        self.facts = self.worker._configure(
             Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1, mode, at_once=at_once)})
         )
         (self.algorithm,) = Adder.built
@@ -395,6 +395,21 @@ def test_a_checkpoint_without_the_newer_counters_is_taken(tmp_path: Path) -> Non
     del bench.worker.learner.counters.evicted
     bench.worker.learner.save(final=True)
     assert Bench(folder=tmp_path, resume="update-1").worker.learner.counters.evicted == 0
+
+
+def test_the_plan_counts_the_copies_that_the_algorithm_makes_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def batches(**settings: Any) -> list[int]:
+        return [need.nbytes for need in Bench(outlets=2, **settings).facts.memory if need.what == "batches"]
+
+    assert batches() == []
+    monkeypatch.setattr(Adder, "batch_copies", 3)
+    (sample,) = batches(batch_size=None)
+    row = sum(field.nbytes for field in FIELDS.values())
+    assert sample >= 2 * 3 * ROWS * SEATS * row
+    (large,) = batches(batch_size=8 * TRAINED)
+    assert large == 4 * sample
 
 
 # ---- going on from another policy ------------------------------------------------------

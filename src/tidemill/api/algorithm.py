@@ -111,10 +111,13 @@ class PostProcessor(Config):
 class Algorithm(ABC):
     """An algorithm learns from samples: it changes its policy's parameters in place.
 
+    batch_copies: how many copies of a batch an update makes, for the plan of memory
     policy: the policy that learns
     config: what it is set to. One whose configuration has `changeable` settings reads
         these here in each update: a trainer gives it another configuration now and then
     """
+
+    batch_copies: ClassVar[int] = 0
 
     policy: Policy
     config: "AlgorithmConfig"

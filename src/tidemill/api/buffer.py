@@ -41,10 +41,11 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.stream import SampleConsumer
+from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
+from tidemill.core.schema import layout
 
 
 @dataclass
@@ -89,6 +90,16 @@ class Demand:
         """True when each producer waits until the sample that it sent was given back: no
         lag is allowed."""
         return self.max_lag == 0
+
+    def batches(self, offered: Sequence[Offered], copies: int) -> list[Need]:
+        """Return the memory of so many `copies` of a batch, about: of samples as these
+        producers offer."""
+        if not (offered and copies):
+            return []
+        most = max(block.rows for block in offered)
+        row = max(layout(block.schema, block.lead)[1] // max(block.rows, 1) for block in offered)
+        rows = self.samples * most if self.rows is None else self.rows
+        return [Need("batches", copies * rows * row, f"{copies} copies x {rows:,} rows x {row:,} bytes")]
 
     def met(self, batch: Sequence["BufferedSample"]) -> bool:
         """True when `batch` is full."""

@@ -20,7 +20,7 @@ TELLING = 8 << 20  # bytes by which a process must grow before it is taken for t
 
 def memory_needs(context: Context, config: ActorConfig, environment: Environment) -> list[Need]:
     """Return the memory that one actor's rows will take: the slots of its streams, its
-    own arrays, and what a trainer copies out of a sample.
+    own arrays, and its requests.
 
     `environment` may have fewer lanes than it is going to have. Offering a slot touches
     none of its pages, so that this can be refused later.
@@ -56,14 +56,6 @@ def memory_needs(context: Context, config: ActorConfig, environment: Environment
                     f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}",
                 )
             )
-            if writer.trained:
-                needs.append(
-                    Need(
-                        "batches",
-                        channels * 2 * offered // config.slots,
-                        f"{copies}2 copies x {need.rows:,} rows x {per_row}",
-                    )
-                )
         if spec.inference != INLINE:
             policy = context.experiment.policies[spec.policy]
             answer, state = policy.answer(spaces), policy.state(spaces)

@@ -113,22 +113,22 @@ class Worker(WorkerHandle):
     def configure(self, facts: Facts | None = None) -> None:
         """Become READY."""
         own = self._configure(facts or Facts())
-        self._enter(State.READY, facts=own)
+        self._enter(Status(State.READY, own))
 
     def start(self) -> None:
         """Become RUNNING."""
-        self._enter(State.RUNNING)
+        self._enter(Status(State.RUNNING))
 
     def pause(self) -> None:
         """Become PAUSED: nothing is polled until `start`."""
-        self._enter(State.PAUSED)
+        self._enter(Status(State.PAUSED))
 
     def exit(self, reason: str = "") -> None:
         """Finish and become COMPLETED; `reason` says why and is reported."""
         if self.state not in ENDED:
             if self.state is not State.CONFIGURING:
                 self._on_exit()
-            self._enter(State.COMPLETED, reason=reason)
+            self._enter(Status(State.COMPLETED, reason=reason))
 
     @property
     def ended(self) -> bool:
@@ -191,22 +191,21 @@ class Worker(WorkerHandle):
             and threading.current_thread() is threading.main_thread()
         ):
             raise error
-        expected = isinstance(error, TidemillError)
-        message = str(error) if expected else f"{type(error).__name__}: {why(error)}"
+        cause: BaseException | None = error
+        while isinstance(cause, TidemillError):
+            cause = cause.__cause__
+        message = f"{type(error).__name__}: {why(error)}" if cause is error else str(error)
         if isinstance(error, SystemExit):
             message = (
                 f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another "
                 "part of the experiment"
             )
-        cause: BaseException | None = error
-        while isinstance(cause, TidemillError):
-            cause = cause.__cause__
         if cause is not None:  # something that is not ours to explain: say where
             message += _place(cause)
         message = _tail(message, ERROR_LIMIT)
-        details = "" if cause is None else "".join(traceback.format_exception(error))
+        details = "" if cause is None else _tail("".join(traceback.format_exception(error)), DETAILS_LIMIT)
         waited = error.seconds if isinstance(error, NoProgress) else 0.0
-        self._enter(State.FAILED, error=message, details=_tail(details, DETAILS_LIMIT), waited=waited)
+        self._enter(Status(State.FAILED, error=message, details=details, waited=waited))
         try:
             self._close()
         except (Exception, SystemExit):
@@ -251,19 +250,11 @@ class Worker(WorkerHandle):
         """Send a message up. Never waits."""
         self.context.endpoints.link.send(pack(message))
 
-    def _enter(
-        self,
-        state: State,
-        facts: Facts | None = None,
-        error: str = "",
-        details: str = "",
-        reason: str = "",
-        waited: float = 0.0,
-    ) -> None:
-        if state in ENDED and self.state is not State.CONFIGURING and state is not State.FAILED:
+    def _enter(self, status: Status) -> None:
+        if status.state in ENDED and self.state is not State.CONFIGURING and status.state is not State.FAILED:
             self._beat()
-        self.state = state
-        self.report(Status(state, facts or Facts(), error, details, reason, waited))
+        self.state = status.state
+        self.report(status)
 
     def _beat(self) -> None:
         now = awake()

@@ -11,12 +11,13 @@ half-done update and saves.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 
 from tidemill.api.algorithm import Algorithm, DataParallel, Sample
 from tidemill.api.buffer import BufferedSample, SampleCounts
+from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.clock import Clock, awake
@@ -33,7 +34,6 @@ LEAVE_ALONE = 2.0
 # for what equal trainers bring, before others get their turns: a look takes 0.5 µs, the
 # turns of a process 20
 LOOKS = 32
-_AGREED = np.zeros(7)  # what equal trainers agree on before each update: see `CombinedCounts`
 
 
 class CombinedCounts(NamedTuple):
@@ -74,6 +74,8 @@ class EqualTrainers:
                 f"{type(config.algorithm).__name__}, since its algorithm is no DataParallel (see "
                 "tidemill.api.algorithm); set the trainer's count to 1"
             )
+        if context.resume is not None and (rank := number(context.name)):
+            algorithm.separate(rank)
         others = {rank: name for rank, name in enumerate(names) if name != context.name}
         senders = {
             rank: context.endpoints.producer(f"sums/{policy}/{context.name}/{name}")
@@ -83,11 +85,10 @@ class EqualTrainers:
             rank: context.endpoints.consumer(f"sums/{policy}/{name}/{context.name}")
             for rank, name in others.items()
         }
+        counts = 8 * len(CombinedCounts._fields)
         return cls(
             clock,
-            AllReduce(
-                names.index(context.name), senders, receivers, max(algorithm.largest_sum, _AGREED.nbytes)
-            ),
+            AllReduce(names.index(context.name), senders, receivers, max(algorithm.largest_sum, counts)),
         )
 
     def needs(self, algorithm: Algorithm, weights: int) -> list[Need]:
@@ -127,10 +128,8 @@ class EqualTrainers:
         """Return what all together bring to the update that is due."""
         rows = sum(held.trained for held in batch)
         fresh = sum(held.trained for held in batch if not held.uses)
-        numbers = _AGREED.copy()
-        numbers[:] = CombinedCounts(
-            ending, unchanged, rows, fresh, counts.dropped, counts.evicted, counts.reused
-        )
+        own = CombinedCounts(ending, unchanged, rows, fresh, counts.dropped, counts.evicted, counts.reused)
+        numbers = np.array(own, np.float64)
         yield from self.sum(numbers)
         return CombinedCounts(*numbers.tolist())
 
@@ -140,7 +139,7 @@ class EqualTrainers:
         """Do one update, all together, and return its metrics."""
         if self._summing is None:
             return algorithm.update(samples, progress)
-        assert isinstance(algorithm, DataParallel)
+        algorithm = cast("DataParallel", algorithm)  # `of` has seen to that
         self._before = {k: v.copy() for k, v in policy.parameters().items()}, algorithm.state()
         steps = algorithm.parallel_update(samples, progress)
         try:

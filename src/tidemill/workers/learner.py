@@ -9,7 +9,7 @@ from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig
 from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
@@ -188,8 +188,6 @@ class Learner:
         self.algorithm = self._build_algorithm()
         self.policy.load(found.arrays["policy"], self.counters.updates)
         self.algorithm.load_state(found.arrays["algorithm"])
-        if (rank := number(self._context.name)) and isinstance(self.algorithm, DataParallel):
-            self.algorithm.separate(rank)
         self._saved = self.counters.updates, self.counters.steps
 
     # ---- training ----------------------------------------------------------------------

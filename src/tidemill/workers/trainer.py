@@ -44,8 +44,11 @@ class TrainerWorker(Worker):
                 f'sample stream "{config.samples}" has steps that are sent one by one, for a replay memory; '
                 "take ReplayTrainer, or Actors in place of ReplayActors"
             )
-        self._buffer = config.buffer.build(source, learner.demand(config.batch_size, config.max_policy_lag))
-        return Facts(memory=(*learner.build(), *self._buffer.needs))
+        demand = learner.demand(config.batch_size, config.max_policy_lag)
+        self._buffer = config.buffer.build(source, demand)
+        needs = *learner.build(), *self._buffer.needs
+        copies = learner.algorithm.batch_copies
+        return Facts(memory=(*needs, *demand.batches(source.offered() or (), copies)))
 
     def start(self) -> None:
         self.learner.start()

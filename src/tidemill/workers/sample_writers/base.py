@@ -72,7 +72,6 @@ class SampleWriter(ABC):
     needs_limit: whether episodes are kept whole, so that the most steps of one must be
         known
     by_seat: whether a sample is of one seat
-    trained: whether samples may be trained on
     final_values: whether the final row of a cut episode is asked for its value
     returns: type in which returns are summed
     """
@@ -81,7 +80,6 @@ class SampleWriter(ABC):
     row_fields: ClassVar[Mapping[str, Field]] = ROW_FIELDS
     needs_limit: ClassVar[bool] = False
     by_seat: ClassVar[bool] = False
-    trained: ClassVar[bool] = True
     final_values: ClassVar[bool] = True
     returns: ClassVar[str] = "float32"
 

@@ -31,7 +31,6 @@ class Concise(Full):
     row_fields: ClassVar[Mapping[str, Field]] = {**ROW_FIELDS, FIELD: PACKED_INFO}
     needs_limit = False
     by_seat = False
-    trained = False
 
     @classmethod
     def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
