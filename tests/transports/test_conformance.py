@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.api.transport import Bell, Link
-from tidemill.core.errors import SchemaError
+from tidemill.core.errors import DeadlineError, SchemaError
 from tidemill.core.memory import LocalSegment, MemfdSegment, Segment
 from tidemill.core.schema import Field
 from tidemill.transports import shared
@@ -399,7 +399,10 @@ def test_a_cell_is_never_torn() -> None:
         into = {"a": np.empty(20000, np.float32), "b": np.empty(77, np.int64)}
         seen, before = set(), -1
         while before < last - 1:
-            version = reader.read(into)
+            try:
+                version = reader.read(into)
+            except DeadlineError:  # rewritten too often while it was read: said, and not torn
+                continue
             if version < 0:
                 continue
             assert version >= before, "an older value after a newer one"

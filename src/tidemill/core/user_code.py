@@ -439,8 +439,11 @@ def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path
     where relative imports say, in `folders`, or anywhere on the path."""
     for level, name in _import_statements(data):
         above_it = file.parents[min(max(level, 1), len(file.parents)) - 1]
+        *packages, module = name.split(".")
         for folder in {above_it} if level else {above_it, *folders}:
-            yield from filter(os.path.isfile, module_places(folder.joinpath(*name.split("."))))
+            place = folder.joinpath(*packages)
+            if not packages or place.is_dir():
+                yield from filter(os.path.isfile, module_places(place / module))
         yield from map(Path, module_file(name) if not level else ())
 
 

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +89,22 @@ def _classes(value: Any) -> set[type]:
 def versions(secrets: Collection[str] = ()) -> dict[str, Any]:
     """Return the versions of everything that a result may depend on, and the command,
     without `secrets`."""
-    packages = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            packages[name] = "not installed"
     return {
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "cores": cores(),
         "command": hide_words(sys.argv, secrets),
         "git": git_state(Path()),
     }
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -131,14 +131,15 @@ def _train(
                 laid_out = lay_out(experiment, known, layout, fixed, launcher.processes)
         except BrokenOff:
             return _result(folder, never_began(signal_name(interrupts.first)))
-        experiment = laid_out.experiment
+        given, experiment = experiment, laid_out.experiment
         experiment.check()
         launcher.check(experiment)
         if not quiet:
             for line in filter(None, (laid_out.note, *(f"note: {remark}" for remark in remarks(experiment)))):
                 Console().print(Text(line), soft_wrap=True)
         try:
-            folder.write_experiment(experiment, known)
+            if experiment != given:
+                folder.write_experiment(experiment, known)
             folder.write(LAUNCHER, _launched(launch, log))
         except OSError as error:
             raise RunError(
