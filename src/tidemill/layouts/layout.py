@@ -7,7 +7,7 @@ measures anything: `auto_layout` does.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -321,30 +321,24 @@ def why_unchanged(experiment: Experiment, fixed: Collection[str] = ()) -> str:
         parts = _Parts(experiment)
     except ConfigError as error:
         return str(error)
-    counts = {f"workers.{parts.actor}": parts.actors.count, f"workers.{parts.trainer}": parts.trainers.count}
-    for name, count in counts.items():
-        if count > 1:
-            return f"{name}.count is {count}"
-    if experiment.together:
-        return "together is set"
-    for name, config in ((parts.actor, parts.actors), (parts.trainer, parts.trainers)):
-        if config.math_threads > 1:
-            return f"workers.{name}.math_threads is {config.math_threads}"
-    if parts.actors.ring > 1:
-        return f"workers.{parts.actor}.ring is {parts.actors.ring}"
-    if parts.actors.one_core or parts.trainers.one_core:
-        return f"workers.{parts.actor if parts.actors.one_core else parts.trainer}.one_core is set"
-    if parts.actors.environment.single:
-        return "there is one environment, and no more"
-    if parts.threads:
-        return f"workers.{parts.actor}.environment.threads is {parts.threads}"
-    if parts.trainers.batch_size is not None:
-        return f"workers.{parts.trainer}.batch_size is set"
-    device = parts.trainers.device
-    if device == "auto":
-        device = choose_device(device, 0)
+    actors, trainers = f"workers.{parts.actor}", f"workers.{parts.trainer}"
+    of_both = ((actors, parts.actors), (trainers, parts.trainers))
+    reasons = (
+        *((each.count > 1, f"{name}.count is {each.count}") for name, each in of_both),
+        (experiment.together, "together is set"),
+        *((each.math_threads > 1, f"{name}.math_threads is {each.math_threads}") for name, each in of_both),
+        (parts.actors.ring > 1, f"{actors}.ring is {parts.actors.ring}"),
+        *((each.one_core, f"{name}.one_core is set") for name, each in of_both),
+        (parts.actors.environment.single, "there is one environment, and no more"),
+        (parts.threads, f"{actors}.environment.threads is {parts.threads}"),
+        (parts.trainers.batch_size is not None, f"{trainers}.batch_size is set"),
+    )
+    if why := next((reason for holds, reason in reasons if holds), ""):
+        return why
+    # the device is looked at last, since that may import torch
+    device = choose_device("auto", 0) if parts.trainers.device == "auto" else parts.trainers.device
     if device != "cpu":  # costs are measured on cores
-        return f"workers.{parts.trainer}.device is {device}"
+        return f"{trainers}.device is {device}"
     if not isinstance(getattr(parts.trainers.algorithm, "minibatch_size", None), int):
         return f"{type(parts.trainers.algorithm).__name__} has no minibatch_size"
     return ""
@@ -416,7 +410,7 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
     if costs.waits:
         if parts.threads is None or not costs.threaded:
             return
-        for layout in _waiting(parts, costs.one_core, cores, most_trainers):
+        for layout in _waiting(experiment, costs.one_core, cores, most_trainers):
             # measured by one lane
             own = max(costs.env - COLD, 0) + HANDOVER[layout.one_core] + costs.rows * costs.infer
             # what a tick of a target takes of its actor
@@ -424,7 +418,7 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
             turn = max(costs.wall + served, layout.ring * served)
             yield layout, beside(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
         return
-    for layout in _computing(parts, cores, most_trainers):
+    for layout in _computing(experiment, cores, most_trainers):
         gather = costs.env + costs.rows * costs.infer + (TICK + costs.call) / layout.lanes
         if layout.together:
             yield layout, layout.actors / (gather + train)
@@ -437,61 +431,30 @@ def _by_turns(acting: float, training: float) -> float:
     return 1 / (1 / acting + 1 / training)
 
 
-def _computing(parts: _Parts, cores: int, most_trainers: int) -> Iterator[Layout]:
+def _computing(experiment: Experiment, cores: int, most_trainers: int) -> Iterator[Layout]:
     """Equal processes that gather and train by turns, and actors beside trainers: never
     more processes than cores."""
-    threads = None if parts.threads is None else 0
-    steps = parts.steps
-    for actors in (n for n in range(1, cores + 1) if parts.actors.lanes % n == 0):
-        lanes = parts.actors.lanes // actors
+    own = layout_of(experiment)
+    for actors in (n for n in range(1, cores + 1) if own.lanes % n == 0):
+        apart = replace(own, actors=actors, lanes=own.lanes // actors)
         if actors <= most_trainers:
-            yield Layout(
-                actors=actors,
-                trainers=actors,
-                together=True,
-                lanes=lanes,
-                sample_steps=steps,
-                ring=1,
-                slots=1,
-                threads=threads,
-            )
+            yield replace(apart, trainers=actors, together=True, slots=1)
         for trainers in range(1, min(most_trainers, cores - actors, actors) + 1):
             if actors % trainers == 0:
-                slots = parts.actors.slots
-                yield Layout(
-                    actors=actors,
-                    trainers=trainers,
-                    lanes=lanes,
-                    sample_steps=steps,
-                    ring=1,
-                    slots=slots,
-                    threads=threads,
-                )
+                yield replace(apart, trainers=trainers)
 
 
-def _waiting(parts: _Parts, one_core: bool, cores: int, most_trainers: int) -> Iterator[Layout]:
+def _waiting(experiment: Experiment, one_core: bool, cores: int, most_trainers: int) -> Iterator[Layout]:
     """Actors whose lanes step in threads, in a ring so that some step while others are
     served, beside trainers. As many lanes as were asked for."""
-    every = parts.actors.lanes
-    slots = max(2, parts.actors.slots)
-    for actors in (n for n in range(1, max(cores, 2)) if every % n == 0):
+    own = layout_of(experiment)
+    own = replace(own, slots=max(2, own.slots), one_core=one_core)
+    for actors in (n for n in range(1, max(cores, 2)) if own.lanes % n == 0):
+        share = own.lanes // actors
         for trainers in range(1, min(most_trainers, max(cores, 2) - actors, actors) + 1):
-            for ring in (
-                n
-                for n in range(1, every // actors + 1)
-                if every // actors % n == 0 and actors % trainers == 0
-            ):
-                lanes = every // actors // ring
-                yield Layout(
-                    actors=actors,
-                    trainers=trainers,
-                    lanes=lanes,
-                    sample_steps=parts.steps,
-                    ring=ring,
-                    slots=slots,
-                    threads=lanes,
-                    one_core=one_core,
-                )
+            for ring in (n for n in range(1, share + 1) if share % n == 0 and actors % trainers == 0):
+                lanes = share // ring
+                yield replace(own, actors=actors, trainers=trainers, ring=ring, lanes=lanes, threads=lanes)
 
 
 def microseconds(seconds: float) -> str:

@@ -1,10 +1,11 @@
 """Experiments that train from a replay memory, by DQN and SAC."""
 
 from functools import partial
-from typing import Any
 
 from tidemill.algorithms.dqn import DQN
 from tidemill.algorithms.sac import SAC
+from tidemill.api.algorithm import AlgorithmConfig
+from tidemill.api.buffer import BufferConfig
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.api.policy import PolicyConfig
@@ -25,17 +26,21 @@ def off_policy(
     environment: EnvironmentConfig,
     *,
     policy: PolicyConfig,
-    trainer: ReplayTrainer,
+    algorithm: AlgorithmConfig,
+    buffer: BufferConfig,
+    batch_size: int,
+    ratio: str | int,
     lanes: int = 8,
-    **limits: Any,
+    steps: int,
 ) -> Experiment:
     """Return what trains from a replay memory on `environment`: one policy, one actor
     worker, one trainer, which grants the actor its steps."""
+    trainer = ReplayTrainer(algorithm=algorithm, buffer=buffer, batch_size=batch_size, ratio=ratio)
     return Experiment(
         name=run_name(name),
         policies={"policy": policy},
         workers={"actor": ReplayActors(environment=environment, lanes=lanes), "trainer": trainer},
-        limits=Limits(**limits),
+        limits=Limits(steps=steps),
     )
 
 
@@ -51,12 +56,10 @@ DQN_PRESETS = Presets(
     general=partial(
         off_policy,
         policy=QNetwork(),
-        trainer=ReplayTrainer(
-            algorithm=DQN(),
-            buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
-            batch_size=64,
-            ratio="1/4",
-        ),
+        algorithm=DQN(),
+        buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
+        batch_size=64,
+        ratio="1/4",
         steps=1_000_000,
     ),
     tuned={
@@ -66,34 +69,28 @@ DQN_PRESETS = Presets(
         "CartPole-v1": partial(
             off_policy,
             policy=QNetwork(duelling=False),
-            trainer=ReplayTrainer(
-                algorithm=DQN(
-                    learning_rate=1e-3,
-                    learning_rate_schedule="linear",
-                    target_every=1,
-                    target_rate=0.01,
-                    epsilon_end=0.01,
-                    epsilon_updates=4_000,
-                ),
-                # β stays as it is
-                buffer=PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000),
-                batch_size=64,
-                ratio="1/2",
+            algorithm=DQN(
+                learning_rate=1e-3,
+                learning_rate_schedule="linear",
+                target_every=1,
+                target_rate=0.01,
+                epsilon_end=0.01,
+                epsilon_updates=4_000,
             ),
+            # β stays as it is
+            buffer=PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000),
+            batch_size=64,
+            ratio="1/2",
             steps=100_000,
         ),
         # its convolution, and a hidden layer
         "MinAtar/": partial(
             off_policy,
             policy=QNetwork(hidden=(128,)),
-            trainer=ReplayTrainer(
-                algorithm=DQN(
-                    learning_rate=2.5e-4, target_every=1_000, epsilon_end=0.02, epsilon_updates=25_000
-                ),
-                buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
-                batch_size=32,
-                ratio="1/4",
-            ),
+            algorithm=DQN(learning_rate=2.5e-4, target_every=1_000, epsilon_end=0.02, epsilon_updates=25_000),
+            buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
+            batch_size=32,
+            ratio="1/4",
             steps=1_000_000,
         ),
     },
@@ -104,14 +101,10 @@ DQN_PRESETS = Presets(
         Atari: partial(
             off_policy,
             policy=QNetwork(hidden=(512,)),
-            trainer=ReplayTrainer(
-                algorithm=DQN(
-                    learning_rate=1e-4, target_every=2_000, epsilon_end=0.05, epsilon_updates=100_000
-                ),
-                buffer=Replay(capacity=100_000, warm_up=10_000, frame_stack=4),
-                batch_size=32,
-                ratio="1/4",
-            ),
+            algorithm=DQN(learning_rate=1e-4, target_every=2_000, epsilon_end=0.05, epsilon_updates=100_000),
+            buffer=Replay(capacity=100_000, warm_up=10_000, frame_stack=4),
+            batch_size=32,
+            ratio="1/4",
             steps=10_000_000,
         ),
     },
@@ -123,9 +116,10 @@ SAC_PRESETS = Presets(
     general=partial(
         off_policy,
         policy=SquashedGaussian(),
-        trainer=ReplayTrainer(
-            algorithm=SAC(), buffer=Replay(capacity=1_000_000, warm_up=5_000), batch_size=256, ratio=1
-        ),
+        algorithm=SAC(),
+        buffer=Replay(capacity=1_000_000, warm_up=5_000),
+        batch_size=256,
+        ratio=1,
         steps=1_000_000,
     ),
     tuned={
@@ -134,12 +128,10 @@ SAC_PRESETS = Presets(
         "HalfCheetah-v5": partial(
             off_policy,
             policy=SquashedGaussian(),
-            trainer=ReplayTrainer(
-                algorithm=SAC(learning_rate=7e-4, critic_learning_rate=1e-3),
-                buffer=Replay(capacity=300_000, warm_up=5_000),
-                batch_size=128,
-                ratio=1,
-            ),
+            algorithm=SAC(learning_rate=7e-4, critic_learning_rate=1e-3),
+            buffer=Replay(capacity=300_000, warm_up=5_000),
+            batch_size=128,
+            ratio=1,
             lanes=4,
             steps=300_000,
         ),
