@@ -14,7 +14,7 @@ package.__path__ = list(importlib.util.find_spec("tidemill").submodule_search_lo
 sys.modules["tidemill"] = package
 
 from tidemill.bridge import Bridge, World  # noqa: E402
-from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Statistics  # noqa: E402
+from tidemill.bridge.protocol.side_channels import Channels, EnvironmentParameters, Statistics  # noqa: E402
 from tidemill.bridge.protocol.tables import QUERY, RESET, STEP  # noqa: E402
 
 KIND = sys.argv[1]

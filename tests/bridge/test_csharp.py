@@ -13,7 +13,8 @@ import psutil
 import pytest
 from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
 
-from tidemill.bridge.protocol.channels import (
+from tidemill.bridge.protocol.samplers import Uniform
+from tidemill.bridge.protocol.side_channels import (
     Channels,
     EngineSettings,
     EnvironmentParameters,
@@ -22,7 +23,6 @@ from tidemill.bridge.protocol.channels import (
     SideChannel,
     Statistics,
 )
-from tidemill.bridge.protocol.samplers import Uniform
 from tidemill.bridge.protocol.specs import ActionTuple
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.core.errors import PeerLost, SimulatorError

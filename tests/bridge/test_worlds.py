@@ -11,7 +11,7 @@ import pytest
 from tests.bridge.conftest import Build
 from tests.bridge.raw_trainer import CLOSE, RESET, STEP, Group, RawTrainer
 
-from tidemill.bridge.protocol.channels import EnvironmentParameters
+from tidemill.bridge.protocol.side_channels import EnvironmentParameters
 from tidemill.bridge.world_side.sources import sources_folder
 
 WORLDS = ["reach", "corridor"]

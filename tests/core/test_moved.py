@@ -33,4 +33,4 @@ def test_the_warning_names_the_line_that_imports() -> None:
         [sys.executable, "-c", "from tidemill.bridge.channels import Channels; print(Channels.__module__)"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout == "tidemill.bridge.protocol.channels\n"
+    assert done.stdout == "tidemill.bridge.protocol.side_channels\n"

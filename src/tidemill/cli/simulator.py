@@ -81,7 +81,7 @@ def check(
     does, point by point."""
     from tidemill.bridge.kit.check import check_simulator
     from tidemill.bridge.kit.trial_trainer import Program
-    from tidemill.bridge.protocol.channels import framing_of
+    from tidemill.bridge.protocol.side_channels import framing_of
 
     points = check_simulator(
         Program(path, tuple(arguments or ()), layout, deadline), seconds, framing_of(framing), only or ()

@@ -29,7 +29,7 @@ from tidemill.bridge.kit.recording import (
 )
 from tidemill.bridge.kit.replay_recording import compare
 from tidemill.bridge.kit.trial_trainer import Program
-from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Statistics
+from tidemill.bridge.protocol.side_channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.worlds import corridor
 from tidemill.cli.simulator import simulator as commands
 from tidemill.core.errors import ConfigError, PeerLost, RecordingError, TidemillError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tidemill.bridge.kit.check_points import POINTS, Findings, Point, SimulatorUnplayable
 from tidemill.bridge.kit.scenes import SCENES
 from tidemill.bridge.kit.trial_trainer import Program
-from tidemill.bridge.protocol.channels import Framing
+from tidemill.bridge.protocol.side_channels import Framing
 from tidemill.core.errors import ConfigError, did_you_mean
 
 

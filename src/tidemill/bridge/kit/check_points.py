@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.bridge.kit.trial_trainer import Program, SimulatorPlay
-from tidemill.bridge.protocol.channels import Framing
 from tidemill.bridge.protocol.image import read_header, read_int
+from tidemill.bridge.protocol.side_channels import Framing
 from tidemill.bridge.protocol.tables import CHANGE_FILE, CLOSE
 from tidemill.core.errors import ConfigError, ImageError, TidemillError
 

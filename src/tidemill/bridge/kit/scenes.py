@@ -20,9 +20,9 @@ import psutil
 from tidemill.bridge.kit.check_points import POINTS, Findings, Scene, SimulatorUnplayable
 from tidemill.bridge.kit.trial_trainer import Program, SimulatorPlay
 from tidemill.bridge.kit.watcher import Watcher
-from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Framing, RawBytes
 from tidemill.bridge.protocol.files import Rendezvous
 from tidemill.bridge.protocol.image import GroupImage, groups_place, write_int
+from tidemill.bridge.protocol.side_channels import Channels, EnvironmentParameters, Framing, RawBytes
 from tidemill.bridge.protocol.tables import LAYOUTS, QUERY, RESET, STEP
 from tidemill.bridge.trainer_side.steps import complete, count, write_actions
 from tidemill.core.errors import PeerLost, TidemillError

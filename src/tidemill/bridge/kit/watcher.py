@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from tidemill.bridge.kit.check_points import Findings, SimulatorUnplayable
 from tidemill.bridge.kit.trial_trainer import SimulatorPlay
-from tidemill.bridge.protocol.channels import Channels, Framing
 from tidemill.bridge.protocol.image import GroupImage
 from tidemill.bridge.protocol.messages import ChannelError
+from tidemill.bridge.protocol.side_channels import Channels, Framing
 from tidemill.bridge.protocol.specs import BehaviorSpec, Bools, DecisionSteps, Ints, TerminalSteps
 from tidemill.bridge.protocol.tables import RESET, STEP
 from tidemill.bridge.trainer_side.steps import StepReader, count

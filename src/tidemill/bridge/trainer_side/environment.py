@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_references import Outside, called, quoted
-from tidemill.bridge.protocol.channels import Channels, SideChannel
+from tidemill.bridge.protocol.side_channels import Channels, SideChannel
 from tidemill.bridge.trainer_side.lanes import SEEDS, Lane, SimulatorLanes, close_all, parameter, start_all
 from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator

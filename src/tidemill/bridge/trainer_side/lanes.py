@@ -19,7 +19,9 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.bridge.protocol.channels import (
+from tidemill.bridge.protocol.messages import ChannelError
+from tidemill.bridge.protocol.samplers import Gaussian, MultiRange, Sampler, Uniform
+from tidemill.bridge.protocol.side_channels import (
     Channels,
     EngineSettings,
     EnvironmentParameters,
@@ -27,8 +29,6 @@ from tidemill.bridge.protocol.channels import (
     SideChannel,
     Statistics,
 )
-from tidemill.bridge.protocol.messages import ChannelError
-from tidemill.bridge.protocol.samplers import Gaussian, MultiRange, Sampler, Uniform
 from tidemill.bridge.protocol.specs import ActionTuple, BehaviorSpec, DecisionSteps, TerminalSteps
 from tidemill.bridge.protocol.tables import RESET, STEP
 from tidemill.bridge.trainer_side.seats import Index, Seats

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidemill.bridge.protocol.channels import EnvironmentParameters, Statistics
+from tidemill.bridge.protocol.side_channels import EnvironmentParameters, Statistics
 from tidemill.bridge.protocol.specs import ActionTuple, Floats, Ints
 from tidemill.bridge.world_side.world import Request, World
 from tidemill.bridge.worlds.game import SLOTS, Game, play

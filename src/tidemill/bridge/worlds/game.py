@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.bridge.protocol.channels import Channels, EnvironmentParameters, Statistics
+from tidemill.bridge.protocol.side_channels import Channels, EnvironmentParameters, Statistics
 from tidemill.bridge.world_side.bridge import Bridge
 from tidemill.bridge.world_side.world import World
 from tidemill.core.errors import TidemillError

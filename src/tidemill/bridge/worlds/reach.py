@@ -9,7 +9,7 @@ tidemill train simulator:…/bridge/worlds/reach.py
 
 import numpy as np
 
-from tidemill.bridge.protocol.channels import EnvironmentParameters, Statistics
+from tidemill.bridge.protocol.side_channels import EnvironmentParameters, Statistics
 from tidemill.bridge.protocol.specs import ActionTuple, Floats, Ints
 from tidemill.bridge.world_side.world import World
 from tidemill.bridge.worlds.game import SLOTS, Game, RandomStreams, play

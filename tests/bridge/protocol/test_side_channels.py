@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.bridge.protocol.channels import (
+from tidemill.bridge.protocol.messages import ChannelError
+from tidemill.bridge.protocol.samplers import Gaussian, MultiRange, Uniform
+from tidemill.bridge.protocol.side_channels import (
     Channels,
     EngineSettings,
     EnvironmentParameters,
@@ -15,8 +17,6 @@ from tidemill.bridge.protocol.channels import (
     SideChannel,
     Statistics,
 )
-from tidemill.bridge.protocol.messages import ChannelError
-from tidemill.bridge.protocol.samplers import Gaussian, MultiRange, Uniform
 from tidemill.core.errors import ConfigError
 from tidemill.core.tally import summary
 
