@@ -520,7 +520,7 @@ def test_time_ends_a_run_even_if_no_sample_comes(samples: bool) -> None:
     bench = Bench(limits=Limits(seconds=1000.0))
     bench.poll()
     assert bench.worker.state is State.RUNNING
-    bench.worker.learner._counted_at -= 1001
+    bench.worker.learner.limits._counted_at -= 1001
     if samples:
         bench.send(0)
     bench.poll()
@@ -529,10 +529,10 @@ def test_time_ends_a_run_even_if_no_sample_comes(samples: bool) -> None:
 
 def test_a_pause_costs_no_time() -> None:
     bench = Bench()
-    bench.worker.learner._counted_at -= 10
+    bench.worker.learner.limits._counted_at -= 10
     bench.worker.pause()
     assert 10 <= bench.worker.learner.counters.seconds < 20
-    bench.worker.learner._counted_at -= 1000
+    bench.worker.learner.limits._counted_at -= 1000
     bench.worker.start()
     bench.worker.exit()
     assert bench.worker.learner.counters.seconds < 20
@@ -547,7 +547,7 @@ def test_the_end_is_saved_and_a_resumed_run_goes_on_from_it(tmp_path: Path) -> N
     bench.send(1, 0)
     assert bench.poll() == (0, 0)  # dropped
     bench.send(2, 2)
-    bench.worker.learner._counted_at -= 50
+    bench.worker.learner.limits._counted_at -= 50
     bench.poll()
     assert bench.worker.state is State.COMPLETED
     (saved,) = checkpoints(tmp_path / "checkpoints" / "policy")

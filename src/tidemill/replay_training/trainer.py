@@ -87,7 +87,7 @@ class ReplayTrainerWorker(Worker):
         super().start()
 
     def pause(self) -> None:
-        self.learner.pause()
+        self.learner.limits.pause()
         super().pause()
 
     def exit(self, reason: str = "") -> None:
@@ -107,7 +107,9 @@ class ReplayTrainerWorker(Worker):
 
     def _end_at_limits(self) -> None:
         why_more = "open episodes were played to their end"
-        if self._reason is None and (reason := self.learner.limit_reached(why_more, self._awaits_episodes())):
+        if self._reason is None and (
+            reason := self.learner.limits.reached(why_more, self._awaits_episodes())
+        ):
             self._end(reason)
 
     def _poll(self) -> PollResult:
@@ -128,7 +130,7 @@ class ReplayTrainerWorker(Worker):
                     self._grant()
             moved += ran
             if self.context.experiment.limits.seconds is not None:
-                self.learner.count_time()
+                self.learner.limits.count_time()
             if moved or self._reason is not None:
                 self._look_round()
             else:
@@ -155,7 +157,7 @@ class ReplayTrainerWorker(Worker):
     def _awaits_episodes(self) -> bool:
         """True when the phase does not end yet, since episodes are open, and what they
         owe may be trained."""
-        return self._reason is None and self.learner.updates_left and self._phases.open()
+        return self._reason is None and self.learner.limits.updates_left and self._phases.open()
 
     def _quiet(self) -> bool:
         """True when nothing is owed and nothing in flight: a quiescent cut."""
@@ -168,7 +170,7 @@ class ReplayTrainerWorker(Worker):
         assert end is not None and each is not None
         number = end // each
         self._summarise()
-        self.learner.count_time()
+        self.learner.limits.count_time()
         evaluated = (yield from self._evaluate(number)) if self._config.evaluation_steps else {}
         if self._reason is not None:
             return
@@ -218,7 +220,7 @@ class ReplayTrainerWorker(Worker):
 
     def _due(self) -> bool:
         """True when a task is owed, and within the limit of updates."""
-        return self.limiter.owed > 0 and self.learner.updates_left
+        return self.limiter.owed > 0 and self.learner.limits.updates_left
 
     def _receive(self) -> int:
         """Store what has come. Return how many samples that was."""
@@ -253,7 +255,7 @@ class ReplayTrainerWorker(Worker):
             )
         began = awake()
         left = self.clock.enter("train")
-        progress = learner.progress()
+        progress = learner.limits.progress()
         if self._journal is not None:
             self._journal.task(progress)
         metrics = learner.algorithm.update([held.sample for held in taken], progress)
@@ -329,7 +331,7 @@ class ReplayTrainerWorker(Worker):
         self.learner.counters.add(self._buffer.counts)
         self._buffer.counts = type(self._buffer.counts)()
         if (told := self._metrics.take()) is not None:
-            self.learner.count_time()
+            self.learner.limits.count_time()
             self.learner.report_update(told, self.polls)
 
     # ---- checkpoints: between two tasks, while slots step on ---------------------------
@@ -342,7 +344,7 @@ class ReplayTrainerWorker(Worker):
         return self._ingest.extras(self.learner.counters.steps)
 
     def _on_exit(self) -> None:
-        self.learner.count_time()
+        self.learner.limits.count_time()
         self._summarise()
         self.learner.end()
 

@@ -27,7 +27,7 @@ from tidemill.store.checkpoint import FoundCheckpoint, checkpoint_name, read_new
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
-from tidemill.workers.counters import Counters
+from tidemill.workers.counters import Counters, TrainingLimits
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
@@ -79,12 +79,12 @@ class Learner:
         self._context, self._config, self._clock = context, config, clock
         self._report, self._alive, self._extras = report, alive, extras
         self.counters = Counters()
+        self.limits = TrainingLimits(self.counters, context.experiment.limits)
         self.returns = TrainingReturns()
         self.equal_trainers = EqualTrainers(clock)
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         self._saved = -1, -1  # updates and steps at the newest checkpoint
-        self._last_save = self._counted_at = 0.0
-        self._running = False
+        self._last_save = 0.0
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
         self._changed: dict[str, float | None] = {}  # settings of the algorithm, where they were changed
@@ -242,48 +242,10 @@ class Learner:
         self.algorithm.config = self._set_config()
         self._saved = -1, -1  # the checkpoint of now, if there is one, does not know them
 
-    # ---- time and limits ---------------------------------------------------------------
-
     def start(self) -> None:
-        """Begin to count the time of training."""
-        self._counted_at = self._last_save = awake()
-        self._running = True
-
-    def pause(self) -> None:
-        """Count no time until the next `start`."""
-        self.count_time()
-        self._running = False
-
-    def count_time(self) -> None:
-        """Count the seconds of training up to now."""
-        now = awake()
-        if self._running:
-            self.counters.seconds += now - self._counted_at
-        self._counted_at = now
-
-    def progress(self) -> float:
-        """Return the share of the run that is over, as far as that is known."""
-        return self.counters.progress(self._context.experiment.limits)
-
-    @property
-    def updates_left(self) -> bool:
-        """True while the limit of updates lets one more be done."""
-        limit = self._context.experiment.limits.updates
-        return limit is None or self.counters.updates < limit
-
-    def limit_reached(self, why_more: str, awaits_more: bool = False) -> str:
-        """Return which of the run's limits is reached, "" for none. `why_more` says where
-        steps above their limit come from; where it `awaits_more` that limit is none."""
-        limits, counters = self._context.experiment.limits, self.counters
-        if limits.steps is not None and counters.steps >= limits.steps and not awaits_more:
-            over = counters.steps - limits.steps
-            more = f", {over:,} more than the limit: {why_more}" if over else ""
-            return f"{counters.steps:,} env steps trained{more}"
-        if not self.updates_left:
-            return f"{counters.updates:,} updates done"
-        if limits.seconds is not None and counters.seconds >= limits.seconds:
-            return f"{counters.seconds:.0f} s of training"
-        return ""
+        """Begin to count the time of training, and until the next checkpoint."""
+        self._last_save = awake()
+        self.limits.start()
 
     # ---- reports, versions, checkpoints ------------------------------------------------
 

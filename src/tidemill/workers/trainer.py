@@ -55,7 +55,7 @@ class TrainerWorker(Worker):
         super().start()
 
     def pause(self) -> None:
-        self.learner.pause()
+        self.learner.limits.pause()
         super().pause()
 
     def exit(self, reason: str = "") -> None:
@@ -87,7 +87,7 @@ class TrainerWorker(Worker):
             taken: Sequence[BufferedSample] | None = None
             while self._reason is None and (taken := self._buffer.take(learner.policy.version)) is None:
                 if self.context.experiment.limits.seconds is not None:
-                    learner.count_time()
+                    learner.limits.count_time()
                     self._end_at_limits()
                 if self._reason is None:
                     yield PollResult()
@@ -109,7 +109,10 @@ class TrainerWorker(Worker):
             learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
             left = self.clock.enter("train")
             metrics = yield from learner.equal_trainers.update(
-                learner.algorithm, learner.policy, [buffered.sample for buffered in batch], learner.progress()
+                learner.algorithm,
+                learner.policy,
+                [buffered.sample for buffered in batch],
+                learner.limits.progress(),
             )
             self.clock.enter(left)
             learner.finish_update()
@@ -122,7 +125,7 @@ class TrainerWorker(Worker):
                 # version, whichever trainer it asks.
                 yield from learner.equal_trainers.sum(np.zeros(1))
             self._buffer.release()
-            learner.count_time()
+            learner.limits.count_time()
             learner.report_update({**metrics, **lags}, self.polls)
             if learner.save_due():
                 learner.save()
@@ -136,7 +139,7 @@ class TrainerWorker(Worker):
 
     def _end_at_limits(self) -> None:
         why_more = f"an update takes whole samples, {self._batch_steps:,} steps in the last one"
-        if self._reason is None and (reason := self.learner.limit_reached(why_more)):
+        if self._reason is None and (reason := self.learner.limits.reached(why_more)):
             self._end(reason)
 
     def _adopt(self, message: Adopt) -> None:
@@ -151,7 +154,7 @@ class TrainerWorker(Worker):
         self.learner.save()
 
     def _on_exit(self) -> None:
-        self.learner.count_time()
+        self.learner.limits.count_time()
         self.learner.end()
 
     def _close(self) -> None:
