@@ -1,6 +1,7 @@
 """What the command line does with environments: ``check-env``, ``serve-env``,
 ``doctor env``."""
 
+import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,19 +72,36 @@ def serve_env(
 ) -> None:
     """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or
     elsewhere, until Ctrl-C."""
-    from tidemill.cli.remote import serve
+    from tidemill.presets.environment_names import environment_from
 
-    serve(
-        what,
-        settings(env_arg),
-        host,
-        port,
-        token,
-        max_sessions,
-        max_body_bytes,
-        idle_seconds,
-        left_seconds,
-        pairs("--fault", fault or []),
+    environment = environment_from(what, settings(env_arg))
+    try:
+        from tidemill.remote.fault_injection import Faults, FaultSampler
+        from tidemill.remote.server import Server
+        from tidemill.remote.server_sessions import Sessions
+    except ImportError as error:
+        raise ConfigError(
+            'serving environments needs a package that is not installed: pip install "tidemill[rest]" '
+            f"({error})"
+        ) from error
+    faults = pairs("--fault", fault or [])
+    dice = FaultSampler(Faults.from_words(faults)) if faults else None
+    sessions = Sessions(environment.make_one, what, max_sessions, idle_seconds, left_seconds)
+    server = Server(sessions, host, port, token or None, max_body_bytes, dice).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    asked = "asks for a token" if token else "no token: every user of this machine can reach it"
+    print(f"{what} at {server.url} ({asked}); train with: tidemill train {server.url}", flush=True)
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        counts = sessions.counts()
+        server.close()
+    print(
+        f"{counts.opened:,} sessions, {counts.resets:,} resets, {counts.applied:,} steps applied, "
+        f"{counts.repeated:,} replies given again"
     )
 
 

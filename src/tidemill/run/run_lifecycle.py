@@ -148,28 +148,26 @@ class RunLifecycle:
         self._noticed = len(controller.notices)
 
     def _obey(self, controller: Controller) -> None:
-        control = self._control
-        for order, connection in control.commands():
-            match order:
-                case "pause":
-                    controller.pause()
-                    control.reply(connection, "paused")
-                case "start":
-                    controller.resume()
-                    control.reply(connection, "running")
-                case "save":
-                    saving = controller.save()
-                    control.reply(
-                        connection,
-                        "saving: a checkpoint is written"
-                        if saving
-                        else "nothing to save: the run is starting or ending",
-                    )
-                case "stop":
-                    controller.stop("tidemill stop")
-                    control.reply(connection, "stopping: a final checkpoint is written")
-                case _:
-                    control.reply(connection, f'unknown command "{order[:40]}"')
+        for order, connection in self._control.commands():
+            self._control.reply(connection, self._answer(controller, order))
+
+    def _answer(self, controller: Controller, order: str) -> str:
+        """Do what an order says, and return what is answered."""
+        match order:
+            case "pause":
+                controller.pause()
+                return "paused"
+            case "start":
+                controller.resume()
+                return "running"
+            case "save" if controller.save():
+                return "saving: a checkpoint is written"
+            case "save":
+                return "nothing to save: the run is starting or ending"
+            case "stop":
+                controller.stop("tidemill stop")
+                return "stopping: a final checkpoint is written"
+        return f'unknown command "{order[:40]}"'
 
     # ---- at the end --------------------------------------------------------------------
 
