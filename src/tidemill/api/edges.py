@@ -80,15 +80,13 @@ def ends_by_worker(edges: Iterable[Edge]) -> defaultdict[str, dict[str, tuple[st
 End = tuple[str, Port]
 """A worker's name and a port of it."""
 
-_FAMILY: dict[Role, str] = {
-    "produce": "samples", "consume": "samples", "ask": "inference", "serve": "inference",
-    "publish": "parameters", "subscribe": "parameters", "sum": "sums", "store": "versions",
-    "draw": "versions", "grant": "credits",
-}  # fmt: skip
 _ENDS: dict[str, tuple[Role, Role]] = {
-    "samples": ("produce", "consume"), "inference": ("ask", "serve"), "parameters": ("publish", "subscribe"),
-    "sums": ("sum", "sum"), "versions": ("store", "draw"), "credits": ("grant", "produce"),
+    "credits": ("grant", "produce"), "samples": ("produce", "consume"), "inference": ("ask", "serve"),
+    "parameters": ("publish", "subscribe"), "sums": ("sum", "sum"), "versions": ("store", "draw"),
 }  # fmt: skip
+_FAMILY: dict[Role, str] = {role: family for family, roles in _ENDS.items() for role in roles} | {
+    "produce": "samples"
+}
 
 
 def number(worker: str) -> int:

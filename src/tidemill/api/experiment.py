@@ -268,13 +268,19 @@ class Experiment(Config):
             [name] for name, config in self.members() if name.rpartition("-")[0] not in self.together
         ] + shared
 
+    def ends(self) -> Iterator[tuple[str, Port]]:
+        """Yield the ends of streams of every single worker, as (worker, port)."""
+        for name, config in self.members():
+            for port in config.ports():
+                yield name, port
+
+    def ends_of(self, stream: str, role: Role) -> Iterator[tuple[str, Port]]:
+        """Yield the ends that are `role` of `stream`, as (worker, port)."""
+        return ((name, port) for name, port in self.ends() if (port.stream, port.role) == (stream, role))
+
     def holders(self, stream: str, role: Role) -> list[str]:
         """Return the workers that hold `role` of `stream`, in order."""
-        return [
-            name
-            for name, config in self.members()
-            if any((p.stream, p.role) == (stream, role) for p in config.ports())
-        ]
+        return list(dict.fromkeys(name for name, _ in self.ends_of(stream, role)))
 
     def sources(self, stream: str) -> set[str]:
         """Return sample `stream` and those that are sent on into it, from whomever."""
@@ -287,12 +293,7 @@ class Experiment(Config):
     def in_lockstep(self, stream: str) -> dict[str, str]:
         """Return who consumes sample `stream` in lockstep with its producers: worker →
         the policy that it trains."""
-        ports = ((name, port) for name, config in self.members() for port in config.ports())
-        return {
-            name: port.policy
-            for name, port in ports
-            if port.lockstep and (port.stream, port.role) == (stream, "consume")
-        }
+        return {name: port.policy for name, port in self.ends_of(stream, "consume") if port.lockstep}
 
     def lag_bounded(self, stream: str) -> bool:
         """True when a consumer of sample `stream`, or of what it is sent on into, drops
@@ -303,36 +304,23 @@ class Experiment(Config):
             for into, taken in config.forwards().items()
             if taken == stream
         }
-        ports = (port for config in self.workers.values() for port in config.ports())
-        return any(
-            port.lag_bounded and (port.stream, port.role) == (stream, "consume") for port in ports
-        ) or any(map(self.lag_bounded, into))
+        return any(port.lag_bounded for _, port in self.ends_of(stream, "consume")) or any(
+            map(self.lag_bounded, into)
+        )
 
     def trained(self) -> list[str]:
         """Return the policies that are trained."""
-        return [
-            *dict.fromkeys(
-                port.stream
-                for config in self.workers.values()
-                for port in config.ports()
-                if port.role == "publish"
-            )
-        ]
+        return list(dict.fromkeys(port.stream for _, port in self.ends() if port.role == "publish"))
 
     def granting(self, stream: str) -> list[Port]:
         """Return the ports by which trainers grant the producers of sample `stream` their
         steps."""
-        return [
-            port
-            for _, config in self.members()
-            for port in config.ports()
-            if (port.stream, port.role) == (stream, "grant")
-        ]
+        return [port for _, port in self.ends_of(stream, "grant")]
 
     def edges(self) -> list[Edge]:
         """Return every channel and cell of the experiment. Raises `ConfigError` for a
         stream that lacks an end, or that cannot be shared so."""
-        return derive_edges([(name, port) for name, config in self.members() for port in config.ports()])
+        return derive_edges(list(self.ends()))
 
     def forwarders(self) -> list[list[str]]:
         """Return the workers that send samples of others on: first those who take from
@@ -481,17 +469,14 @@ class Experiment(Config):
 
     def check(self) -> None:
         """Raise `ConfigError` for names that lead nowhere, before anything is started."""
-        for name, config in self.members():
-            for port in config.ports():
-                if (
-                    port.role in ("publish", "subscribe", "sum", "store", "draw")
-                    and port.stream not in self.policies
-                ):
-                    raise ConfigError(
-                        f'{name} uses policy "{port.stream}", which the experiment lacks; '
-                        f"{did_you_mean(port.stream, self.policies)}"
-                    )
-                check_name("stream", port.stream)
+        of_policies = ("publish", "subscribe", "sum", "store", "draw")
+        for name, port in self.ends():
+            if port.role in of_policies and port.stream not in self.policies:
+                raise ConfigError(
+                    f'{name} uses policy "{port.stream}", which the experiment lacks; '
+                    f"{did_you_mean(port.stream, self.policies)}"
+                )
+            check_name("stream", port.stream)
         if not any(config.limited for config in self.workers.values()):
             raise ConfigError(
                 "the experiment has no trainer, so nothing would ever end it; add one to workers"
