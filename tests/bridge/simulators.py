@@ -173,7 +173,7 @@ class Slow(Simulator):
             self.first.request_decision(0).set_observation(0, [t])
 
 
-class LaneGroup(Simulator):
+class Crowd(Simulator):
     """Never ends an episode of agents that it takes away."""
 
     def worlds(self):
@@ -442,7 +442,7 @@ if __name__ == "__main__":
                 Hybrid,
                 Late,
                 Slow,
-                LaneGroup,
+                Crowd,
                 Mortal,
                 Napping,
                 Deaf,

@@ -241,12 +241,8 @@ class SlotEnvironment(Wrapper):
                 array[:] = own.info[name]
             tick.voided.fill(self._void)
             tick.restarted.fill(False)
-            for out, value in (
-                (tick.reward, own.reward),
-                (tick.done, own.done),
-                (tick.truncated, own.truncated),
-            ):
-                out[:] = 0 if self._void else value
+            for name in ("reward", "done", "truncated"):
+                getattr(tick, name)[:] = 0 if self._void else getattr(own, name)
             tick.present[:] = self._void | own.present
 
     def begin_close(self) -> None:

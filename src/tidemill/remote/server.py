@@ -265,7 +265,7 @@ class Server:
             )
             if refused.status == 0:  # a connection that is closed on purpose
                 return False
-            self.sessions.count_refused()
+            self.sessions.count("refused")
             encoding, answer = "application/json", refused.problem
             status, retry_after = refused.status, refused.retry_after
         if state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):

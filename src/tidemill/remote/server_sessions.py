@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tidemill.api.spaces import Spaces
@@ -164,15 +165,12 @@ class Sessions:
     def counts(self) -> ServerCounts:
         """Return how often what was done so far."""
         with self._lock:
-            self._counts.sessions = len(self._open)
-            return ServerCounts(
-                **{name: getattr(self._counts, name) for name in ServerCounts.__struct_fields__}
-            )
+            return msgspec.structs.replace(self._counts, sessions=len(self._open))
 
-    def count_refused(self) -> None:
-        """One more call that was not done."""
+    def count(self, what: str) -> None:
+        """Count a call: what became of it, as `ServerCounts` names it."""
         with self._lock:
-            self._counts.refused += 1
+            setattr(self._counts, what, getattr(self._counts, what) + 1)
 
     def reset(self, call: ResetCall, caller: Caller) -> StepResult:
         """Begin an episode; episode 0 opens the session. Raises `RefusedCall`."""
@@ -350,8 +348,7 @@ class Sessions:
         terminated: bool = False,
         truncated: bool = False,
     ) -> StepResult:
-        with self._lock:
-            setattr(self._counts, what, getattr(self._counts, what) + 1)
+        self.count(what)
         session.reply = StepResult(
             session=name,
             episode=session.episode,

@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
 _SYSCALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if platform.system() == "Linux" else None
 _WAIT, _WAKE = 0, 1  # of futex(2), shared between processes
@@ -45,24 +46,12 @@ class Futex:
         # short, does not.
         self._wait = ctypes.CDLL(None).syscall
         self._wake = ctypes.PyDLL(None).syscall
-        self._wait_arguments = (
-            number,
-            address,
-            ctypes.c_int(_WAIT),
-            self._expected,
-            ctypes.byref(self._timeout),
-            none,
-            ctypes.c_int(),
-        )
-        self._wake_arguments = (
-            number,
-            address,
-            ctypes.c_int(_WAKE),
-            ctypes.c_int(1),
-            none,
-            none,
-            ctypes.c_int(),
-        )
+
+        def arguments(operation: int, value: Any, timeout: Any) -> tuple[Any, ...]:
+            return number, address, ctypes.c_int(operation), value, timeout, none, ctypes.c_int()
+
+        self._wait_arguments = arguments(_WAIT, self._expected, ctypes.byref(self._timeout))
+        self._wake_arguments = arguments(_WAKE, ctypes.c_int(1), none)
 
     def sleep(self, expected: int, seconds: float) -> bool:
         """Sleep until somebody wakes us (True), at most so long; return at once where the

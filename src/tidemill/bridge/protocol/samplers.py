@@ -3,6 +3,7 @@ them."""
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from tidemill.core.errors import ConfigError
 
@@ -60,3 +61,27 @@ def draw(sampler: Sampler, rng: random.Random) -> float:
             widths = [high - low for low, high in ranges]
             low, high = rng.choices(ranges, widths if sum(widths) > 0 else None)[0]
             return low + (high - low) * rng.random()
+
+
+def parameter(name: str, value: Any) -> float | Sampler:
+    """Return an environment parameter from plain data: a number, or one of {"uniform":
+    [low, high]}, {"gaussian": [mean, deviation]} and {"multi_range": [[low, high], …]}.
+    """
+    try:
+        match value:
+            case bool() | str():
+                pass
+            case int() | float():
+                return float(value)
+            case {"uniform": [low, high], **rest} if not rest:
+                return Uniform(float(low), float(high))
+            case {"gaussian": [mean, deviation], **rest} if not rest:
+                return Gaussian(float(mean), float(deviation))
+            case {"multi_range": ranges, **rest} if not rest:
+                return MultiRange(tuple((float(low), float(high)) for low, high in ranges))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigError(
+        f'parameter "{name}" = {value!r} must be a number, or a sampler: {{"uniform": [low, high]}}, '
+        '{"gaussian": [mean, deviation]} or {"multi_range": [[low, high], …]}'
+    )

@@ -257,19 +257,13 @@ class EngineSettings(SideChannel):
 
     def _older(self) -> bytes:
         """One message holds everything but the capture frame rate."""
-        known = {name: value for name, value in vars(self.settings).items() if value is not None}
-        known = {
-            "width": 80,
-            "height": 80,
-            "quality_level": 1,
-            "time_scale": 1.0,
-            "target_frame_rate": -1,
-            **known,
+        known = vars(Engine(80, 80, 1, 1.0, -1)) | {
+            name: value for name, value in vars(self.settings).items() if value is not None
         }
-        writer = (
-            MessageWriter().integer(known["width"]).integer(known["height"]).integer(known["quality_level"])
-        )
-        return writer.number(known["time_scale"]).integer(known["target_frame_rate"]).data
+        writer = MessageWriter()
+        for name in list(Engine.__dataclass_fields__)[:5]:
+            (writer.number if name == "time_scale" else writer.integer)(known[name])
+        return writer.data
 
     def receive(self, data: bytes) -> None:
         reader = self._reader(data)
@@ -364,13 +358,8 @@ class EnvironmentParameters(SideChannel):
             case Gaussian(mean, deviation):
                 return writer.integer(1).integer(seed).integer(1).number(mean).number(deviation).data
             case MultiRange(ranges):
-                return (
-                    writer.integer(1)
-                    .integer(seed)
-                    .integer(2)
-                    .numbers([number for pair in ranges for number in pair])
-                    .data
-                )
+                numbers = [number for pair in ranges for number in pair]
+                return writer.integer(1).integer(seed).integer(2).numbers(numbers).data
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(
                 f'parameter "{name}" = {value!r} must be a number or a sampler (Uniform, Gaussian, '

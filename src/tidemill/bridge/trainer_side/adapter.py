@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Spaces, field_of, leaves
+from tidemill.bridge.protocol.samplers import parameter
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
-from tidemill.bridge.trainer_side.lanes import SEEDS, parameter
+from tidemill.bridge.trainer_side.lanes import SEEDS
 from tidemill.bridge.trainer_side.spaces import MASK
 from tidemill.bridge.trainer_side.steps import as_array
 from tidemill.core.errors import ConfigError, SchemaError, did_you_mean

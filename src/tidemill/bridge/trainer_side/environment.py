@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_references import Outside, called, quoted
+from tidemill.bridge.protocol.samplers import parameter
 from tidemill.bridge.protocol.side_channels import Channels, SideChannel
-from tidemill.bridge.trainer_side.lanes import SEEDS, Lane, SimulatorLanes, close_all, parameter, start_all
+from tidemill.bridge.trainer_side.lane import Lane, close_all, start_all
+from tidemill.bridge.trainer_side.lanes import SEEDS, SimulatorLanes
 from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.spaces import Group
