@@ -24,7 +24,7 @@ from tidemill import (
     Trainer,
 )
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.trained import play as play_module
+from tidemill.trained import progress_bar
 from tidemill.trained.play import play, video_frame
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -71,7 +71,7 @@ def test_a_video_runs_as_fast_as_the_environment_says_and_what_is_written_is_sho
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(play_module, "Console", lambda **_: terminal)
+    monkeypatch.setattr(progress_bar, "Console", lambda **_: terminal)
     video = play(run, tmp_path / "v.mp4", seed=1, max_seconds=0.1)
     assert video.fps == gymnasium.spec("CartPole-v1").make().metadata["render_fps"] == 50
     assert (video.frames, next(imageio_ffmpeg.read_frames(str(video.path)))["fps"]) == (5, 50)

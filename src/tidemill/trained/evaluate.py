@@ -5,7 +5,6 @@ Which episodes count is known before they begin (`counted_episodes`).
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -13,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.forgiving_output import forgiving_output
@@ -23,6 +21,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
 from tidemill.trained.load import LoadedPolicy, Weights
 from tidemill.trained.player import Played, Player, find_actors, load_policies
+from tidemill.trained.progress_bar import ProgressBar
 from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.counted_episodes import counted_of
 from tidemill.workers.episode_info import means
@@ -165,40 +164,14 @@ def _play(player: Player, shares: NDArray[np.int64], quiet: bool) -> list[Played
     within it."""
     played: list[Played] = []
     total = int(shares.sum())
-    with _progress(total, quiet) as show:
+    with ProgressBar("episodes", total, quiet, MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         while (player.episodes < shares).any():
             ended = [p for p in player.tick() if p.episode < shares[p.lane]]
             if ended:
                 played += ended
-                show(int(np.minimum(player.episodes, shares).sum()), float(np.mean([p.ret for p in played])))
+                mean = np.mean([p.ret for p in played])
+                bar.show(int(np.minimum(player.episodes, shares).sum()), f"mean return {mean:.1f}")
     return played
-
-
-class _progress:  # noqa: N801  used as a function
-    """Shows a bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, total: int, quiet: bool) -> None:
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("episodes"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(
-            *columns, console=console, transient=True, disable=quiet or not console.is_terminal
-        )
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> Callable[[int, float], None]:
-        self._bar.start()
-        return lambda done, mean: self._bar.update(
-            self._task, completed=done, description=f"mean return {mean:.1f}"
-        )
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
 
 
 def _summarise(agents: str, policy: LoadedPolicy, played: list[Played], seed: int) -> SpecEvaluation:

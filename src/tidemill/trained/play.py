@@ -3,15 +3,14 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeElapsedColumn
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import ConfigError, RunError
@@ -21,6 +20,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
 from tidemill.trained.load import Weights
 from tidemill.trained.player import Player, find_actors, load_policies
+from tidemill.trained.progress_bar import ProgressBar
 from tidemill.workers.actor_environments import build_environment
 
 SUFFIXES = (".mp4", ".mkv", ".mov")
@@ -109,14 +109,18 @@ def play(
         player = Player(environment, actors.agents, policies, deterministic)
         player.tick()
         fps = fps or environment.render_fps or FPS
-        with _Writer(ffmpeg, path, fps) as writer, _progress(max_seconds, quiet) as show:
+        with (
+            _Writer(ffmpeg, path, fps) as writer,
+            ProgressBar("video", max_seconds, quiet, TimeElapsedColumn()) as bar,
+        ):
             writer.write(_picture(environment))
             frames += 1
             while player.episodes[0] < episodes and frames < max_seconds * fps:
                 returns += [p.ret for p in player.tick() if p.spec == 0]
                 writer.write(_picture(environment))
                 frames += 1
-                show(frames, fps, int(player.episodes[0]))
+                seconds, over = frames / fps, int(player.episodes[0])
+                bar.show(seconds, f"{frames:,} frames, {seconds:.1f} s, {over} episodes over")
     finally:
         environment.close()
     return Video(path, frames, fps, returns, bool(player.episodes[0] < episodes))
@@ -170,33 +174,6 @@ def video_frame(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         picture = picture.repeat(factor, axis=0).repeat(factor, axis=1)
     height, width, _ = picture.shape
     return np.ascontiguousarray(np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
-
-
-class _progress:  # noqa: N801  used as a function
-    """Shows how much is written on a terminal, nothing elsewhere."""
-
-    def __init__(self, max_seconds: float, quiet: bool) -> None:
-        console = Console(stderr=True)
-        columns = (TextColumn("video"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Progress(
-            *columns, console=console, transient=True, disable=quiet or not console.is_terminal
-        )
-        self._task = self._bar.add_task("", total=max_seconds)
-
-    def __enter__(self) -> Callable[[int, float, int], None]:
-        self._bar.start()
-        return self._show
-
-    def _show(self, frames: int, fps: float, episodes: int) -> None:
-        seconds = frames / fps
-        self._bar.update(
-            self._task,
-            completed=seconds,
-            description=f"{frames:,} frames, {seconds:.1f} s, {episodes} episodes over",
-        )
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
 
 
 class _Writer:

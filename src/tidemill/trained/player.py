@@ -14,7 +14,6 @@ from tidemill.api.stream import InferenceClient
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault, RunError, did_you_mean
 from tidemill.core.seeding import derive_seed
-from tidemill.envs.episode_counter import EpisodeCounter
 from tidemill.run.folder import RunFolder
 from tidemill.streams.sources import Fixed
 from tidemill.trained.load import LoadedPolicy, Weights, load_fixed, load_policy
@@ -32,7 +31,9 @@ TICK_DEADLINE = 600.0  # seconds for one tick of an environment that steps elsew
 
 @dataclass(frozen=True)
 class Played:
-    """One episode of one seat. `episode` is its number (see `EpisodeCounter`)."""
+    """One episode of one seat. `episode` is the number of the lane's in which it began;
+    where agents are independent, it counts those of the spec's agents of the lane as they
+    begin."""
 
     spec: int
     lane: int
@@ -44,6 +45,9 @@ class Played:
 
 class Player:
     """Lets policies play an environment, as an actor's target whose rows nobody reads.
+
+    A seat's episode lasts from its first observation to its end or cut, a lane's until
+    all of its seats are finished.
 
     policies: one per agent spec
     deterministic: ask every policy for its mode; False leaves it to each spec
@@ -65,9 +69,9 @@ class Player:
                     f"trained on; evaluate it in the environment of its run.\nHere: {spaces}\nThen: "
                     f"{policy.spaces}"
                 )
-        self._bell, self._counter = LocalBell(), EpisodeCounter(environment)
-        self._counter.bind(groups)
-        self._counter.on_ready(self._bell.ring)
+        self._environment, self._bell = environment, LocalBell()
+        environment.bind(groups)
+        environment.on_ready(self._bell.ring)
         self._clients, agents, ticks = list[InferenceClient](), list[BlockAgent](), list[Tick]()
         for spec, group, policy in zip(specs, groups, policies, strict=True):
             seats, observation = environment.lanes * len(group), policy.spaces.observation
@@ -76,12 +80,13 @@ class Player:
             self._clients.append(client)
             agents.append(BlockAgent(schema, seats, deterministic or spec.deterministic, client, rows))
             ticks.append(Tick.allocate(observation, seats, environment.info, environment.same_step))
-        self._target = EnvTarget(self._counter, agents, ticks, Clock(), InfoReader())
-
-    @property
-    def episodes(self) -> NDArray[np.int64]:
-        """Finished episodes of each lane (see `EpisodeCounter`)."""
-        return self._counter.episodes
+        self._target = EnvTarget(environment, agents, ticks, Clock(), InfoReader())
+        self._agents = agents
+        self._number = [np.zeros((environment.lanes, len(group)), np.int64) for group in groups]
+        self._begun = [np.zeros((environment.lanes, 1), np.int64) for _ in groups]
+        self.episodes = np.zeros(environment.lanes, np.int64)
+        """Finished episodes of each lane; where agents are independent, of each spec's
+        agents that have begun any, as many as have ended of those that began first."""
 
     @property
     def steps(self) -> int:
@@ -99,14 +104,50 @@ class Player:
                     "server is away"
                 )
             self._bell.wait(0.1)
+        before = [agent.finished.copy() for agent in self._agents]
         target.observe()
         for client in self._clients:
             client.flush()
-        played = []
-        for number, (agent, ended) in enumerate(zip(target.agents, self._counter.ended, strict=True)):
-            for (lane, episode), (ret, length, _, said) in zip(ended, agent.episodes, strict=True):
-                played.append(Played(number, lane, episode, ret, length, said))
+        changed = any(len(agent.begun) or agent.episodes for agent in self._agents)
+        return self._count(before) if changed else []
+
+    def _count(self, before: Sequence[NDArray[np.bool_]]) -> list[Played]:
+        """Number the episodes that begin, and return those that ended. `before` has of
+        each spec the seats that were between two episodes."""
+        environment, played = self._environment, list[Played]()
+        over, idle, goes_on, begins = [], [], [], []
+        for spec, (agent, was, number) in enumerate(zip(self._agents, before, self._number, strict=True)):
+            began = np.zeros(number.shape, np.bool_)
+            began.reshape(-1)[agent.begun] = True
+            begins.append(began)
+            # once all ends of the tick are taken in, and before anybody begins
+            between = agent.finished.reshape(number.shape) | began
+            ended = (between > was.reshape(number.shape)).nonzero()
+            over.append(between.all(axis=1))
+            idle.append(was.reshape(number.shape).all(axis=1))
+            goes_on.append(began.any(axis=1) & (not environment.same_step))
+            for lane, episode, (ret, length, _, said) in zip(
+                ended[0].tolist(), number[ended].tolist(), agent.episodes, strict=True
+            ):
+                played.append(Played(spec, lane, episode, ret, length, said))
             agent.episodes.clear()
+        if not environment.independent:
+            # a lane goes on when somebody begins in the tick in which all others finish
+            self.episodes += np.logical_and.reduce(over) & ~np.logical_or.reduce(
+                [np.logical_and.reduce(idle), *goes_on]
+            )
+        for number, began, begun in zip(self._number, begins, self._begun, strict=True):
+            first = begun + began.cumsum(axis=1) - 1 if environment.independent else self.episodes[:, None]
+            np.copyto(number, first, where=began)
+            begun += began.sum(axis=1, keepdims=True)
+        if environment.independent:
+            ended_first = [
+                np.where(agent.finished.reshape(number.shape), begun, number).min(axis=1)
+                for agent, number, begun in zip(self._agents, self._number, self._begun, strict=True)
+            ]
+            shown = np.concatenate(self._begun, axis=1).T > 0
+            most = np.iinfo(np.int64).max
+            self.episodes = np.where(shown, ended_first, most).min(axis=0) * shown.any(axis=0)
         return played
 
 

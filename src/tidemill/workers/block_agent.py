@@ -50,7 +50,8 @@ class BlockAgent(Agent):
         self._final_values = writer.final_values
         self._packs_info = episode_info.FIELD in schema
         self._version = self.policy = -1  # of the newest answer
-        self._begun = _NOBODY  # seats whose episodes begin with the request in flight
+        self.begun = _NOBODY
+        """The seats whose episodes begin with the request in flight."""
         self._others: list[BlockAgent] = []
         self._lanes, self._numbered = 1, True
 
@@ -98,7 +99,7 @@ class BlockAgent(Agent):
                 block[name][asked] = fields[name][:count]
             block["version"][asked] = answer.version
             block["policy"][asked] = answer.policy
-            if answer.version != self._version or len(self._begun):
+            if answer.version != self._version or len(self.begun):
                 self._note(answer.version, answer.policy)
             for name, action in self._actions.items():
                 action[seats] = fields[name][extra:count]
@@ -268,12 +269,12 @@ class BlockAgent(Agent):
             self.acting[~self.finished] = -1
             self._version, self.policy = version, policy
         if self._numbered:
-            self.acting[self._begun] = version
-        self._begun = _NOBODY
+            self.acting[self.begun] = version
+        self.begun = _NOBODY
 
     def _begin(self, seats: Seats) -> None:
         super()._begin(seats)
-        self._begun = seats
+        self.begun = seats
 
     def _unmask(self, tick: Tick, seats: Seats, at: Any) -> None:
         """These seats' episodes are over: show the info on the rows whose actions

@@ -1,15 +1,19 @@
-"""Numbers of episodes, held against a count by hand, seat by seat."""
+"""Numbers of the episodes of those who come and go by themselves, held against a count by
+hand, seat by seat."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tidemill import ActorCritic, AgentSpec
 from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.schema import Arrays
-from tidemill.envs.episode_counter import EpisodeCounter
+from tidemill.trained.load import LoadedPolicy
+from tidemill.trained.player import Player
 
 LANES, GROUPS = 3, ((0, 2), (1,))
 SPACES = Spaces(Box((1,), "float32"), Discrete(2))
@@ -34,6 +38,7 @@ class Coming(Environment):
         return True
 
     def recv(self, ticks: Sequence[Tick]) -> None:
+        self.ticks = ticks
         for playing, tick in zip(self._playing, ticks, strict=True):
             ends = playing & (self._rng.random(len(playing)) < 0.2)
             tick.done[:] = ends & (self._rng.random(len(playing)) < 0.5)
@@ -44,17 +49,23 @@ class Coming(Environment):
     def close(self) -> None: ...
 
 
+def load_untrained(seed: int) -> LoadedPolicy:
+    config = ActorCritic(hidden=(4,))
+    weights = config.build(SPACES, seed).parameters()
+    return LoadedPolicy("policy", config, SPACES, weights, {"updates": 0, "steps": 0}, seed)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_episodes_of_independent_agents_are_numbered_as_they_begin(seed: int) -> None:
-    counter = EpisodeCounter(Coming(seed))
-    counter.bind(GROUPS)
-    ticks = [Tick.allocate(SPACES.observation, LANES * len(group), {}, False) for group in GROUPS]
+    environment = Coming(seed)
+    specs = (AgentSpec(match="agent_[02]"), AgentSpec())
+    policies: Any = [load_untrained(seed) for _ in specs]
+    player = Player(environment, specs, policies, True)
     playing: dict[tuple[int, int, int], int] = {}  # (group, lane, agent) → number
     over: dict[tuple[int, int], list[bool]] = {}  # (group, lane) → of each episode
     for _ in range(200):
-        counter.send([{}, {}], np.zeros(LANES, np.bool_))
-        counter.recv(ticks)
-        for group, tick in enumerate(ticks):
+        played = player.tick()
+        for group, tick in enumerate(environment.ticks):
             ended = []
             for seat in range(LANES * len(GROUPS[group])):
                 lane, agent = divmod(seat, len(GROUPS[group]))
@@ -66,9 +77,9 @@ def test_episodes_of_independent_agents_are_numbered_as_they_begin(seed: int) ->
                 elif tick.present[seat]:
                     playing[group, lane, agent] = len(seats)
                     seats.append(False)
-            assert counter.ended[group] == ended
+            assert [(each.lane, each.episode) for each in played if each.spec == group] == ended
         for lane in range(LANES):
             begun = [over[group, lane] for group in range(len(GROUPS)) if over[group, lane]]
             first = [[*seats, False].index(False) for seats in begun]
-            assert counter.episodes[lane] == min(first, default=0)
-    assert counter.episodes.min() > 5
+            assert player.episodes[lane] == min(first, default=0)
+    assert player.episodes.min() > 5
