@@ -105,13 +105,3 @@ class NumpyLibrary(Library):
 
     def optimiser(self, network: Network, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
         return Adam(network.flat_weights(), gradient, epsilon)
-
-
-def library_of(network: Network) -> Library:
-    """Return the library of the arrays of `network`; torch is imported when it is
-    needed."""
-    if network.library == "numpy":
-        return NumpyLibrary()
-    from tidemill.algorithms.torch_library import TorchLibrary
-
-    return TorchLibrary(network)

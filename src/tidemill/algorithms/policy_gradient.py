@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.algorithms.adam import AdamSettings, spoilt
-from tidemill.algorithms.array_library import library_of
+from tidemill.algorithms.array_library import Library, NumpyLibrary
 from tidemill.algorithms.batch_totals import SUMS, BatchTotals, sums_of
 from tidemill.algorithms.formulas import differentiate_value_loss
 from tidemill.algorithms.learner_state import (
@@ -38,7 +38,7 @@ from tidemill.api.algorithm import DataParallel, Sample, run_alone
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
-from tidemill.nets.trainable import TrainablePolicy
+from tidemill.nets.trainable import Network, TrainablePolicy
 
 MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """What is measured on every minibatch, in this order."""
@@ -148,7 +148,7 @@ class PolicyGradientLearner(DataParallel):
     def __init__(self, config: PolicyGradient, policy: TrainablePolicy, seed: int) -> None:
         self.policy, self.config = policy, config
         self._rng = np.random.default_rng(seed)
-        self._library = library_of(policy.network)
+        self._library = _library_of(policy.network)
         size = policy.network.size
         with policy.network.place():
             self._shared = self._library.zeros(size + len(MEASURED) + 1)
@@ -368,6 +368,16 @@ class PolicyGradientLearner(DataParallel):
         bits = self._rng.bit_generator
         assert isinstance(bits, np.random.PCG64)
         self._rng = np.random.Generator(bits.jumped(rank))
+
+
+def _library_of(network: Network) -> Library:
+    """Return the library of the arrays of `network`; torch is imported when it is
+    needed."""
+    if network.library == "numpy":
+        return NumpyLibrary()
+    from tidemill.algorithms.torch_library import TorchLibrary
+
+    return TorchLibrary(network)
 
 
 def _explain(parts: Sequence[float], norm: float) -> str:

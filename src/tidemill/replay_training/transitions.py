@@ -18,8 +18,7 @@ from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient, SampleProducer
 from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.workers.agent import Agent
-from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.sample_writers.base import BlockSizes, SampleWriter, Seats
+from tidemill.workers.sample_writers.base import BlockSizes, SampleTerms, SampleWriter, Seats
 
 
 class Transitions(SampleWriter):
@@ -28,7 +27,7 @@ class Transitions(SampleWriter):
     row_fields = ARRIVAL_FIELDS
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: SampleTerms, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         return BlockSizes(0, 1, seats, slots)
 
     def __init__(self, samples: SampleProducer) -> None:

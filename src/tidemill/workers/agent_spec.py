@@ -4,16 +4,15 @@ what becomes of the rows."""
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidemill.api.algorithm import PostProcessor
 from tidemill.api.environment import AgentInfo
 from tidemill.core.config import Config, acting, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.streams.sources import Newest, ParameterSource
-
-if TYPE_CHECKING:
-    from tidemill.workers.sample_writers.base import SampleWriter
+from tidemill.workers.sample_writers import WRITERS
+from tidemill.workers.sample_writers.base import SampleWriter
 
 INLINE = "inline"
 PLAYED = ("policy", "inference", "samples", "frame_stack")
@@ -94,7 +93,7 @@ class PlayerSpec(Config):
         """The names of the sample streams."""
         return (self.samples,) if isinstance(self.samples, str) else self.samples or ()
 
-    def writer(self) -> "type[SampleWriter]":
+    def writer(self) -> type[SampleWriter]:
         """Return what writes its rows into samples."""
         raise TypeError(f"{type(self).__name__} has no writer()")
 
@@ -158,8 +157,6 @@ class AgentSpec(PlayerSpec):
                 "configuration of their own; take ReplayActors(environment=…, lanes=…, frame_stack=…) in "
                 'place of Actors(environment=…, agents=(AgentSpec(mode="stepwise"),))'
             )
-        from tidemill.workers.sample_writers import WRITERS
-
         if self.mode not in WRITERS:
             raise ConfigError(f'mode = "{self.mode}" is not known; {did_you_mean(self.mode, WRITERS)}')
         for setting, what, asked in (
@@ -182,9 +179,7 @@ class AgentSpec(PlayerSpec):
             )
         super().__post_init__()
 
-    def writer(self) -> "type[SampleWriter]":
-        from tidemill.workers.sample_writers import WRITERS
-
+    def writer(self) -> type[SampleWriter]:
         return WRITERS[self.mode]
 
     @property

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.sample_writers.base import BlockSizes, Seats, Slot, WriterTerms
+from tidemill.workers.sample_writers.base import BlockSizes, SampleTerms, Seats, Slot, WriterTerms
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
 
 
@@ -18,7 +17,7 @@ class AfterDone(ClosedEpisodes):
     needs_limit = True
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: SampleTerms, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         # what the episode before left over, and a whole one
         return BlockSizes(spec.rows + limit + same_step, spec.rows, seats, slots)
 

@@ -8,18 +8,17 @@ own; what is finished is copied into slots.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.algorithm import FILLER, ROW_FIELDS
+from tidemill.api.algorithm import FILLER, ROW_FIELDS, PostProcessor
 from tidemill.api.stream import SampleProducer
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Arrays, Field, Schema, allocate
-from tidemill.workers.agent_spec import PlayerSpec
 
 Seats = NDArray[np.intp]
 
@@ -36,6 +35,26 @@ class BlockSizes(NamedTuple):
     slots: int
 
 
+class SampleTerms(Protocol):
+    """Sample terms are what a writer must know of the `AgentSpec` whose rows it
+    writes."""
+
+    @property
+    def match(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def sample_steps(self) -> int: ...
+    @property
+    def burn_in(self) -> int: ...
+    @property
+    def bootstrap(self) -> int: ...
+    @property
+    def padded(self) -> bool: ...
+    @property
+    def post(self) -> Sequence[PostProcessor]: ...
+
+
 @dataclass(frozen=True)
 class WriterTerms:
     """The terms are what a sample writer is made from.
@@ -47,7 +66,7 @@ class WriterTerms:
     on_sent: function that is called after each sample
     """
 
-    spec: PlayerSpec
+    spec: SampleTerms
     row: Schema
     schema: Schema
     seats: int
@@ -86,14 +105,14 @@ class SampleWriter(ABC):
     arrays: Arrays
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: SampleTerms, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         """Return what `spec` takes, when an episode has at most `limit` steps and a
         stream is to hold `slots` samples of each seat. By itself: of all seats so many
         rows."""
         return BlockSizes(spec.rows + same_step, spec.rows, seats, slots)
 
     @classmethod
-    def own_rows(cls, spec: PlayerSpec, need: BlockSizes, same_step: bool) -> int:
+    def own_rows(cls, spec: SampleTerms, need: BlockSizes, same_step: bool) -> int:
         """Return the rows of each seat that take memory of the agent's own."""
         return need.private_rows
 

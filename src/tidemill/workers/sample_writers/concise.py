@@ -11,9 +11,8 @@ from typing import ClassVar
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.core.schema import Arrays, Field
-from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.episode_info import FIELD, PACKED_INFO
-from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes
+from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms
 from tidemill.workers.sample_writers.full import Full
 
 
@@ -33,7 +32,7 @@ class Concise(Full):
     by_seat = False
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: SampleTerms, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         return BlockSizes(3 + same_step, 1, 1, min(slots * seats, MOST_SLOTS))
 
     @classmethod

@@ -12,8 +12,15 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from tidemill.core.schema import Arrays, allocate
-from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.sample_writers.base import BlockSizes, Columns, SampleWriter, Slot, WriterTerms, fill
+from tidemill.workers.sample_writers.base import (
+    BlockSizes,
+    Columns,
+    SampleTerms,
+    SampleWriter,
+    Slot,
+    WriterTerms,
+    fill,
+)
 
 
 class AlignedBlock(SampleWriter):
@@ -35,7 +42,7 @@ class AlignedBlock(SampleWriter):
         self._cleared = [name for name in terms.schema if name == "reward" or name.startswith("info")]
 
     @classmethod
-    def own_rows(cls, spec: PlayerSpec, need: BlockSizes, same_step: bool) -> int:
+    def own_rows(cls, spec: SampleTerms, need: BlockSizes, same_step: bool) -> int:
         # what is carried over from sample to sample, and in a tick; all of it where seats
         # get out of step
         return spec.burn_in + spec.bootstrap + 1 + need.private_rows * same_step

@@ -4,8 +4,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from tidemill.core.schema import Arrays
-from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, fill
+from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms, fill
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
 
 
@@ -17,7 +16,7 @@ class Full(ClosedEpisodes):
     by_seat = True
 
     @classmethod
-    def sizes(cls, spec: PlayerSpec, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
+    def sizes(cls, spec: SampleTerms, seats: int, limit: int, same_step: bool, slots: int) -> BlockSizes:
         return BlockSizes(limit + 1 + same_step, limit + 1, 1, min(slots * seats, MOST_SLOTS))
 
     def send(self) -> bool:

@@ -6,8 +6,7 @@ import numpy as np
 
 from tidemill.core.schema import Schema
 from tidemill.streams.samples import NullSampleProducer
-from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.sample_writers.base import Columns, WriterTerms
+from tidemill.workers.sample_writers.base import Columns, SampleTerms, WriterTerms
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 
 
@@ -18,7 +17,7 @@ class Unread(AlignedBlock):
     final_values: ClassVar[bool] = False
     returns: ClassVar[str] = "float64"
 
-    def __init__(self, spec: PlayerSpec, schema: Schema, seats: int, same_step: bool) -> None:
+    def __init__(self, spec: SampleTerms, schema: Schema, seats: int, same_step: bool) -> None:
         need = self.sizes(spec, seats, 0, same_step, 1)
         terms = WriterTerms(
             spec, schema, schema, seats, need, same_step, NullSampleProducer(), on_sent=lambda: None
