@@ -108,7 +108,7 @@ class ReplayTrainerWorker(Worker):
     def _end_at_limits(self) -> None:
         why_more = "open episodes were played to their end"
         if self._reason is None and (
-            reason := self.learner.limits.reached(why_more, self._awaits_episodes())
+            reason := self.learner.limits.limit_reached(why_more, self._awaits_episodes())
         ):
             self._end(reason)
 

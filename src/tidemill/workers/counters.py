@@ -71,7 +71,7 @@ class TrainingLimits:
         limit = self._limits.updates
         return limit is None or self._counters.updates < limit
 
-    def reached(self, why_more: str, awaits_more: bool = False) -> str:
+    def limit_reached(self, why_more: str, awaits_more: bool = False) -> str:
         """Return which of the run's limits is reached, "" for none. `why_more` says where
         steps above their limit come from; where it `awaits_more` that limit is none."""
         counters, limits = self._counters, self._limits

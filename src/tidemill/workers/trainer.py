@@ -139,7 +139,7 @@ class TrainerWorker(Worker):
 
     def _end_at_limits(self) -> None:
         why_more = f"an update takes whole samples, {self._batch_steps:,} steps in the last one"
-        if self._reason is None and (reason := self.learner.limits.reached(why_more)):
+        if self._reason is None and (reason := self.learner.limits.limit_reached(why_more)):
             self._end(reason)
 
     def _adopt(self, message: Adopt) -> None:
