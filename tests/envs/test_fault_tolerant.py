@@ -166,7 +166,7 @@ def hung(**settings: Any) -> tuple[Environment, Login]:
     """A slot whose step was lost since it hangs, and what hangs."""
     Login.open.clear()
     slot = Slots(
-        environment=Gymnasium(make="tests.envs.test_slots:Login", threads=1),
+        environment=Gymnasium(make="tests.envs.test_fault_tolerant:Login", threads=1),
         deadline_s=0.05,
         backoff_s=0.0,
         **settings,
