@@ -11,7 +11,7 @@ from tidemill.testing.check_env import sample_actions
 
 
 @dataclass
-class TallyEntry:
+class Told:
     """One tick: what the tick held, and the reset mask and actions that were sent for
     it."""
 
@@ -43,7 +43,7 @@ class Driver:
         self.over = [np.ones((lanes, len(g)), bool) for g in self.groups]
         self.rng = np.random.default_rng(seed)
 
-    def tick(self, reset=None, actions=None) -> list[TallyEntry]:
+    def tick(self, reset=None, actions=None) -> list[Told]:
         lanes = self.environment.lanes
         if reset is None:
             reset = np.logical_and.reduce([over.all(axis=1) for over in self.over])
@@ -66,6 +66,4 @@ class Driver:
             ends = tick.done | tick.truncated
             over |= ends.reshape(over.shape)
             over &= ~((tick.present & ~ends) | tick.restarted).reshape(over.shape)
-        return [
-            TallyEntry(copy_of(tick), np.array(reset), a) for tick, a in zip(self.ticks, kept, strict=True)
-        ]
+        return [Told(copy_of(tick), np.array(reset), a) for tick, a in zip(self.ticks, kept, strict=True)]

@@ -146,7 +146,7 @@ class Async:
         return self.env.step(action)
 
 
-class BatchedRings(ParallelEnv):  # type: ignore[misc]
+class Together(ParallelEnv):  # type: ignore[misc]
     """Two agents that see and get what an environment answers."""
 
     metadata = {"name": "together"}  # noqa: RUF012
@@ -231,7 +231,7 @@ class Vector:
         pass
 
 
-class AliasDetector(gymnasium.Env[Any, Any]):
+class Sharing(gymnasium.Env[Any, Any]):
     """Every copy writes [its number, steps] into one array of the class. `view`: what it
     returns is a new view of it each time. `parts`: it lies in a dict of the class, of
     which only the parts are new; `mapping`: in a new mapping that is no dict. `buffer`:
@@ -245,10 +245,10 @@ class AliasDetector(gymnasium.Env[Any, Any]):
     made = 0
 
     def __init__(self, kind: str = "") -> None:
-        self.kind, self.number = kind, AliasDetector.made
-        AliasDetector.made += 1
+        self.kind, self.number = kind, Sharing.made
+        Sharing.made += 1
         if kind in ("parts", "mapping"):
-            self.observation_space = spaces.Dict({"a": AliasDetector.observation_space})
+            self.observation_space = spaces.Dict({"a": Sharing.observation_space})
 
     def see(self) -> Any:
         if self.kind != "still":
@@ -262,8 +262,8 @@ class AliasDetector(gymnasium.Env[Any, Any]):
             np.frombuffer(self.memory, np.float32)[:] = self.array
             return np.frombuffer(self.memory, np.float32)
         if self.kind == "list":
-            AliasDetector.numbers[:] = self.array.tolist()
-            return AliasDetector.numbers
+            Sharing.numbers[:] = self.array.tolist()
+            return Sharing.numbers
         return self.array[:] if self.kind == "view" else self.array
 
     numbers: list[float] = [0.0, 0.0]  # noqa: RUF012

@@ -51,7 +51,7 @@ KINDS = {
     "threads": lambda envs: LaneLoop(envs, "Odd", 0, threads=2),
     "async": lambda envs: AsyncLanes([odd.Async(env) for env in envs], "Odd", 0),
     "vector": lambda envs: VectorLanes(odd.Vector(envs), "Odd", None, "next-step"),
-    "parallel": agents(ParallelLanes, odd.BatchedRings),
+    "parallel": agents(ParallelLanes, odd.Together),
     "turns": agents(AECLanes, odd.Turns),
 }
 
@@ -181,10 +181,8 @@ def test_check_env_fails_with_the_value(name):
 @pytest.mark.parametrize("kind", ["", "view", "parts", "mapping", "buffer", "list"])
 @pytest.mark.parametrize("lanes", ["lanes", "threads=1", "async", "parallel", "turns"])
 def test_lanes_that_share_an_array_are_told_what_each_of_them_saw(lanes, kind):
-    envs = [odd.AliasDetector(kind) for _ in range(3)]
-    environment = (
-        LaneLoop(envs, "AliasDetector", 0, threads=1) if lanes == "threads=1" else KINDS[lanes](envs)
-    )
+    envs = [odd.Sharing(kind) for _ in range(3)]
+    environment = LaneLoop(envs, "Sharing", 0, threads=1) if lanes == "threads=1" else KINDS[lanes](envs)
     try:
         driver = Driver(environment)
         tick(driver, begin=True)
@@ -199,8 +197,8 @@ def test_lanes_that_share_an_array_are_told_what_each_of_them_saw(lanes, kind):
 
 
 def test_targets_of_a_ring_that_share_an_array_are_told_what_each_of_them_saw():
-    envs = [odd.AliasDetector() for _ in range(2)]
-    drivers = [Driver(LaneLoop([env], "AliasDetector", 0)) for env in envs]
+    envs = [odd.Sharing() for _ in range(2)]
+    drivers = [Driver(LaneLoop([env], "Sharing", 0)) for env in envs]
     nothing = [{"action": np.zeros(1, np.int64)}]
     for step in range(TICKS + 3):
         for driver in drivers:
@@ -212,7 +210,7 @@ def test_targets_of_a_ring_that_share_an_array_are_told_what_each_of_them_saw():
 
 def test_lanes_that_share_an_array_in_threads_are_refused_unless_nobody_writes_it():
     def play(kind):
-        environment = LaneLoop([odd.AliasDetector(kind) for _ in range(2)], "AliasDetector", 0, threads=2)
+        environment = LaneLoop([odd.Sharing(kind) for _ in range(2)], "Sharing", 0, threads=2)
         try:
             driver = Driver(environment)
             for step in range(TICKS + 2):
@@ -228,7 +226,7 @@ def test_lanes_that_share_an_array_in_threads_are_refused_unless_nobody_writes_i
 
 
 def test_an_array_of_each_lane_s_own_is_not_copied_and_what_is_told_stays():
-    class Own(odd.AliasDetector):
+    class Own(odd.Sharing):
         def __init__(self):
             super().__init__()
             self.array = np.zeros(2, np.float32)
@@ -255,12 +253,12 @@ def test_lists_of_each_lane_s_own_are_no_shared_array():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_agents_that_are_told_at_once_may_see_one_array_and_the_usual_mask_is_nobody_s(masked):
-    class Own(odd.AliasDetector):
+    class Own(odd.Sharing):
         def __init__(self):
             super().__init__()
             self.array = np.zeros(2, np.float32)
 
-    envs = [odd.BatchedRings(Own()) for _ in range(2)]
+    envs = [odd.Together(Own()) for _ in range(2)]
     space, action = Box((2,), "float32"), Discrete(2)
     sight = AgentView(space, Box((2,), "int8", (0.0,), (1.0,)) if masked else None)
     environment = ParallelLanes(envs, "Own", 0, ["x", "y"], [sight] * 2, [action] * 2, False, 0, False)

@@ -128,11 +128,11 @@ def table(limit, left_seconds, make=Ledger):
 def test_the_session_that_was_left_longest_gives_way_where_all_are_taken():
     closed_ones = []
 
-    class TallyEntry(Ledger):
+    class Told(Ledger):
         def close(self):
             closed_ones.append(self.seeded)
 
-    sessions, begin = table(3, 0.0, TallyEntry)
+    sessions, begin = table(3, 0.0, Told)
     here, first, then = Caller(), Caller(), Caller()
     begin("here", here), begin("first", first), begin("then", then)
     closed_ones.clear()

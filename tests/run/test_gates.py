@@ -226,7 +226,7 @@ load_file(Path(sys.argv[1]), "test").live(Path(), resume=bool(sys.argv[2]))
 """
 
 
-class RunLifecycle(Run):
+class Life(Run):
     """A life of a run by an `AsyncTrainRunner` in `folder`, in which somebody is killed,
     or nobody."""
 
@@ -236,7 +236,7 @@ class RunLifecycle(Run):
 
 def lived(folder: Path, resume: bool, kill: str = "nobody -1 0") -> tuple[int, str]:
     """Return how a life ended, and what it said; it has left nothing."""
-    life = RunLifecycle(folder, resume, kill)
+    life = Life(folder, resume, kill)
     try:
         ended = life.ended(60)
         life.nothing_is_left(20)

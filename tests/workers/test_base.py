@@ -73,7 +73,7 @@ class Noting(Worker):
         return {"calls": float(len(self.calls))}
 
 
-class RunLifecycle:
+class Life:
     """A worker and the runner's end of its link."""
 
     def __init__(self) -> None:
@@ -98,11 +98,11 @@ class RunLifecycle:
 
 
 @pytest.fixture
-def life() -> RunLifecycle:
-    return RunLifecycle()
+def life() -> Life:
+    return Life()
 
 
-def test_a_whole_life(life: RunLifecycle) -> None:
+def test_a_whole_life(life: Life) -> None:
     worker = life.worker
     assert worker.state is State.CONFIGURING
     assert not life.turns()
@@ -130,7 +130,7 @@ def test_a_whole_life(life: RunLifecycle) -> None:
     assert last.values == {"calls": 6.0}
 
 
-def test_nothing_happens_after_the_end(life: RunLifecycle) -> None:
+def test_nothing_happens_after_the_end(life: Life) -> None:
     life.turns(Configure(FACTS), Start())
     life.turns(Exit())
     calls = list(life.worker.calls)
@@ -142,13 +142,13 @@ def test_nothing_happens_after_the_end(life: RunLifecycle) -> None:
     assert life.heard() == []
 
 
-def test_a_worker_that_has_nothing_to_do_says_so(life: RunLifecycle) -> None:
+def test_a_worker_that_has_nothing_to_do_says_so(life: Life) -> None:
     life.worker.work = 0
     assert not life.turns(Configure(FACTS), Start())
     assert life.worker.polls == 1
 
 
-def test_a_worker_ends_by_itself(life: RunLifecycle) -> None:
+def test_a_worker_ends_by_itself(life: Life) -> None:
     life.turns(Configure(FACTS), Start())
     life.worker.work = 0
     poll = life.worker._poll
@@ -165,7 +165,7 @@ def test_a_worker_ends_by_itself(life: RunLifecycle) -> None:
     assert (completed.state, completed.reason) == (State.COMPLETED, "limits")
 
 
-def test_exit_before_configure_saves_nothing(life: RunLifecycle) -> None:
+def test_exit_before_configure_saves_nothing(life: Life) -> None:
     life.turns(Exit())
     assert life.worker.calls == ["close"]
     assert life.states() == [State.COMPLETED]
@@ -173,7 +173,7 @@ def test_exit_before_configure_saves_nothing(life: RunLifecycle) -> None:
 
 @pytest.mark.parametrize("where", ["configure", "poll", "save", "on_exit"])
 @pytest.mark.parametrize("expected", [True, False])
-def test_a_failure_is_reported_once(life: RunLifecycle, where: str, expected: bool) -> None:
+def test_a_failure_is_reported_once(life: Life, where: str, expected: bool) -> None:
     error = EnvironmentFault("lane 3 raised") if expected else ValueError("oops")
     life.worker.fails_at[where] = error
     life.turns(Configure(FACTS), Start(), Save())
@@ -188,7 +188,7 @@ def test_a_failure_is_reported_once(life: RunLifecycle, where: str, expected: bo
         assert failed[0].error.startswith("ValueError: oops") and "Traceback" in failed[0].details
 
 
-def test_where_it_happened_is_told_only_of_errors_that_are_not_ours(life: RunLifecycle) -> None:
+def test_where_it_happened_is_told_only_of_errors_that_are_not_ours(life: Life) -> None:
     try:
         try:
             raise PeerLost("it was ended by SIGKILL")
@@ -201,7 +201,7 @@ def test_where_it_happened_is_told_only_of_errors_that_are_not_ours(life: RunLif
     assert (failed.error, failed.details) == ("simulator 0: it was ended by SIGKILL", "")
 
 
-def test_a_failure_keeps_its_cause_when_closing_fails_too(life: RunLifecycle) -> None:
+def test_a_failure_keeps_its_cause_when_closing_fails_too(life: Life) -> None:
     life.worker.fails_at = {"poll": EnvironmentFault("the cause"), "close": OSError("the consequence")}
     life.turns(Configure(FACTS), Start())
     assert life.worker.state is State.FAILED
@@ -210,7 +210,7 @@ def test_a_failure_keeps_its_cause_when_closing_fails_too(life: RunLifecycle) ->
 
 
 @pytest.mark.parametrize("where", ["configure", "poll", "save", "on_exit"])
-def test_a_worker_that_is_told_to_exit_from_within_has_failed(life: RunLifecycle, where: str) -> None:
+def test_a_worker_that_is_told_to_exit_from_within_has_failed(life: Life, where: str) -> None:
     life.worker.fails_at = {where: SystemExit(3), "close": SystemExit()}
     life.turns(Configure(FACTS), Start(), Save())
     life.turns(Exit())
@@ -221,7 +221,7 @@ def test_a_worker_that_is_told_to_exit_from_within_has_failed(life: RunLifecycle
 
 
 def test_what_is_no_exception_is_a_failure_in_a_thread_and_the_runner_s_in_the_main_one(
-    life: RunLifecycle,
+    life: Life,
 ) -> None:
     life.worker.fails_at["poll"] = KeyboardInterrupt("from an environment")
     with pytest.raises(KeyboardInterrupt):
@@ -234,7 +234,7 @@ def test_what_is_no_exception_is_a_failure_in_a_thread_and_the_runner_s_in_the_m
     assert failed.error.startswith("KeyboardInterrupt: from an environment (") and "in _note)" in failed.error
 
 
-def test_what_a_task_raises_while_the_worker_waits_is_its_failure(life: RunLifecycle) -> None:
+def test_what_a_task_raises_while_the_worker_waits_is_its_failure(life: Life) -> None:
     life.worker.work = 0
     life.turns(Configure(FACTS), Start())
 
@@ -255,7 +255,7 @@ def test_what_a_task_raises_while_the_worker_waits_is_its_failure(life: RunLifec
     assert failed.error.startswith("SystemExit: sys.exit(3) was called") and "in exits)" in failed.error
 
 
-def test_a_failure_s_text_is_bounded_and_ends_as_it_did(life: RunLifecycle) -> None:
+def test_a_failure_s_text_is_bounded_and_ends_as_it_did(life: Life) -> None:
     life.worker.fails_at["poll"] = ValueError("x" * 1_000_000 + " the end")
     life.turns(Configure(FACTS), Start())
     (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
@@ -267,14 +267,14 @@ def test_a_failure_s_text_is_bounded_and_ends_as_it_did(life: RunLifecycle) -> N
     assert len(failed.details) == base.DETAILS_LIMIT and failed.details.endswith("the end\n")
 
 
-def test_a_message_that_cannot_be_read_is_a_failure(life: RunLifecycle) -> None:
+def test_a_message_that_cannot_be_read_is_a_failure(life: Life) -> None:
     life.link.send(b"\xc1 no message")
     assert not life.worker.run_once()
     (failed,) = (m for m in life.heard() if isinstance(m, Status))
     assert failed.state is State.FAILED and "cannot be read" in failed.error
 
 
-def test_the_runner_s_end_is_the_worker_s(life: RunLifecycle) -> None:
+def test_the_runner_s_end_is_the_worker_s(life: Life) -> None:
     life.turns(Configure(FACTS), Start())
     life.link.close()
     life.worker.run_once()
@@ -282,7 +282,7 @@ def test_the_runner_s_end_is_the_worker_s(life: RunLifecycle) -> None:
     assert life.worker.state is State.COMPLETED
 
 
-def test_reports_go_up_in_order(life: RunLifecycle) -> None:
+def test_reports_go_up_in_order(life: Life) -> None:
     reports = [Episodes(0, 0, [float(i)], [i]) for i in range(5)]
     for report in reports:
         life.worker.report(report)
@@ -290,7 +290,7 @@ def test_reports_go_up_in_order(life: RunLifecycle) -> None:
 
 
 @pytest.fixture
-def running(life: RunLifecycle) -> Iterator[tuple[RunLifecycle, threading.Thread]]:
+def running(life: Life) -> Iterator[tuple[Life, threading.Thread]]:
     thread = threading.Thread(target=life.worker.run, daemon=True)
     thread.start()
     yield life, thread
@@ -300,7 +300,7 @@ def running(life: RunLifecycle) -> Iterator[tuple[RunLifecycle, threading.Thread
 
 
 def test_run_sleeps_until_it_is_rung(
-    running: tuple[RunLifecycle, threading.Thread], monkeypatch: pytest.MonkeyPatch
+    running: tuple[Life, threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though it would sleep for an hour."""
     monkeypatch.setattr(base, "LOOK_AGAIN", 3600.0)
@@ -316,7 +316,7 @@ def test_run_sleeps_until_it_is_rung(
     assert life.worker.rescues == 0
 
 
-def test_run_ends_with_the_runner(running: tuple[RunLifecycle, threading.Thread]) -> None:
+def test_run_ends_with_the_runner(running: tuple[Life, threading.Thread]) -> None:
     life, thread = running
     life.tell(Configure(FACTS), Start())
     assert life.worker.polled.wait(30)
@@ -325,7 +325,7 @@ def test_run_ends_with_the_runner(running: tuple[RunLifecycle, threading.Thread]
     assert not thread.is_alive()
 
 
-def test_a_sleep_that_nobody_ended_is_counted_as_a_rescue(life: RunLifecycle) -> None:
+def test_a_sleep_that_nobody_ended_is_counted_as_a_rescue(life: Life) -> None:
     waits: list[float] = []
 
     class Deaf(type(life.worker.context.endpoints.bell)):  # type: ignore[misc]
@@ -350,7 +350,7 @@ def test_a_sleep_that_nobody_ended_is_counted_as_a_rescue(life: RunLifecycle) ->
     assert waits[:2] == [base.LOOK_AGAIN, base.RING_LATE]
 
 
-def test_a_bell_that_is_rung_just_after_a_sleep_is_no_rescue(life: RunLifecycle) -> None:
+def test_a_bell_that_is_rung_just_after_a_sleep_is_no_rescue(life: Life) -> None:
     waits: list[float] = []
 
     class Late(type(life.worker.context.endpoints.bell)):  # type: ignore[misc]
