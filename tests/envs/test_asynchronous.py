@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.envs.driver import Driver
 
+from tidemill.core.asyncio_loops import Loop
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.event_loops import Loop
 from tidemill.core.thread_loop import own
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop

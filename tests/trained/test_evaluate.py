@@ -32,8 +32,8 @@ from tidemill.envs.step_limit import StepLimit
 from tidemill.run.folder import RunFolder
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.testing.scripted import reward_of
+from tidemill.trained.episode_player import Played, Player
 from tidemill.trained.evaluate import EvaluationResult, _play, bootstrap, evaluate
-from tidemill.trained.player import Played, Player
 
 
 class Ticker:

@@ -14,7 +14,7 @@ from tidemill import Gymnasium, Slots
 from tidemill.api.stream import Offered
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.user_code import load_file
-from tidemill.replay.journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
+from tidemill.replay.retrain_journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
 from tidemill.store.checkpoint import read_newest
 from tidemill.trained import retrain as retraining
 from tidemill.trained.retrain import retrain

@@ -26,8 +26,8 @@ from tidemill.api.control_messages import (
     unpack_up,
 )
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.core.asyncio_loops import Loop
 from tidemill.core.errors import EnvironmentFault, PeerLost
-from tidemill.core.event_loops import Loop
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import base
 from tidemill.workers.base import PollResult, Worker

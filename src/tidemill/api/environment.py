@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.external_references import Outside, quoted
+from tidemill.api.external_code import Outside, quoted
 from tidemill.api.spaces import Space, Spaces, schema_of_space
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError

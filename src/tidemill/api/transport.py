@@ -36,7 +36,8 @@ class Bell(ABC):
     def wait(self, seconds: float) -> bool:
         """Sleep until rung, at most `seconds`. True when it was rung. Only the owner
         waits. The event loop of its thread runs meanwhile, if it has one
-        (`core.event_loops`), and ends the wait whenever an environment on it is ready."""
+        (`core.asyncio_loops`), and ends the wait whenever an environment on it is
+        ready."""
 
 
 class Producer(ABC):

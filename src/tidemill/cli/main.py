@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tidemill.cli.arguments import EnvArg, Lay, Set, TrustItems, changed, experiment_from, pairs
-from tidemill.cli.environments import check_env, doctor_env, serve_env
+from tidemill.cli.environment_commands import check_env, doctor_env, serve_env
 from tidemill.cli.error_output import Commands, friendly, print_table, width, word
 from tidemill.cli.examples import examples
 from tidemill.cli.measuring import bench, tune

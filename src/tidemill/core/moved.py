@@ -11,8 +11,9 @@ from types import ModuleType
 # The old name of each module that a page or an example named, and its new name.
 MOVED = {
     "tidemill.api.control": "tidemill.api.control_messages",
+    "tidemill.api.external_references": "tidemill.api.external_code",
     "tidemill.api.label": "tidemill.api.policy_header",
-    "tidemill.api.outside": "tidemill.api.external_references",
+    "tidemill.api.outside": "tidemill.api.external_code",
     "tidemill.bridge.channels": "tidemill.bridge.protocol.side_channels",
     "tidemill.bridge.environment": "tidemill.bridge.trainer_side.environment",
     "tidemill.bridge.files": "tidemill.bridge.protocol.files",

@@ -1,11 +1,11 @@
-"""The event loop that a thread has, if any. It is made by `core.event_loops`, which
+"""The event loop that a thread has, if any. It is made by `core.asyncio_loops`, which
 imports asyncio; whoever only waits needs none."""
 
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidemill.core.event_loops import Loop
+    from tidemill.core.asyncio_loops import Loop
 
 
 class _Own(threading.local):

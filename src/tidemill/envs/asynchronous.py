@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.external_references import Outside, called
+from tidemill.api.external_code import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.user_code import Code, name_of_code
 from tidemill.envs.gymnasium_registry import call_maker, load_maker

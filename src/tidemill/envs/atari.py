@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.api.environment import EnvironmentConfig, Tick
-from tidemill.api.external_references import Outside
+from tidemill.api.external_code import Outside
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.vector import VectorLanes

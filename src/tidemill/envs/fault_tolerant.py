@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, EnvironmentConfig, Tick
-from tidemill.api.external_references import Outside
+from tidemill.api.external_code import Outside
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from tidemill.api.external_references import Outside, called, names_nothing, quoted
+from tidemill.api.external_code import Outside, called, names_nothing, quoted
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.secrets import hide, known, mask, reveal
 from tidemill.core.user_code import import_module, is_installed, load_attribute, module_file

@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from tidemill.core.event_loops import Loop
+from tidemill.core.asyncio_loops import Loop
 from tidemill.core.thread_loop import own
 from tidemill.envs.lane_threads import CLOSE_SECONDS, RaisedError
 

@@ -13,7 +13,7 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.external_references import Outside
+from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.config import layout_setting
 from tidemill.core.cores import every_core

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.external_references import Outside, called
+from tidemill.api.external_code import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.user_code import Code, import_module, name_of_code

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.external_references import Outside, called
+from tidemill.api.external_code import Outside, called
 from tidemill.core.errors import (
     ConfigError,
     ProtocolFault,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.external_references import Outside, quoted
+from tidemill.api.external_code import Outside, quoted
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import known, mask, reveal

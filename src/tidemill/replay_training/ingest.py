@@ -11,8 +11,8 @@ from tidemill.api.buffer import Demand, Received, ReplayBuffer
 from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError
-from tidemill.replay.journal import JournaledConsumer, JournalWriter, journal_path
 from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio
+from tidemill.replay.retrain_journal import JournaledConsumer, JournalWriter, journal_path
 from tidemill.replay_training.credit_grants import CreditGrants
 from tidemill.replay_training.open_episodes import FILE as SLOTS
 from tidemill.replay_training.open_episodes import OpenEpisodes, OpenEpisodeTracker, read_slots

@@ -15,7 +15,7 @@ from tidemill.api.policy_header import plain_spaces
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
-from tidemill.replay.journal import JournalWriter
+from tidemill.replay.retrain_journal import JournalWriter
 from tidemill.replay_training.ingest import ReplayIngest
 from tidemill.replay_training.iteration_evaluation import evaluate
 from tidemill.replay_training.limiter_metrics import LimiterMetrics

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.external_references import Outside, names_nothing, quoted
+from tidemill.api.external_code import Outside, names_nothing, quoted
 from tidemill.core.config import Config, member
 from tidemill.core.errors import Untrusted
 from tidemill.core.secrets import references

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
-from tidemill.api.external_references import Outside
+from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError, EnvironmentFault

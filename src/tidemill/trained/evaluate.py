@@ -19,8 +19,8 @@ from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
+from tidemill.trained.episode_player import Played, Player, find_actors, load_policies
 from tidemill.trained.load import LoadedPolicy, Weights
-from tidemill.trained.player import Played, Player, find_actors, load_policies
 from tidemill.trained.progress_bar import ProgressBar
 from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.counted_episodes import counted_of

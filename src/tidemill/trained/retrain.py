@@ -18,7 +18,7 @@ from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaE
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.choose_device import choose_device
-from tidemill.replay.journal import JournalReader, MemoryCleared, Task, journal_path
+from tidemill.replay.retrain_journal import JournalReader, MemoryCleared, Task, journal_path
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust

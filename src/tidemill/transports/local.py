@@ -13,7 +13,7 @@ from tidemill.core.thread_loop import own
 from tidemill.transports.slots import SlotEndpoints
 
 if TYPE_CHECKING:
-    from tidemill.core.event_loops import Loop
+    from tidemill.core.asyncio_loops import Loop
 
 
 class LocalBell(Bell):

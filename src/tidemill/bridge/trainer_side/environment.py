@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.external_references import Outside, called, quoted
+from tidemill.api.external_code import Outside, called, quoted
 from tidemill.bridge.protocol.samplers import parameter
 from tidemill.bridge.protocol.side_channels import Channels, SideChannel
 from tidemill.bridge.trainer_side.lane import Lane, close_all, start_all

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tidemill.core import event_loops
-from tidemill.core.event_loops import Loop
+from tidemill.core import asyncio_loops
+from tidemill.core.asyncio_loops import Loop
 from tidemill.core.thread_loop import own
 from tidemill.transports.local import LocalBell
 from tidemill.transports.shared import EventBell
@@ -97,7 +97,7 @@ def test_one_turn_deals_with_all_that_has_come_and_never_waits(loop):
 
 def test_a_deadline_leaves_out_the_time_in_which_nobody_ran_the_loop(loop, monkeypatch):
     now, (ours, theirs), got = [100.0], socket.socketpair(), []
-    monkeypatch.setattr(event_loops, "monotonic", lambda: now[0])
+    monkeypatch.setattr(asyncio_loops, "monotonic", lambda: now[0])
     loop._left = now[0]
     ours.setblocking(False)
 
@@ -178,7 +178,7 @@ def test_another_thread_has_work_done_and_gives_the_loop_back(bell):
 
 
 def test_a_wait_after_a_long_stand_takes_no_longer_than_it_may(loop, monkeypatch):
-    monkeypatch.setattr(event_loops, "LONG", -1.0)  # however short it stood
+    monkeypatch.setattr(asyncio_loops, "LONG", -1.0)  # however short it stood
     monkeypatch.setattr(loop, "_left", loop._left - 1000.0)
     alarms = []
     call_later = loop.loop.call_later
@@ -220,7 +220,7 @@ def test_a_turn_that_was_ended_early_does_not_shorten_the_next_ones(loop):
 
 
 def test_an_end_waits_for_no_generator_that_does_not_end(monkeypatch):
-    monkeypatch.setattr(event_loops, "LONG", 0.01)
+    monkeypatch.setattr(asyncio_loops, "LONG", 0.01)
     taken, began = Loop.take(), []
 
     async def endless():

@@ -12,8 +12,8 @@ from tidemill import ActorCritic, AgentSpec
 from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.schema import Arrays
+from tidemill.trained.episode_player import Player
 from tidemill.trained.load import LoadedPolicy
-from tidemill.trained.player import Player
 
 LANES, GROUPS = 3, ((0, 2), (1,))
 SPACES = Spaces(Box((1,), "float32"), Discrete(2))
