@@ -26,9 +26,10 @@ class AdamSettings(AlgorithmConfig):
     """The settings of an algorithm all of whose weights one Adam trains."""
 
     learning_rate: float = 3e-4
-    """Adam's."""
+    """Learning rate of Adam."""
     learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """``linear``: falls to 0 over the run's step limit."""
+    """``linear``: falls in a straight line to 0, at `limits.steps` or `limits.updates`,
+    whichever the run reaches first."""
     adam_epsilon: float = 1e-5
     """Added to Adam's denominator."""
 

@@ -18,8 +18,9 @@ class BatchTotals(NamedTuple):
 
     rows: float
     mean: float
-    """Of advantages, reward units."""
+    """Mean of the advantages, reward units."""
     deviation: float
+    """Standard deviation of the advantages, reward units."""
     explained_variance: float
 
     @classmethod

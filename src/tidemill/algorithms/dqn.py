@@ -64,23 +64,25 @@ class DQN(AdamSettings):
     """Whether the network itself chooses the action whose value the target network tells
     (van Hasselt et al. 2016)."""
     learning_rate: float = 5e-4
-    """Adam's."""
+    """Learning rate of Adam."""
     max_gradient_norm: float | None = 10.0
     """The gradient of all weights together is scaled down to this Euclidean norm."""
     target_every: int = 500
-    """Every so many updates the target network moves to the network,"""
+    """Number of updates between two moves of the target network."""
     target_rate: float = 1.0
-    """by this share of the way."""
+    """Share of the way to the trained network that each move takes the target network:
+    1 copies the weights, less is Polyak averaging."""
     epsilon_start: float = 1.0
-    """Probability of an action drawn at random, before the first update,"""
+    """ε, the probability of an action drawn at random, before the first update."""
     epsilon_end: float = 0.05
-    """and from update `epsilon_updates` on; between them it falls in a straight line. A
-    noisy network explores by its noise: 0 from the first update on."""
+    """ε from update `epsilon_updates` on; between them it falls in a straight line. A
+    noisy network explores by its noise: its ε is 0 from the first update on."""
     epsilon_updates: int = acting(
         10_000,
         lambda dqn: dqn.epsilon_start != dqn.epsilon_end,
         "where epsilon_start is epsilon_end: ε stays as it is",
     )
+    """Number of updates after which ε has fallen to `epsilon_end`."""
 
     def measures(self) -> tuple[str, ...]:
         return "loss/value", "q/mean", "error/mean", "gradient_norm", "learning_rate", "epsilon", "rows"

@@ -28,7 +28,7 @@ class Impala(PolicyGradient):
 
     Ratios and values are those of the policy at the start of the update, for the whole
     batch. Where returns are normalised, advantages are in the same units as values: those
-    of the running deviation of the targets.
+    of the running standard deviation of the targets.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {

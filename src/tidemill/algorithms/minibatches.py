@@ -1,6 +1,6 @@
 """From samples to minibatches: targets computed on [T, N], the trained rows gathered, and
-picked by themselves or, for policies that remember, as chunks of rows one after the
-other. Numpy only."""
+picked by themselves or, for recurrent policies, as chunks of rows one after the other.
+Numpy only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class Batch:
     be released."""
 
     observation: Arrays
-    """Raw, by leaf name, [M, ...]."""
+    """Raw observations by leaf name, [M, ...]."""
     action: Arrays
-    """By leaf name, [M, ...]."""
+    """Actions by leaf name, [M, ...]."""
     log_prob: Floats
-    """Of the behaviour, [M]."""
+    """Log-probabilities of the actions, by the policy that acted, [M]."""
     value: Floats
-    """Of the behaviour, [M], reward units."""
+    """Values by the policy that acted, [M], reward units."""
     advantage: Floats
     """[M], reward units."""
     target: Floats
@@ -49,9 +49,10 @@ which all acted."""
 
 
 def gae_of(gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Estimate:
-    """Return what estimates by `gae`. With `log_ratio` traces are corrected for the
-    policy's lead; without, estimates that the rows have already
-    (`tidemill.algorithms.post_processors.GAE`) are taken as they are."""
+    """Return what estimates advantages and values' targets by `gae`. With `log_ratio`
+    traces are corrected for how far the policy has moved since it acted; without,
+    estimates that the rows have already (`tidemill.algorithms.post_processors.GAE`) are
+    taken as they are."""
 
     def estimate(sample: Sample) -> tuple[Floats, Floats]:
         fields: dict[str, NDArray[Any]] = dict(sample)
@@ -128,7 +129,7 @@ class Rows:
     """The inputs of `count` rows, each of which may be trained on without the others."""
 
     rows = 1
-    """Of a piece."""
+    """Rows of a piece."""
 
     def __init__(self, library: Library, policy: TrainablePolicy, observation: Arrays, count: int) -> None:
         self._library, self._count = library, count
@@ -194,8 +195,8 @@ def cut(samples: Sequence[Sample], wanted: Sequence[Integers], burn_in: int, ste
         batch has them; none of the first `burn_in` rows
     steps: None, or more than there are: all rows up to the last one that is wanted
 
-    The state before a chunk is the one that its first row holds: that of the behaviour,
-    by weights that may be older than the ones trained (Kapturowski et al. 2019,
+    The state before a chunk is the one that its first row holds: that of the policy that
+    acted, by weights that may be older than the ones trained (Kapturowski et al. 2019,
     "Recurrent Experience Replay in Distributed RL", section 3, "stored state" with
     burn-in).
     """

@@ -74,13 +74,14 @@ class PolicyGradient(AdamSettings):
     max_gradient_norm: float | None = 0.5
     """Gradients of all weights together are scaled down to this Euclidean norm."""
     normalise_returns: bool = True
-    """Whether values are learnt in units of the running deviation of their targets."""
+    """Whether values are learnt in units of the running standard deviation of their
+    targets."""
     chunk_steps: int | None = None
-    """Of a policy that remembers: each seat's rows are cut into chunks of so many,
-    through which gradients flow back in time; None, or more than a sample has: all of
-    them. A minibatch has whole chunks, about `minibatch_size` rows. A chunk begins with
-    the state that the behaviour had there; with `AgentSpec.burn_in` so many rows before
-    it first bring that up to date."""
+    """Rows of a chunk, of a recurrent policy: each seat's rows are cut into chunks,
+    through which gradients flow back in time (truncated backpropagation). None, or more
+    than a sample has: all of them. A minibatch has whole chunks, about `minibatch_size`
+    rows. A chunk begins with the state that the policy that acted had there; with
+    `AgentSpec.burn_in` so many rows before it first bring that up to date."""
 
     @property
     def epochs(self) -> int:

@@ -39,8 +39,8 @@ class Returns(PostProcessor):
 @dataclass(frozen=True, kw_only=True)
 class GAE(PostProcessor):
     """GAE adds ``post.advantage`` and ``post.target`` to rows, float32, in reward units:
-    generalised advantages and λ-returns (see `formulas.gae`) by the values that the
-    behaviour had. PPO trains by them instead of computing its own."""
+    generalised advantages and λ-returns (see `formulas.gae`) by the values of the policy
+    that acted. PPO trains by them instead of computing its own."""
 
     reads: ClassVar[tuple[str, ...]] = _READ
 

@@ -31,21 +31,25 @@ class PPO(PolicyGradient):
     changeable: ClassVar[Collection[str]] = ranges.keys() - {"chunk_steps"}
 
     gae_lambda: float = 0.95
-    """λ of the advantages and of the values' targets."""
+    """λ of the advantages (GAE) and of the values' targets (λ-returns)."""
     clip: float = 0.2
-    """ε of the policy's ratio."""
+    """ε of the clipped surrogate: the ratio of new to old probability of an action is
+    clipped to 1 ± ε."""
     epochs: int = 4
     """Passes over each batch."""
     normalise_advantages: bool = True
-    """Whether a batch's advantages are brought to mean 0 and deviation 1."""
+    """Whether a batch's advantages are brought to mean 0 and standard deviation 1."""
     clip_value: float | None = None
-    """ε of the clipped value loss, in units of the returns' deviation."""
+    """ε of the clipped value loss: new values count within ε of the old ones, in units of
+    the running standard deviation of returns (without `normalise_returns` in reward
+    units). None: they are not clipped."""
     target_kl: float | None = None
-    """An update ends before the first minibatch whose approximate KL divergence from the
-    behaviour is above it."""
+    """Approximate KL divergence, in nats, of the trained policy from the one that acted:
+    an update ends before the first minibatch on which it is larger. None: all epochs are
+    done."""
     correct_off_policy: bool = False
     """Whether traces are cut short where the policy at the start of the update has moved
-    away from the behaviour (V-trace; one more forward pass). Of use when samples lag
+    away from the one that acted (V-trace; one more forward pass). Of use when samples lag
     behind."""
 
     def check_made(self, names: Collection[str]) -> None:

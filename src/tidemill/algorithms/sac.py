@@ -53,9 +53,9 @@ class SAC(AlgorithmConfig):
     gamma: float = 0.99
     """Discount of a step."""
     learning_rate: float = 3e-4
-    """Adam's, of the actor and of the temperature."""
+    """Learning rate of Adam, for the actor and the temperature."""
     critic_learning_rate: float | None = None
-    """Adam's, of the critics; None: as `learning_rate`."""
+    """Learning rate of Adam, for the critics; None: as `learning_rate`."""
     adam_epsilon: float = 1e-8
     """Added to Adam's denominator."""
     max_gradient_norm: float | None = None
@@ -65,14 +65,14 @@ class SAC(AlgorithmConfig):
     """τ: in each update the target critics move to the critics by this share of the
     way."""
     temperature: float = 1.0
-    """α at the start."""
+    """α at the start: the weight of the entropy beside the return."""
     learn_temperature: bool = True
     """Whether α is learnt; else it stays as it is."""
     target_entropy: float | None = acting(
         None, lambda sac: sac.learn_temperature, "with learn_temperature = False: α stays as it is"
     )
-    """Entropy, in nats, that α is learnt for; of actions in [-1, 1]. None: minus the
-    number of the action's elements."""
+    """Entropy of the policy, in nats, that α is learnt to bring about, of actions scaled
+    to [-1, 1]. None: minus the number of the action's elements."""
 
     def measures(self) -> tuple[str, ...]:
         return (
@@ -103,7 +103,7 @@ class _Drawn(NamedTuple):
     action: Floats
     log_prob: Floats
     spread: Floats
-    """Deviation times noise."""
+    """Standard deviation times noise."""
     uncut: Floats
 
 

@@ -1,6 +1,6 @@
 """The algorithm contract: what learns. The loop that calls it (a trainer worker does)::
 
-algorithm = config.build(policy)
+algorithm = config.build(policy, seed)
 while ...:
     metrics = algorithm.update(samples, progress)     # one version more
     publish(policy.parameters())
@@ -126,8 +126,9 @@ class Algorithm(ABC):
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
         """Do one update (all its epochs) and return its metrics (names such as
         ``loss/policy``, ``kl``). Reads the samples' arrays no more once it returns.
-        `progress` in [0, 1] is the share of the run's step limit that is behind (0
-        without a limit) and drives schedules. Does not touch `policy.version`."""
+        `progress` in [0, 1] is the share of the run that is over, and drives schedules:
+        of `limits.steps` or `limits.updates`, whichever is further; 0 without both. Does
+        not touch `policy.version`."""
 
     @abstractmethod
     def state(self) -> Arrays:

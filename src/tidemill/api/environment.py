@@ -47,8 +47,9 @@ class Tick:
         rows of a sample in shared memory: write, never keep.
     reward: float32 [N]: caused by the last action, and by what happened since; that of an
         absent seat adds to the row it wrote last
-    done: bool [N]: the seat's episode *ended*; `observation` is its final one
-    truncated: bool [N]: the episode was *cut*; never together with done
+    done: bool [N]: the seat's episode *ended* (terminated); `observation` is its final
+        one
+    truncated: bool [N]: the episode was *cut* (truncated); never together with done
     present: bool [N]: the seat has an observation in this tick. An absent seat (dead, or
         not its turn) sends no request and stores no row; done or truncated may still be
         set for it and closes its open row
@@ -92,8 +93,8 @@ class Tick:
 
 
 class Environment(ABC):
-    """An environment holds many lanes of one task and steps them together. Attributes are
-    fixed once built.
+    """An environment holds many lanes of one task and steps them together. Its attributes
+    are fixed once it is built, but for `resting`, `rests`, `shared` and `faults`.
 
     agents: the agents, in the order of their indices
     lanes: L, the number of lanes
@@ -269,10 +270,11 @@ class EnvironmentConfig(Config):
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
-        """Return what is `Outside` in settings of its own, encoded ones, which nobody has
-        checked: in a run's folder of somebody else's it needs the user's word
-        (`tidemill.run.trust`). A kind that does not say counts whole; one that holds
-        another environment leaves that to it."""
+        """Return the code, programs and addresses that these settings of this class name:
+        before a run from somebody else's folder uses them, the user is asked
+        (`tidemill.run.trust`). The settings are plain data that nobody has checked. A
+        class that does not implement this is asked about as a whole; one that wraps
+        another environment leaves out what that names."""
         return [Outside(f"builds {cls.__name__} with {quoted(settings)}")]
 
     def build(self, lanes: int, seed: int, render: bool = False) -> Environment:

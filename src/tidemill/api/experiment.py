@@ -55,7 +55,7 @@ class Limits(Config):
 
     steps: env steps that entered training
     updates: finished updates
-    seconds: wall time since training began
+    seconds: wall time since training began; pauses do not count
     mean_return: mean undiscounted return of the last `window` finished episodes (of each
         agent spec that plays the policy)
     return_of: whose: a policy, or POLICY/AGENTS where several agent specs play it; needed
@@ -119,10 +119,11 @@ class WorkerConfig(Config):
     """The configuration of a worker group: `count` equal workers of one kind, named
     ``group-0``, ``group-1`` …
 
-    one_core: keep each one's process on one core (in threads: its thread, and those that
-        step for it, one core for all). For actors whose lanes wait in threads: they have
-        Python's lock by turns all the same, and wake one another several times quicker on
-        one core. What computes outside of that lock loses its other cores
+    one_core: whether each one's process keeps to one core (launched in threads: its
+        thread, and those that step for it). For actors whose lanes wait in threads
+        (`Gymnasium.threads`): Python's global interpreter lock lets one of these run at a
+        time anyhow, and they wake one another several times quicker on one core. Not for
+        steps that compute outside of that lock: they could use other cores
     math_threads: threads that numeric libraries (BLAS, torch) may use in the process of
         each; workers of one process use the most of theirs. More than 1 is for wide
         networks on cores that no other worker needs
@@ -132,8 +133,8 @@ class WorkerConfig(Config):
     one_core: bool = layout_setting(False)
     math_threads: int = layout_setting(1)
     order: ClassVar[int] = 0
-    """Who goes from READY to RUNNING first: parameter store 0, trainers 1, buffers 2,
-    policies 3, evaluation 4, population 5, actors 6."""
+    """Who goes from READY to RUNNING first: trainers 1, buffers 2, policy workers 3,
+    evaluation 4, population 5, actors 6."""
     owns_environment: ClassVar[bool] = False
     """Such workers are configured first and answer with their spaces."""
     limited: ClassVar[bool] = False
@@ -210,10 +211,14 @@ class Experiment(Config):
     """An experiment is all that a run is, as plain typed data: policies, the workers that
     play and train them, and when the run ends. It does not know where it will run.
 
-    together: names of worker groups of one `count` whose members of one number take turns
-        in one process, or one thread: with equal trainers and an actor beside each, every
-        core gathers and trains; and a trainer that limits its actor waits for no
-        hand-over
+    name: name of the experiment; its runs' folders are called after it
+    policies: configurations of the policies, by the name that workers call them by
+    workers: configurations of the groups of workers, by the group's name
+    limits: when the run ends
+    together: names of groups whose workers share a process (or thread) and take turns in
+        it: actor-0 with trainer-0, actor-1 with trainer-1, and so on, so that the groups
+        must have one `count`. So every core both gathers and trains; and an actor that
+        waits for its trainer's leave to step (`ReplayTrainer`) has it at once
     curriculum: the stages that environments go through, in order; none: their resets are
         given nothing. The last one is what is trained for: `evaluate` and `play` are in
         that

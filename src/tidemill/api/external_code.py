@@ -1,5 +1,5 @@
-"""What the settings of an environment name outside of this library: callables,
-executables, addresses."""
+"""External code that the settings of an environment name: callables, executables and
+addresses outside of this library, which nobody has vouched for."""
 
 import json
 import re

@@ -30,7 +30,8 @@ class Job:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0) -> WorkerHandle:
-        """Return one of the experiment's workers, not yet configured."""
+        """Return one of the experiment's workers, not yet configured. See `Context` for
+        what it is given."""
         config = self.experiment.workers[group_of(worker)]
         return config.build(
             Context(self.experiment, worker, config, endpoints, self.folder, self.resume, spin, math_threads)
@@ -66,10 +67,9 @@ class Launcher(ABC):
 
     @abstractmethod
     def wait(self, seconds: float, least: float = 0.0) -> None:
-        """Let the workers work until one has something to say, at most `seconds`. Where
-        they work by themselves, leave them alone for `least` seconds before that: what
-        they say meanwhile is heard at once, for less than it would cost to be woken by
-        each word."""
+        """Wait for a message of any worker, `seconds` at most. Where workers have threads
+        or processes of their own, first sleep for `least` seconds, whatever comes: to be
+        woken by each message would cost more. Else give each worker a turn."""
 
     @abstractmethod
     def obituary(self, worker: str) -> str:

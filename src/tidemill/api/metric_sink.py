@@ -52,8 +52,9 @@ class MetricSink(ABC):
 
     @abstractmethod
     def write(self, record: Mapping[str, float]) -> None:
-        """Write one record: at least its ``step``, and no name that says a secret. A
-        number may be NaN or infinite."""
+        """Write one record. It has a ``step`` at least; metrics whose names look like a
+        secret's ("token", "password") were left out of it. A number may be NaN or
+        infinite."""
 
     def close(self) -> None:
         """Give back what the sink holds. May be called twice."""

@@ -1,11 +1,11 @@
 """The contract of what a buffer worker does to samples on their way from actors to
 trainers. The loop that calls it::
 
-processor = config.build(schema, policy, seed)
-while ...:
-    sample = copy of the next one
-    processor.process(sample)
-    send(sample)
+    processor = config.build(schema, policy, seed)
+    while ...:
+        sample = copy of the next one
+        processor.process(sample)
+        send(sample)
 """
 
 from abc import ABC, abstractmethod

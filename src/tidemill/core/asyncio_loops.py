@@ -1,5 +1,5 @@
-"""The event loop of a thread: it runs while its thread waits, and a turn at a time in
-between.
+"""The asyncio event loop of a thread: it runs while its thread waits, and a turn at a
+time in between.
 
 Whoever waits for an environment does so at a bell, and a bell lets the loop of its thread
 run meanwhile. So what comes to the loop is at once where it is wanted: no thread hands

@@ -33,13 +33,14 @@ class Atari(EnvironmentConfig):
     noop_max: a game begins with up to this many idle frames, so that games differ
     repeat_action_probability: "sticky" actions; the games of id "ALE/…-v5" in Gymnasium
         use 0.25, published scores mostly 0
-    episodic_life: a lost life ends the episode, and the game with it: the library begins
-        another one, and there is no score
-    reward_clipping: rewards become −1, 0 or 1, so that returns of training are not
-        scores: these are ``info/score``
-    fire_reset: press fire at the start of games that wait for it
-    full_action_space: all 18 actions, not only those that the game knows
-    max_episode_steps: a game is cut after this many steps (not frames)
+    episodic_life: whether a lost life ends the episode, and the game with it: the library
+        begins another one, and there is no score
+    reward_clipping: whether rewards become −1, 0 or 1, so that returns of training are
+        not scores: these are ``info/score``
+    fire_reset: whether fire is pressed at the start of games that wait for it
+    full_action_space: whether there are all 18 actions, not only those that the game
+        knows
+    max_episode_steps: most steps (not frames) of a game, which is truncated there
     """
 
     id: str

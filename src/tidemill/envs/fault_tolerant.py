@@ -36,16 +36,19 @@ class Slots(EnvironmentConfig):
     step in a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that
     slots do not wait for others.
 
-    deadline_s: seconds that a step, a reset, or making the environment may take at most;
+    environment: the environment that may fail
+    deadline_s: most seconds that a step, a reset, or making the environment may take;
         None: any time (one that hangs then holds its step for ever, and the run cannot
-        end as it should). Only for what steps elsewhere
+        end as it should). A step in the actor's own thread (`Gymnasium(threads=0)`) is
+        not broken off: nobody looks at the time meanwhile
     backoff_s: seconds before a failed environment is made anew, varied by half, so that
         slots that fail together do not come back together
-    failures: number of failures among the last `window_steps` steps after which it rests:
-        with each further one the seconds double; each step that comes halves them again
+    failures: number of failures among the last `window_steps` steps from which on it
+        rests: the seconds of `backoff_s` double with that failure and each further one,
+        and halve with each step that succeeds
     window_steps: number of steps that `failures` looks back on. Attempts to make it anew
         or to reset it count where they fail
-    max_backoff_s: the longest rest
+    max_backoff_s: most seconds of a rest
     max_episode_seconds: an episode is cut (truncated) with the first step that answers so
         many seconds after its reset did; None: it takes what it takes. A step that is
         under way is waited for, up to its deadline

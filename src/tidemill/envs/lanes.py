@@ -39,11 +39,12 @@ class Gymnasium(EnvironmentConfig):
     """A Gymnasium environment, named by exactly one of `id` and `make`.
 
     id: "CartPole-v1", or "module:ENV_ID" to import the module that registers it
-    make: "module:NAME" or "FILE.py:NAME": a class or function that returns a
-        `gymnasium.Env`; or that itself
-    kwargs: arguments of its constructor
-    max_episode_steps: an episode is cut after that many steps; None: the environment's
-        own limit, 0: none
+    make: "module:NAME" or "FILE.py:NAME", the place of a class or function that returns a
+        `gymnasium.Env`; or that class or function itself
+    kwargs: arguments that it is made with
+    max_episode_steps: most steps of an episode, which is cut (truncated) there; None: the
+        environment's own limit, 0: none. `Actors.max_episode_steps` comes on top: the
+        smaller one holds
     threads: threads in which the lanes of a target step, at most one per lane; 0: in the
         actor's own, one lane after the other. For steps that wait, or compute outside
         Python's lock; quick ones in Python are slower so. Copies must not share anything

@@ -45,12 +45,12 @@ class PettingZoo(EnvironmentConfig):
         PettingZoo's registry: "pettingzoo:make", with kwargs = {"env_type": "aec", "id":
         "classic/chess-v6"}
     kwargs: arguments of it
-    state: add the environment's global state (its `state()`) to every observation, as
-        part `global_state`: for critics
-    team_reward: every agent is paid the mean of what the agents that live are paid in a
-        step, instead of its own reward
-    max_episode_steps: a game is cut after that many steps (where agents act in turn:
-        actions of all agents together); 0: where it ends itself
+    state: whether the environment's global state (its `state()`) is added to every
+        observation, as part `global_state`: for critics
+    team_reward: whether every agent is paid the mean of what the agents that live are
+        paid in a step, instead of its own reward
+    max_episode_steps: most steps of a game, which is truncated there (where agents act in
+        turn: actions of all agents together); 0: it ends by itself alone
     """
 
     make: Code

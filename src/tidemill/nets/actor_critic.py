@@ -24,11 +24,11 @@ from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.nets.trainable import Network, TrainablePolicy
 from tidemill.nets.weights import ActorCriticShape, valued_answer
 
-OBSERVATION_CLIP = np.float32(10)  # deviations
+OBSERVATION_CLIP = np.float32(10)  # standard deviations
 
 
 def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
-    """Raise `ConfigError` for a first deviation of actions that have none."""
+    """Raise `ConfigError` for a `log_std_init` where actions have no deviation."""
     if not any(isinstance(leaf, Box) for leaf in leaves(spaces.action, "action").values()):
         policy.refuse_idle("log_std_init", "on actions without a Box: they have no deviation")
 
@@ -47,7 +47,7 @@ class ActorCritic(PolicyConfig):
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
-    """After each hidden layer. (Convolutions have relu.)"""
+    """Activation after each hidden layer. (Convolutions have relu.)"""
     encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
     """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two
     are at least 36, and flattens the rest; ``mlp`` flattens all; ``nature_cnn`` is
@@ -60,10 +60,12 @@ class ActorCritic(PolicyConfig):
     """Whether the critic shares all layers but its head with the actor. None: with images
     yes, unless the critic sees more; else no."""
     normalise_observations: bool = False
-    """Whether flattened Boxes are brought to mean 0 and deviation 1, clipped at ±10, by
-    statistics of the trained rows."""
+    """Whether flattened Boxes are brought to mean 0 and standard deviation 1, clipped at
+    ±10, by statistics of the trained rows."""
     log_std_init: float = 0.0
-    """First log-deviation of Box actions, in units of half the action's range."""
+    """Natural logarithm of the standard deviation that Box actions are drawn with at
+    first, in units of half the action's range: 0 is half the range, -0.7 a quarter. It is
+    a weight, and learnt from there."""
     action_mask: str | None = "action_mask"
     """Part of the observation that says which actions are allowed: bool or int8 [n] for
     Discrete(n), [sum of nvec] for MultiDiscrete. What is 0 there is never drawn; the
@@ -141,7 +143,7 @@ class ActorCritic(PolicyConfig):
 
     @property
     def memory(self) -> Memory | None:
-        """The cell between hidden layers and heads, in a policy that remembers."""
+        """The cell between hidden layers and heads, in a recurrent policy."""
         return None
 
     def shape(self, spaces: Spaces) -> ActorCriticShape:

@@ -1,4 +1,4 @@
-"""Cells that remember, LSTM and GRU: forward over sequences and backward through time,
+"""Recurrent cells, LSTM and GRU: forward over sequences and backward through time,
 written out in numpy.
 
 G towers (of actor and critic, stacked as in `mlp`), L rows in time, m sequences, w

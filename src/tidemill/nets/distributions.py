@@ -33,8 +33,8 @@ class Distribution(ABC):
     size: int
     """Numbers per row that the network's head gives."""
     deviations: int = 0
-    """Number of log-deviations that do not depend on the observation, a weight of the
-    policy."""
+    """Number of log standard deviations that do not depend on the observation, a weight
+    of the policy."""
     draws: int
     """Random numbers per row that `choose` needs."""
     normal: bool = False
@@ -278,7 +278,8 @@ class Bernoulli(Distribution):
 
 
 class DiagonalGaussian(Distribution):
-    """Independent normal distributions whose deviations do not depend on the observation.
+    """Independent normal distributions whose standard deviations do not depend on the
+    observation.
 
     The network works in units of half the action's range: its mean m and deviation s
     stand for the action centre + half · (m + s ε), so that [-1, 1] maps onto [low, high];

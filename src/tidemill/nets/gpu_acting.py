@@ -38,7 +38,7 @@ class Answering(Protocol):
         ...
 
     def log_std(self) -> Tensor:
-        """Return the log-deviations [deviations]."""
+        """Return the log standard deviations [deviations]."""
         ...
 
 

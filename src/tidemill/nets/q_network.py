@@ -39,11 +39,12 @@ def _spread(network: Any) -> bool:
 class QNetwork(PolicyConfig):
     """A network that tells the value of each action, for Discrete actions; the policy
     takes the best one, and with probability ε any (`DQN` sets ε and sends it with the
-    weights). Every observation is flattened, but one that is a single image. A uint8 one
-    of at least 36 pixels goes through the convolutions of Mnih et al. 2015, in torch, and
-    takes hidden = (512,) to be that paper's network; a small one (a Box of three axes,
-    such as MinAtar's [10, 10, channels]; channels are the shorter of first and last axis)
-    through one of 3 x 3, stride 1, as in Young and Tian 2019, "MinAtar".
+    weights). Every observation is flattened, but one that is a single image. A uint8
+    image whose height and width are both at least 36 goes through the convolutions of
+    Mnih et al. 2015, in torch, and takes hidden = (512,) to be that paper's network; a
+    smaller one (a Box of three axes, such as MinAtar's [10, 10, channels]; channels are
+    the shorter of first and last axis) through one convolution of 3 x 3, stride 1, as in
+    Young and Tian 2019, "MinAtar".
 
     ε is a parameter of the network, so that actors explore as the version that they play.
     """
@@ -51,21 +52,23 @@ class QNetwork(PolicyConfig):
     hidden: tuple[int, ...] = (128, 128)
     """Widths of the hidden layers, each with relu."""
     filters: int = 16
-    """Of the convolution of small images; 0 flattens these, too."""
+    """Filters of the convolution of small images; 0 flattens these, too."""
     duelling: bool = True
     """Whether the head tells the state's value and each action's advantage (Wang et al.
     2016)."""
     noise: float = 0.0
-    """First deviation of noisy layers, times the root of their inputs, 0.5 is usual
-    (Fortunato et al. 2018); all but convolutions are noisy then. 0: none are."""
+    """σ₀ of noisy layers (Fortunato et al. 2018; 0.5 is usual): the noise of a layer's
+    weights has the standard deviation σ₀ / √inputs at first, and learns its own from
+    there. Convolutions have none. 0: no layer is noisy."""
     atoms: int = 1
-    """How many returns the head spreads each action's over, from `least_return` to
-    `greatest_return` (Bellemare et al. 2017, "A Distributional Perspective on
-    Reinforcement Learning"; 51 is usual). 1: it tells the expected return."""
+    """Number of returns, evenly spaced from `least_return` to `greatest_return`, to
+    each of which the head gives a probability (Bellemare et al. 2017, "A Distributional
+    Perspective on Reinforcement Learning"; 51 is usual). 1: it tells the expected return
+    alone."""
     least_return: float = acting(-10.0, _spread, _ONE_ATOM)
-    """Least return that `atoms` tell of."""
+    """Return of the first of the `atoms`, discounted, in reward units."""
     greatest_return: float = acting(10.0, _spread, _ONE_ATOM)
-    """Greatest return that `atoms` tell of."""
+    """Return of the last of the `atoms`."""
     action_mask: str | None = "action_mask"
     """See `ActorCritic.action_mask`."""
 

@@ -1,4 +1,4 @@
-"""The built-in policy that remembers: `ActorCritic` with an LSTM or a GRU, which
+"""The built-in recurrent policy: `ActorCritic` with an LSTM or a GRU, which
 `cells` (in numpy) and `torch_actor_critic` compute. Imports no torch.
 
 The agent keeps the states: it zeroes them where an episode begins, and stores in each row

@@ -16,8 +16,8 @@ from tidemill.nets.mlp import MLP, Floats, MLPShape, check_hidden
 from tidemill.nets.weights import load_parameters, views
 
 LOG_STD = -20.0, 2.0
-"""Least and greatest log-deviation; beyond them it is cut, and its gradient is 0.
-Haarnoja et al. 2018's own code."""
+"""Least and greatest logarithm of the standard deviation; beyond them it is clipped, and
+its gradient is 0, as in Haarnoja et al. 2018's own code."""
 HALF_LOG_TWO_PI = np.float32(0.5 * np.log(2 * np.pi))
 LOG_TWO = np.float32(np.log(2))
 
@@ -25,7 +25,7 @@ LOG_TWO = np.float32(np.log(2))
 @dataclass(frozen=True, kw_only=True)
 class SquashedGaussian(PolicyConfig):
     """A squashed Gaussian acts in bounded Box spaces: centre + half · tanh(u), u normal,
-    with mean and deviation from a network of relu layers that sees the flattened
+    with mean and standard deviation from a network of relu layers that sees the flattened
     observation (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications",
     appendix C). It is for `SAC`, whose critics are its own.
 

@@ -46,12 +46,12 @@ class TorchBackend(Network):
 
     def next_state(self) -> dict[str, Tensor]:
         """Return the state after the rows of the last `heads` that acted, ``state.*`` [n,
-        ...]; {} of a network that remembers nothing."""
+        ...]; {} of a feed-forward network."""
         return {}
 
     @abstractmethod
     def log_std(self) -> Tensor:
-        """Return the log-deviations [deviations]."""
+        """Return the log standard deviations [deviations]."""
 
     def place(self) -> AbstractContextManager[object]:
         """See `Network.place`."""

@@ -29,7 +29,7 @@ class TorchNetwork(PolicyConfig):
     """
 
     log_std_init: float = 0.0
-    """First log-deviation of Box actions, in units of half the action's range."""
+    """See `ActorCritic.log_std_init`."""
     action_mask: str | None = "action_mask"
     """See `ActorCritic.action_mask`. The network sees this part, too, but need do nothing
     about it: what is forbidden is taken out of its head."""
@@ -39,12 +39,17 @@ class TorchNetwork(PolicyConfig):
         """Return the network. It is called with the raw observations of n rows by leaf
         name (``{"obs": Tensor}`` unless the space is nested; float32, or the integers
         that rows hold) and returns (head float32 [n, outputs], value float32 [n]).
-        `outputs` follows from the action space: logits of Discrete, MultiDiscrete and
-        MultiBinary, means of Box actions. `value` is in units of the running deviation of
-        returns. The module stays in eval mode, so that acting and training see one
-        function. Its weights are drawn from the run's seed. It is built on the CPU and
-        moved to the worker's device: tensors that it needs besides its parameters are to
-        be its buffers."""
+
+        outputs: width of the head, which follows from the action space: a logit for each
+            choice of a Discrete or MultiDiscrete and each bit of a MultiBinary, a mean
+            for each number of a Box; parts of a nested space one after the other
+
+        The value is the expected return, divided by the running standard deviation of
+        returns (`TrainablePolicy.value_scale`; 1 without `normalise_returns`), so that a
+        plain linear head will do: nothing needs to be scaled here. The module stays in
+        eval mode, so that acting and training see one function. Its weights are drawn
+        from the run's seed. It is built on the CPU and moved to the worker's device:
+        tensors that it needs besides its parameters are to be its buffers."""
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32,

@@ -27,12 +27,12 @@ class ActionEvaluation(NamedTuple):
     arrays of the network's library from `forward`."""
 
     log_prob: Any
-    """Of the rows' actions under the present weights, float32 [n], in the unit of the
-    answer's ``log_prob``."""
+    """Log-probability of the rows' actions under the present weights, float32 [n], in the
+    unit of the answer's ``log_prob``."""
     entropy: Any
-    """Of the action distribution, float32 [n], nats."""
+    """Entropy of the action distribution, float32 [n], nats."""
     value: Any
-    """float32 [n], in units of `value_scale`: times it, reward units."""
+    """Value, float32 [n]; times `TrainablePolicy.value_scale` it is in reward units."""
 
 
 class Network(ABC):
@@ -42,7 +42,7 @@ class Network(ABC):
     A backend is a subclass: plain numpy, torch on a CPU or a GPU, a torch module of the
     user's own. All backends of one configuration have the same `weights`, so that one
     file of parameters fits each of them. Inputs are what `TrainablePolicy.prepare`
-    returns, and the state of a policy that remembers.
+    returns, and the state of a recurrent policy.
     """
 
     library: LibraryName
@@ -119,15 +119,15 @@ class TrainablePolicy(Policy):
     """A policy that gradient algorithms can train: it has a `network`, makes its inputs
     of observations, and scales its values. An update goes, in torch::
 
-    # once
-    policy.check(observation)
-    inputs = policy.prepare(observation)
-    for each minibatch:
-        policy.evaluate(inputs[minibatch], action[minibatch]) → loss.backward()
-        # in place: act() sees the new weights at once
-        optimiser over policy.trainable_parameters()
-    # once, after the last epoch
-    policy.fold(observation, returns)
+        # once
+        policy.check(observation)
+        inputs = policy.prepare(observation)
+        for each minibatch:
+            policy.evaluate(inputs[minibatch], action[minibatch]) → loss.backward()
+            # in place: act() sees the new weights at once
+            optimiser over policy.trainable_parameters()
+        # once, after the last epoch
+        policy.fold(observation, returns)
 
     or, without autograd around the policy (for an MLP on a CPU: without torch), in arrays
     of the network's `library`::
@@ -135,10 +135,10 @@ class TrainablePolicy(Policy):
         network.forward(inputs[minibatch], action[minibatch]) → derivatives of the loss
         network.backward(of_log_prob, of_entropy, of_value, gradient)
 
-    Between equal trainers
-    ``moments`` are summed before ``fold_moments``, in place of ``fold``.
+    Between equal trainers ``moments`` are summed before ``fold_moments``, in place of
+    ``fold``.
 
-    A policy that remembers (`recurrent`) is evaluated on m stretches of L rows, of which
+    A recurrent policy is evaluated on m stretches of L rows, of which
     k are asked for. Its inputs are those of all L·m rows, time first (row t of stretch i
     is t·m + i), and besides them::
 
@@ -215,9 +215,9 @@ class TrainablePolicy(Policy):
         return self.network.trainable_parameters()
 
     def parameters(self) -> Arrays:
-        """Return the weights and the statistics
-        ``returns.*`` (float64), and ``observation.*`` where observations are normalised.
-        From a GPU they are copied; the next call rewrites them."""
+        """Return the weights and the statistics ``returns.*`` (float64), and
+        ``observation.*`` where observations are normalised. From a GPU they are copied;
+        the next call rewrites them."""
         self.network.pull()
         return self._named()
 
@@ -243,7 +243,7 @@ class TrainablePolicy(Policy):
     @property
     def value_scale(self) -> float:
         """What `ActionEvaluation.value` is multiplied by to give reward units: the
-        running deviation of the λ-returns."""
+        running standard deviation of the λ-returns."""
         return float(self._scale)
 
     def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
@@ -255,7 +255,7 @@ class TrainablePolicy(Policy):
     def fold_moments(self, moments: NDArray[np.float64]) -> None:
         """Merge (sums of) `moments` into the normalisers; none must have been folded in
         since they were taken. The network's values are rescaled so that none changes in
-        reward units when the deviation does (van Hasselt et al. 2016, "Learning values
+        reward units when that deviation does (van Hasselt et al. 2016, "Learning values
         across many orders of magnitude", eq. 2-3, without the shift)."""
         before = self._returns.deviation()
         self._returns.fold(moments[:3])

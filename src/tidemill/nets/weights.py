@@ -62,7 +62,7 @@ class ActorCriticShape:
     convolutions: str
     """What the convolutions compute in."""
     memory: Memory | None
-    """The cell between hidden layers and heads, in a policy that remembers."""
+    """The cell between hidden layers and heads, in a recurrent policy."""
 
     def weights(self) -> Shapes:
         """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,

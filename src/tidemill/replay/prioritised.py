@@ -25,9 +25,9 @@ class PrioritisedReplay(Replay):
     · P(i))^-β, divided by the greatest weight in the batch. p_i is how far off the
     algorithm was when it last trained on it; a new transition has the greatest p so far.
 
-    alpha: α: 0 draws uniformly, 1 in proportion
-    beta: β at the start; it rises to 1, in proportion to finished updates,
-    beta_updates: number of updates within which it does
+    alpha: α: 0 draws uniformly, 1 in proportion to p
+    beta: β at the start; it rises to 1 in a straight line
+    beta_updates: number of updates after which β is 1
     """
 
     alpha: float = 0.5

@@ -45,15 +45,15 @@ class Replay(BufferConfig):
         are drawn. What stands for the frames before an episode's first one is seen from
         the first rows.
         1: kept as they come
-    whole_episodes: the steps of an episode count once it is over, and not from when they
-        come
-    drop_cut: an episode of which a step was lost, or that a resume cannot go on with, is
-        taken out of the memory, and not kept as one that was cut; but not where fewer
-        than `warm_up` transitions would be left
-    max_bytes: memory that it may take at most; None: what the machine has
-    mapped: keep rows in a file in the run's folder and not in memory: it has no name,
-        takes its whole size on the disk at once, and is gone when the run ends, in
-        whatever way. Checkpoints hold what is in it
+    whole_episodes: whether steps of an episode can be drawn only once it is over, and not
+        from when they come
+    drop_cut: whether an episode of which a step was lost, or that a resume cannot go on
+        with, is taken out of the memory, and not kept as a truncated one; but not where
+        fewer than `warm_up` transitions would be left
+    max_bytes: most memory that it may take; None: what the machine has
+    mapped: whether rows are kept in a file in the run's folder and not in memory: it has
+        no name, takes its whole size on the disk at once, and is gone when the run ends,
+        in whatever way. Checkpoints hold what is in it
     """
 
     replays: ClassVar[bool] = True

@@ -1,5 +1,5 @@
-"""The journal of a limited run: what came, in the order in which it was stored, and where
-between it was trained.
+"""The journal of a run with a replay memory, from which `retrain` trains it again: what
+came, in the order in which it was stored, and where between it was trained.
 
 A header (a line of JSON) and records: an arrival (its channel, which seats have something
 in it, and their rows as they came: what was observed, the version that acted, the loss of

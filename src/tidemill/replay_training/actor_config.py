@@ -28,7 +28,8 @@ class ReplayActors(ActorConfig):
     """Actor workers for a replay memory step environments of one agent, and send each
     step of each lane as soon as the environment has answered, whatever the others do. The
     trainer grants the steps (`ReplayTrainer.ratio`), and each is taken by its newest
-    policy.
+    policy. One whose environment keeps failing *rests*: it is tried again after longer
+    and longer pauses (`Slots`).
 
     policy: name of the policy that plays
     inference: "inline" (the actor computes) or the name of an inference stream (policy

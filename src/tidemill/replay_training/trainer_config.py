@@ -32,32 +32,35 @@ how many steps it was longer where these were awaited."""
 class ReplayTrainer(TrainerConfig):
     """A trainer worker with a replay memory stores the steps that `ReplayActors` send,
     and trains `policy` by `algorithm` on batches that it draws from there, `ratio` of
-    them for each step that is stored.
+    them for each step that is stored. A *task* is one such update; the ratio *owes* a
+    task once enough steps are stored for it. Each lane is a *slot* of the run.
 
     buffer: the memory: `Replay`, `PrioritisedReplay`
     batch_size: transitions of a batch
     ratio: training tasks (updates) per env step that is stored, exactly: "1/4", "3/2", 8.
         Actors' steps wait for training, and training for steps (see `replay.limiter`).
         None: whoever runs it says so (--ratio, `AsyncTrainRunner`)
-    slack: steps that gathering may be ahead of training, those in flight included; None:
-        twice as many as there are slots (lanes of all targets of all actors), so that all
-        may step while as many wait to be trained on; as many as slots with `exact`
-    exact: the run's weights depend on nothing but its configuration, however long
-        environments and training take: each slot's next step waits until all that its
-        last one owes is trained. Costs throughput where latencies vary
-    journal: write down in the run's folder what came and what was trained, in order, so
-        that it can be trained again from that
-    keep_buffer: checkpoints hold the replay memory; else it is filled anew after a
-        resume, and owes nothing before
-    iteration_steps: training steps of an iteration. At its end all that is owed is
-        trained, and while training pauses the weights of that moment are evaluated; a
+    slack: number of env steps that may be begun, and not yet trained for as the ratio
+        says, before actors have to wait; steps in flight count. None: twice the number of
+        lanes of all actors, so that each may step while another step of it waits to be
+        trained for; with `exact` once that number
+    exact: whether the run's weights depend on nothing but its configuration, however long
+        environments and training take: each lane's next step waits until the updates that
+        are due for its last one are done. Costs throughput where latencies vary
+    journal: whether to write down in the run's folder what came and what was trained, in
+        order, so that it can be trained again from that (`tidemill.trained.retrain`)
+    keep_buffer: whether checkpoints hold the replay memory. Without, a resumed run begins
+        with an empty one, and does no update before that can be sampled again
+    iteration_steps: env steps of an iteration. At its end all updates that are due are
+        done, and while training pauses the weights of that moment are evaluated; a
         checkpoint is written, and its statistics are told (iteration/…). Open episodes go
         on in the next one. None: there are no iterations
     finish_episodes: whether, at the end of an iteration, and of the run at its limit of
         steps, episodes that are open (have a step) are played to their end first, and
         none begins; the steps that this takes more are counted. Targets of one lane;
         episodes must end some time
-    evaluation_steps: steps of each iteration's evaluation, 0 for none
+    evaluation_steps: env steps of each iteration's evaluation, which are no training
+        steps; 0: none is evaluated
     max_no_progress_s: seconds without a stored step after which the run fails, once steps
         are in flight
     """

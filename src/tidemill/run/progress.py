@@ -130,9 +130,9 @@ class Progress:
     rate: Rate = field(default_factory=Rate)
     last_update: float = field(default_factory=awake)
     stage: int = 0
-    """Of the curriculum, from 0."""
+    """Stage of the curriculum, from 0."""
     stages: int = 0
-    """Of the curriculum; 0: there is none."""
+    """Number of stages of the curriculum; 0: there is none."""
     measured: dict[str, float] = field(default_factory=dict)
     """The newest of each measurement in this stage."""
     recorded: bool = True

@@ -36,6 +36,7 @@ class SpecEvaluation:
     of actions; `info` has the mean of each number that the environment said of episodes
     at their end.
 
+    mean, deviation: mean and standard deviation of the returns
     interval: 95 % confidence interval of the mean return, by the percentile bootstrap
         over whole episodes of the environment (agents of one episode are not
         independent); None of a single one
@@ -62,7 +63,8 @@ class SpecEvaluation:
 @dataclass(frozen=True)
 class EvaluationResult:
     """What `evaluate` found, as written into ``evaluation-<update>.json``; one entry of
-    `specs` per agent spec. `episodes` are the environment's."""
+    `specs` per agent spec. `episodes` are the environment's, `env_steps` the steps of all
+    lanes, `seconds` wall time."""
 
     episodes: int
     lanes: int
@@ -94,12 +96,15 @@ def evaluate(
     quiet: bool = False,
 ) -> EvaluationResult:
     """Play `episodes` episodes of the run's environment with its trained policies, and
-    return (and write down) what they reached.
+    return what they reached: undiscounted returns, in the environment's own reward units,
+    and lengths, in steps. It is also written into the run's folder.
 
+    episodes: number of episodes of the environment, each of all its agents
     lanes: copies of the environment; each plays its share of the episodes
     seed: of the environment and of sampling; by default the experiment's (the random
         streams are not those of training)
-    deterministic: act by the mode of every policy's distribution; False: as in training
+    deterministic: whether to take the likeliest action (of a Gaussian its mean); False:
+        actions are drawn, as in training
     checkpoint: see `tidemill.load`; `version`, `file` and `trust` likewise
     actor: the group of actors whose environment and agents are taken, when there are
         several

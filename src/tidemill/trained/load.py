@@ -46,7 +46,7 @@ class LoadedPolicy:
     update, steps: finished updates and env steps behind the weights
     spaces: what it sees and does
     schema: the fields of an answer
-    state: the fields of the recurrent state, {} for a policy that remembers nothing
+    state: the fields of the recurrent state, {} for a feed-forward policy
     deterministic: take the mode of the distribution; else draw from it
     """
 
@@ -83,7 +83,7 @@ class LoadedPolicy:
 
         An observation has the form of its space: an array, an integer for Discrete, a
         mapping for Dict, a sequence for Tuple. In a batch every part has one more axis in
-        front. A policy that remembers takes calls for steps of one episode (each place in
+        front. A recurrent policy takes calls for steps of one episode (each place in
         a batch for one of its own), until `reset`. Raises `SchemaError` for what the
         space does not hold.
         """
@@ -114,7 +114,7 @@ class LoadedPolicy:
         batch of observations as `act` does, of tensors, and returns the actions that
         `act` gives for them when `deterministic`, normalised, masked and scaled alike.
 
-        That of a policy that remembers is called with the state, too, and returns it
+        That of a recurrent policy is called with the state, too, and returns it
         after the actions: ``action, state = module(observation, state)``, where None
         begins. A class of one's own, such as a `TorchNetwork`, is refused with a
         `ConfigError`.

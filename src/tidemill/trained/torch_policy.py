@@ -33,7 +33,7 @@ class TorchPolicy(nn.Module):
     """The likeliest action of each observation: the actor with its trained weights, what
     normalises observations and forbids actions, and what scales actions.
 
-    cell: what remembers; None in a policy that does not
+    cell: the recurrent cell; None in a feed-forward policy
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TorchPolicy(nn.Module):
 
     def forward(self, observation: Any, state: State | None = None) -> Any:
         """Return actions [n, ...] of observations [n, ...], in the form of their space;
-        of a policy that remembers also the state after them, to be handed in with the
+        of a recurrent policy also the state after them, to be handed in with the
         next ones. None, and rows of zeros, begin an episode."""
         head, state = self.head(observation, state)
         action = self.choose(head)

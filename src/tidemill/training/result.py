@@ -21,9 +21,13 @@ class Summary(Mapping[str, Any]):
 
     status: "completed", "interrupted" or "failed"
     reason: what ended it, in words
-    seconds: time of training, pauses left out
-    mean_return: mean undiscounted return of the last episodes; None before the first, and
-        with several policies
+    env_steps: env steps that entered training
+    seconds: wall time of training, pauses left out
+    steps_per_second: `env_steps` per second of training
+    updates: finished updates
+    mean_return: mean undiscounted return, in reward units, of the last episodes
+        (`Limits.window`); None before the first, and with several policies
+    episodes: finished episodes
     mean_returns: the same of each of several policies, by name
     dropped: samples that were too old to be trained on
     started: env steps that a limiter let begin, of which `committed` were stored and

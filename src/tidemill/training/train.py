@@ -79,11 +79,15 @@ def train(
         or sinks of one's own; several as a list, or with commas between
     on_update: called in this process with each record of updates and a `RunControl`: it
         may log, save, stop the run, or change a limit
-    slots, ratio, exact: with a replay memory: environments that step at the same time,
-        each in a thread, and may fail; training tasks per env step, exactly, say "1/4";
-        the same weights however long environments take
+    slots: with a replay memory: number of environments that step at the same time, each
+        in a thread of its own, and may fail (`Slots`)
+    ratio: with a replay memory: updates per env step, exactly: "1/4", "3/2", 8
+    exact: with a replay memory: whether the weights are the same however long
+        environments take (`ReplayTrainer.exact`)
     settings: any setting of the experiment by its name (``lanes=32``,
-        ``learning_rate=1e-3``, ``mean_return=475``), or by its path
+        ``learning_rate=1e-3``, ``mean_return=475``), or by its path: one whose name is a
+        parameter here (`Actors.slots`), or is that of settings of several kinds
+        (`count`), as ``**{"workers.actor.slots": 3}``
 
     Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a
     final checkpoint (status "interrupted").

@@ -30,12 +30,14 @@ class ActorConfig(WorkerConfig):
     lanes: number of copies of the environment in one target, stepped together
     ring: number of targets, served in turn: more than 1 lets an actor step one while
         another waits for answers
-    max_episode_steps: step limit per episode, 0 for none: episodes are cut (truncated)
-        there
+    max_episode_steps: step limit per episode: episodes are cut (truncated) there. It
+        comes on top of the environment's own limit (`Gymnasium.max_episode_steps`): the
+        smaller one holds. 0: the environment's alone
     flush_requests: number of requests buffered before they are sent; fewer go out when
         nothing else can proceed
-    slots: number of sample slots per stream: one is filled while the others are trained
-        on; fewer mean fresher samples. Of samples that are episodes: so many per seat
+    slots: number of samples of each target that a stream holds at a time: one is filled
+        while the others are trained on; fewer mean fresher samples. Where a sample is an
+        episode (`AgentSpec.mode` "full" and "concise"), so many of each seat
     """
 
     order: ClassVar[int] = 6
@@ -130,6 +132,10 @@ class ActorConfig(WorkerConfig):
 @dataclass(frozen=True, kw_only=True)
 class Actors(ActorConfig):
     """Actor workers step environments and send samples of the agents' rows to trainers.
+
+    A *target* is a vector of environments that are stepped together, each a *lane* of it;
+    a *ring* is an actor's targets, served in turn. A *row* is one step of one agent. An
+    episode that *ended* is terminated, one that was *cut* is truncated.
 
     agents: which policies play, and what becomes of their rows; of several that match an
         agent the first one plays it

@@ -60,7 +60,7 @@ class Agent(ABC):
         """Returns what the environment says of the episodes of these seats, which its
         last tick has ended."""
         self.stage = 0
-        """Of the curriculum, in which episodes begin now."""
+        """Stage of the curriculum in which episodes begin now."""
         self._stages = np.zeros(seats, np.int64)
         self.acting = np.full(seats, -1, np.int64)
         """int64 [N]: the version that acts for the seat in this episode; -1 before it

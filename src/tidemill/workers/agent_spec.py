@@ -38,15 +38,16 @@ class PlayerSpec(Config):
     policy: name of the policy
     inference: "inline" (the actor computes) or the name of an inference stream (policy
         workers do)
-    parameters: inline: what the policy plays with: the newest version (`Newest`), ones
-        drawn from the parameter database (`Drawn`), or always the same (`Fixed`). The
-        run's mean return is of agents that play the newest
+    parameters: which version of the weights an inline policy plays: the newest
+        (`Newest`), ones drawn from the parameter database (`Drawn`), or always the same
+        (`Fixed`). The run's mean return is of agents that play the newest
     samples: name of the sample stream, or several names: each gets every sample; None to
         keep nothing
-    deterministic: whether to ask for the mode of the policy's distribution; rows are kept
-        in full or concise mode only, or not at all
-    frame_stack: the policy sees, and rows hold, so many of the newest observations (see
-        `tidemill.envs.frame_stack`); 1: the newest
+    deterministic: whether to take the likeliest action (of a Gaussian its mean) in place
+        of a drawn one. Rows of such play are kept by an `AgentSpec` whose `mode` is
+        "full" or "concise", or not at all
+    frame_stack: number of newest observations that the policy sees and rows hold (see
+        `tidemill.envs.frame_stack`); 1: the newest alone
     """
 
     match: str = ".*"
@@ -125,12 +126,17 @@ class AgentSpec(PlayerSpec):
           (`last_version`), the number of the seat in its target (`seat`), and of each
           agent of the lane that another spec matches who played it (`others.version`, -1
           when that changed, `others.policy`). Not to be trained on.
-    sample_steps: fixed and after_done: rows by which one sample advances; each holds
-        burn_in more before them and bootstrap more behind
-    padded: full: fillers (version -1) up to the step limit, so that all samples are of
-        one length. Else a sample has just its own rows
-    post: after_done and full: what is computed of finished episodes and added to their
-        rows, e.g. (`GAE`(),)
+    sample_steps: with "fixed" and "after_done": rows by which one sample goes on from the
+        one before, those that are trained on; each sample holds `burn_in` more before
+        them and `bootstrap` more behind
+    burn_in: with "fixed" and "after_done": rows at a sample's beginning that only bring a
+        recurrent policy's state up to date, and enter no loss
+    bootstrap: with "fixed" and "after_done": rows at a sample's end that enter no loss,
+        and whose values the returns of the rows before are bootstrapped from
+    padded: with "full": whether fillers (version -1) follow up to the step limit, so that
+        all samples are of one length. Else a sample has just its own rows
+    post: with "after_done" and "full": what is computed of finished episodes and added to
+        their rows, e.g. (`GAE`(),)
     """
 
     mode: str = acting("fixed", _has_rows, _NO_ROWS)

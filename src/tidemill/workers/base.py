@@ -59,8 +59,8 @@ class PollResult:
 
 class Worker(WorkerHandle):
     """The base of all workers: it obeys the control link, polls, sleeps on its bell and
-    reports. A subclass implements `_configure` and `_poll`. `status` is its state,
-    `clock` tells where its time goes."""
+    reports. A subclass implements `_configure` and `_poll`. `state` is where in its life
+    it is, `clock` tells where its time goes."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -73,7 +73,7 @@ class Worker(WorkerHandle):
         self._last_beat = awake()
         self._last_counts = (0, 0)
         self.stage = 0
-        """Of the curriculum, from 0."""
+        """Stage of the curriculum, from 0."""
 
     # ---- for subclasses ----------------------------------------------------------------
 

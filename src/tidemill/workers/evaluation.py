@@ -75,8 +75,8 @@ class Evaluation(WorkerConfig):
 
     policy: name of the policy whose versions are evaluated
     samples: the stream of the evaluation actors' episodes
-    games: number of episodes per version, at least: every seat of the evaluation actors
-        plays the same number
+    games: least number of episodes per version: every seat of the evaluation actors
+        plays the same number, so that there may be more
     tag: tag that points to the version that is being evaluated: what the actors play
     best: tag that points to the version with the highest mean return so far, of those
         that were evaluated in the curriculum's present stage

@@ -33,14 +33,16 @@ from tidemill.workers.mapping import MappingThread
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyWorkers(WorkerConfig):
-    """Policy workers answer the requests of inference stream `stream` with each of
-    `policies`, which are served in turn, a batch each. Several workers of one stream
-    share its askers; an asker is served by one of them for each policy.
+    """Policy workers answer the requests that actors send on an inference stream, in
+    batches. With a `count` above 1 they share the actors: what an actor asks of a policy
+    always goes to the same worker.
 
-    most_rows: rows of a batch at most
-    threaded: compute and respond in threads of their own (worth it with a GPU, or with a
-        second core to spare). Which requests share a batch is then a matter of time,
-        under the launcher "inline" too: runs of one seed differ
+    stream: name of the inference stream (`AgentSpec.inference`)
+    policies: names of the policies that they answer for, in turn: a batch is of one
+    most_rows: most rows of a batch
+    threaded: whether to compute and respond in threads of their own (worth it with a GPU,
+        or with a second core to spare). Which requests share a batch is then a matter of
+        time, under the launcher "inline" too: runs of one seed differ
     device: what computes: "cpu"; "cuda", a GPU, the next one for each worker of the
         group; "cuda:1", a certain one; "auto", a GPU if there is one. An MLP of the usual
         size should be answered faster by a CPU (benchmarks/device.py tells)

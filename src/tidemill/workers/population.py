@@ -50,8 +50,9 @@ class Population(WorkerConfig):
     metric: what is recorded of versions by which members are compared; higher is better
     quantile: a member among so large a share of the worst goes on from one among as large
         a share of the best, which is drawn
-    factors: a setting that was taken over is multiplied by one of these, which is drawn
-    resample: or, with this probability, drawn anew between its bounds, by its logarithm
+    factors: numbers of which one is drawn to multiply each setting that was taken over
+    resample: probability that such a setting is drawn anew instead, between its bounds,
+        its logarithm uniformly
 
     Metrics are ``population/best`` and ``population/mean``, with each decision; and when
     member N (from 0) goes on from another ``population/N/from`` (the other's number),

@@ -114,17 +114,23 @@ class Trainer(TrainerConfig):
     producers, whose gradients are averaged (the algorithm must be `DataParallel`).
     `ReplayTrainer` is the one with a replay memory.
 
-    batch_size: rows of a batch of all trainers together, at least (samples are taken
-        whole); None: as many samples as actors fill at a time, one in each target (of
-        whole episodes one of each seat), whether they come directly or through buffer
-        workers, of whoever has some
+    The *version* of weights is the number of updates that made them. The policy that
+    acted, at the version that stands in a row, is the *behaviour* policy (μ); the one
+    that is trained is π. A policy that *remembers* is a recurrent one. A *deviation* is a
+    standard deviation.
+
+    batch_size: least number of rows of a batch, of all trainers together (samples are
+        taken whole, so that there may be more). None: as many samples as actors fill at a
+        time, which is one for each target, or with whole episodes one for each seat. Any
+        sample counts, whoever sent it, directly or through buffer workers
     buffer: where samples wait for an update, and how often each is trained on: `Queue`,
         `PriorityQueue`
-    max_policy_lag: samples whose oldest trained row is more versions behind at the moment
-        of training, of each use, are dropped and counted; None: none are. Nobody is held
-        back for it: a low limit throws work away. 0 is synchronous training: each
-        producer sends one sample per update, waits for it, and goes on with the new
-        version (see `workers.lockstep`), so that nothing is dropped
+    max_policy_lag: most updates by which the weights that acted may be older than those
+        that are about to be trained. A sample with an older row among its trained ones is
+        dropped and counted; it is looked at before each use. None: no sample is dropped.
+        Actors are not held back, so that a low limit throws work away; but for 0, which
+        is synchronous training: each actor sends one sample per update, waits for that,
+        and goes on with the new version (see `workers.lockstep`): nothing is dropped
     """
 
     retired: ClassVar[dict[str, tuple[Any, str]]] = {
