@@ -71,7 +71,7 @@ class Cell(ABC):
         np.matmul(x, self._weight, out=inputs)
         inputs += self._bias
         self._before = before = self._scratch("before", (self.towers, length, count, self.units))
-        outputs = self._scratch("given", before.shape)
+        outputs = self._scratch("outputs", before.shape)
         before[:, 0] = state[self.parts[0]].swapaxes(0, 1)
         some: NDArray[np.bool_] = np.logical_or.reduce(on_reset, axis=1)
         self._resets = [on_reset[t].nonzero()[0] if some[t] else None for t in range(length)]

@@ -150,7 +150,7 @@ class NumpyActorCritic(Network):
     def _roll_back(self, of_last: Floats, gradient: dict[str, Floats]) -> Floats | None:
         """Write the gradients of the cell's weights; return that of its inputs, unless
         there is no layer below it."""
-        of_outputs = self._scratch("of given", self._outputs_shape)
+        of_outputs = self._scratch("of outputs", self._outputs_shape)
         of_outputs.fill(0)
         of_outputs[:, self._rows] = of_last
         return self._training_cell.backward(of_outputs, gradient, bool(self._layers))

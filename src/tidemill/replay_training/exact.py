@@ -117,12 +117,12 @@ class ExactTarget(EnvTarget):
         agent: ExactAgent,
         tick: Tick,
         clock: Clock,
-        listener: InfoReader,
+        info_reader: InfoReader,
         number: int,
         credits: Credits,
         tell: Callable[[str], None],
     ) -> None:
-        super().__init__(environment, [agent], [tick], clock, listener, number)
+        super().__init__(environment, [agent], [tick], clock, info_reader, number)
         self.agent, self._credits, self._tell = agent, credits, tell
         self._again: _Again | None = None
         self.turn = False
@@ -269,7 +269,7 @@ def _build_target(parts: ActorParts, number: int, credits: Credits) -> ExactTarg
     seed = derive_seed(context.experiment.seed, context.name, "slot", number)
     agent = ExactAgent(terms.row, spec.deterministic, client, terms.samples, environment.voids, seed)
     tick = Tick.allocate(parts.spaces[0].observation, 1, environment.info, False)
-    return ExactTarget(environment, agent, tick, parts.clock, parts.listener, number, credits, parts.tell)
+    return ExactTarget(environment, agent, tick, parts.clock, parts.info_reader, number, credits, parts.tell)
 
 
 class ExactRing(GrantedOrder, EnvRing):

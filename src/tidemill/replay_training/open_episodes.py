@@ -152,14 +152,14 @@ class OpenEpisodes(WatchedConsumer):
     def arrays(self, whole: bool) -> Arrays:
         """Return what is to be kept: of all slots; not `whole`: only how many episodes
         each had."""
-        replayable: Arrays = {
+        kept: Arrays = {
             "last": np.array(self.last if whole else -1),
             "slots": np.array(len(self.slots)),
         }
         for number, slot in enumerate(self.slots):
             episode = slot if whole else OpenEpisode(slot.number)
-            replayable |= {f"{number}/{name}": array for name, array in episode.arrays().items()}
-        return replayable
+            kept |= {f"{number}/{name}": array for name, array in episode.arrays().items()}
+        return kept
 
     def restore(self, last: int, slots: Sequence[OpenEpisode]) -> None:
         """Take back what `arrays` returned."""

@@ -59,14 +59,14 @@ class ReadyBatch(GrantedOrder):
         agent: TransitionAgent,
         tick: Tick,
         clock: Clock,
-        listener: InfoReader,
+        info_reader: InfoReader,
         flush: Callable[[int], bool],
         least: int = 1,
         credits: Credits | None = None,
     ) -> None:
         agent.hear = self._hear
         self.agents = [(0, agent)]
-        self._listener, self._flush, self._least = listener, flush, least
+        self._info_reader, self._flush, self._least = info_reader, flush, least
         self._agent = agent
         self._tick = tick
         self._clock = clock
@@ -106,7 +106,7 @@ class ReadyBatch(GrantedOrder):
             agent,
             Tick.allocate(spaces.observation, terms.seats, first.info, False),
             parts.clock,
-            parts.listener,
+            parts.info_reader,
             parts.flush,
             config.flush_requests,
             credits_of(parts.context, spec),
@@ -133,7 +133,7 @@ class ReadyBatch(GrantedOrder):
     def _hear(self, seats: Sequence[int]) -> list[Numbers]:
         places = [divmod(seat, self._lanes) for seat in seats]
         return [
-            self._listener.numbers(self._members[number].environment.episode_infos(0, (lane,))[0])
+            self._info_reader.numbers(self._members[number].environment.episode_infos(0, (lane,))[0])
             for number, lane in places
         ]
 

@@ -254,13 +254,13 @@ def _table_of_workers(workers: tuple[WorkerView, ...]) -> Table:
     table.add_column()  # the one that a narrow terminal cuts
     for worker in workers:
         largest = sorted(worker.shares.items(), key=lambda share: -share[1])[:2]
-        values = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
+        busiest = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
         table.add_row(
             Text(worker.name),
             Text(worker.state, STATES.get(worker.state, "")),
             Text(f"{short(worker.rate)}/s", justify="right"),
             _bar(worker.shares, 24),
-            Text(values, no_wrap=True, overflow="ellipsis"),
+            Text(busiest, no_wrap=True, overflow="ellipsis"),
         )
     return table
 

@@ -196,7 +196,7 @@ class RunLifecycle:
 
     def _cure(self, controller: Controller) -> str:
         path = as_typed(self._folder.path)
-        checkpoint_episodes = self._folder.has_checkpoints(controller.job.experiment.trained())
+        resumable = self._folder.has_checkpoints(controller.job.experiment.trained())
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"
             if controller.tracebacks and (self._folder.path / TRACEBACKS).is_file()
@@ -204,7 +204,7 @@ class RunLifecycle:
         )
         return where + (
             f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}"
-            if checkpoint_episodes
+            if resumable
             else ""
         )
 

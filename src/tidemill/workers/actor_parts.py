@@ -29,7 +29,7 @@ class ActorParts:
     refresh: says when these take new parameters
     flush: function that sends (or, inline, computes) the requests where at least so many
         are buffered; True when any was sent
-    listener: takes what environments say of episodes
+    info_reader: takes what environments say of episodes
     tell: takes a text for the user
     """
 
@@ -42,7 +42,7 @@ class ActorParts:
     refresh: ParameterRefresh
     flush: Callable[[int], bool]
     clock: Clock
-    listener: InfoReader
+    info_reader: InfoReader
     tell: Callable[[str], None]
 
     def client(self, spec: PlayerSpec, target: int) -> InferenceClient:

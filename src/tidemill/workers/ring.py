@@ -37,14 +37,14 @@ class EnvTarget:
         agents: Sequence[Agent],
         ticks: Sequence[Tick],
         clock: Clock,
-        listener: InfoReader,
+        info_reader: InfoReader,
         number: int = 0,
         gate: LockstepGate | None = None,
     ) -> None:
         self._environment, self.agents, self._ticks = environment, list(agents), list(ticks)
         for group, agent in enumerate(self.agents):
             agent.hear = partial(self._hear, group)
-        self._clock, self._listener = clock, listener
+        self._clock, self._info_reader = clock, info_reader
         self.number, self._gate = number, gate
         self._stage = 0
         self._stepping = False  # sent and not yet received
@@ -57,7 +57,7 @@ class EnvTarget:
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
 
     def _hear(self, group: int, seats: Sequence[int]) -> list[Numbers]:
-        return [self._listener.numbers(info) for info in self._environment.episode_infos(group, seats)]
+        return [self._info_reader.numbers(info) for info in self._environment.episode_infos(group, seats)]
 
     def all_done(self) -> bool:
         """True when every lane is finished and none of its seats waits for an answer: the
@@ -161,7 +161,7 @@ def build_target(parts: ActorParts, number: int) -> EnvTarget:
     for spec, agent in zip(config.agents, agents, strict=True):
         agent.meet(agents, config.lanes, spec.parameters.numbered)
     gate = LockstepGate(lockstep, parts.refresh) if lockstep else None
-    return EnvTarget(environment, agents, ticks, parts.clock, parts.listener, number, gate)
+    return EnvTarget(environment, agents, ticks, parts.clock, parts.info_reader, number, gate)
 
 
 class EnvRing(ServiceOrder):
