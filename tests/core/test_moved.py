@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 import tidemill  # noqa: F401  the finder comes with the package
-from tidemill.core.moved import MOVED
+from tidemill.core.moved import MOVED, RENAMED
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -16,6 +16,15 @@ def test_an_old_name_imports_the_module_of_the_new_name(old: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"{old} is called {MOVED[old]} now"):
         assert import_module(old) is import_module(MOVED[old])
     assert import_module(MOVED[old]).__name__ == MOVED[old]
+
+
+@pytest.mark.parametrize(("module", "old"), [(module, old) for module in RENAMED for old in RENAMED[module]])
+def test_an_old_name_in_a_module_is_what_the_new_one_is(module: str, old: str) -> None:
+    found, new = import_module(module), RENAMED[module][old]
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is called {new} now"):
+        assert getattr(found, old) is getattr(found, new)
+    with pytest.raises(AttributeError, match="nothing"):
+        found.nothing  # noqa: B018
 
 
 def test_a_module_of_a_package_that_moved_is_the_same_module() -> None:

@@ -2,18 +2,19 @@
 else is understood.
 
 Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`,
-`ChangeSettings`. Up: `Status`,
-`WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`, `Relay`, `Notice`.
+`ChangeSettings`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
+`EnvironmentStatistics`, `Relay`, `Saving`, `Notice`.
 """
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import Need
+from tidemill.core.moved import renamed
 from tidemill.core.tally import TallyEntry
 
 
@@ -233,3 +234,7 @@ def unpack_up(data: bytes) -> Up:
         return _up.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaError(f"a control message from a worker cannot be read: {error}") from None
+
+
+if not TYPE_CHECKING:  # to whom any name would be one
+    __getattr__ = renamed(__name__)

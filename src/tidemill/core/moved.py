@@ -1,15 +1,18 @@
-"""Modules that have moved, for those who import them by the names of before: the old name
-still imports the module, and a DeprecationWarning tells the new one."""
+"""Modules that have moved, and names in modules that are others now, for those who import
+them as they were called before: the old name still works, and a DeprecationWarning tells
+the new one."""
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 # The old name of each module that a page or an example named, and its new name.
 MOVED = {
+    "tidemill.algorithms.post": "tidemill.algorithms.post_processors",
     "tidemill.api.control": "tidemill.api.control_messages",
     "tidemill.api.external_references": "tidemill.api.external_code",
     "tidemill.api.label": "tidemill.api.policy_header",
@@ -38,6 +41,7 @@ MOVED = {
     "tidemill.envs.rest.sessions": "tidemill.remote.server_sessions",
     "tidemill.envs.scripted": "tidemill.testing.scripted",
     "tidemill.envs.slots": "tidemill.envs.fault_tolerant",
+    "tidemill.nets.device": "tidemill.nets.choose_device",
     "tidemill.run.arrange": "tidemill.layouts.auto_layout",
     "tidemill.run.evaluate": "tidemill.trained.evaluate",
     "tidemill.run.layout": "tidemill.layouts.layout",
@@ -52,7 +56,15 @@ MOVED = {
     "tidemill.run.retrain": "tidemill.trained.retrain",
     "tidemill.run.runners": "tidemill.training.runners",
     "tidemill.run.session": "tidemill.training.train",
+    "tidemill.workers.buffers": "tidemill.workers.buffer_worker",
     "tidemill.workers.frames": "tidemill.envs.frame_stack",
+}
+
+# Of each module: old names in it, and what they are called there now.
+RENAMED = {
+    "tidemill.api.buffer": {"Held": "BufferedSample"},
+    "tidemill.api.control_messages": {"Tallied": "EnvironmentStatistics"},
+    "tidemill.core.tally": {"Told": "TallyEntry"},
 }
 
 
@@ -87,3 +99,15 @@ def find_moved_modules() -> None:
     """Let the old names be imported in this process."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedModules())
+
+
+def renamed(module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module some of whose names are `RENAMED`."""
+
+    def find(name: str) -> Any:
+        if (new := RENAMED[module].get(name)) is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is called {new} now", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], new)
+
+    return find
