@@ -23,11 +23,11 @@ from tidemill import (
     populate,
 )
 from tidemill.api.control_messages import Episodes
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code import load_file
 from tidemill.envs.atari import Atari
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run.episode_windows import read_saved_episodes
+from tidemill.run.episode_windows import EpisodeWindows, read_saved_episodes
 from tidemill.run.folder import EPISODES, RunFolder
 from tidemill.run.live_view import _figures
 from tidemill.run.progress import Progress
@@ -283,3 +283,9 @@ def test_views_show_each_policys_return() -> None:
     assert shown({"": 1.25}) == {"return": "1.2"}
     assert shown({"red": 1.0, "blue": None}) == {"return red": "1.0", "return blue": "–"}
     assert shown({f"policy-{n}": float(n) for n in range(20)}) == {"returns of 20": "0.0 … 19.0"}
+
+
+def test_episodes_of_which_numbers_are_missing_are_an_error_that_names_the_group() -> None:
+    windows = EpisodeWindows(unequal(TWO))
+    with pytest.raises(RunError, match="a worker of actor reported 3 returns, 2 lengths and 3 infos"):
+        windows.add("actor", Episodes(0, 0, [1.0, 2.0, 3.0], [4, 5]))

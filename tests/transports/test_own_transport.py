@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.core.user_code import load_attribute
 from tidemill.transports.local import LocalBell, LocalLink
-from tidemill.transports.shared import EventBell
+from tidemill.transports.shared import EventBell, SharedTransport
 from tidemill.transports.table import TRANSPORTS, find_transport
 
 EXAMPLE = f"{Path(__file__).parents[2]}/examples/own_transport.py:Files"
@@ -53,6 +54,18 @@ def test_processes_train_over_a_transport_of_ones_own(tmp_path, monkeypatch):
 def test_a_transport_that_there_is_not_is_named_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r'no Transport is called "shard"; did you mean "shared"'):
         find_transport("shard")
+
+
+def test_shared_memory_that_cannot_all_be_made_leaves_no_open_file():
+    edges = [Edge(f"rows/{number}", "channel", "a-0", ("b-0",)) for number in range(2_000)]
+    before, (soft, hard) = os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 50, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            SharedTransport(edges, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("name", [*TRANSPORTS, EXAMPLE])

@@ -142,7 +142,8 @@ class Environment(ABC):
     shared: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
         if hasattr(cls, "said"):
             raise TypeError(f"{cls.__name__}.said is called episode_infos now; rename the method")
 

@@ -15,6 +15,7 @@ import msgspec
 from tidemill.api.control_messages import Episodes
 from tidemill.api.curriculum import episode_metric
 from tidemill.api.experiment import Experiment
+from tidemill.core.errors import RunError
 from tidemill.workers.episode_info import NONE, Numbers, by_name
 
 # checkpoints of each policy of whose time the last episodes are known: the newest ones,
@@ -117,6 +118,12 @@ class EpisodeWindows:
         """Add episodes that a worker of `group` tells of an agent spec."""
         if (name := self._specs.get((group, message.spec))) is not None:
             infos = message.infos or [NONE] * len(message.returns)
+            if not len(message.returns) == len(message.lengths) == len(infos):
+                raise RunError(
+                    f"a worker of {group} reported {len(message.returns)} returns, {len(message.lengths)} "
+                    f"lengths and {len(infos)} infos of the same episodes; Episodes has one of each per "
+                    "episode, or no infos"
+                )
             won = list(map(won_of, message.returns, infos))
             self._last[name].add(message.returns, message.lengths, won, infos)
 

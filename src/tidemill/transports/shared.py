@@ -142,8 +142,14 @@ class SharedTransport(Transport):
     """Channels and cells in memory that processes share: a memfd for each edge."""
 
     def __init__(self, edges: Sequence[Edge], bells: Mapping[str, int]) -> None:
-        self._segments = {edge.name: os.memfd_create(f"tidemill {edge.name}"[:200]) for edge in edges}
         self._ends, self._bells = ends_by_worker(edges), bells
+        self._segments: dict[str, int] = {}
+        try:
+            for edge in edges:
+                self._segments[edge.name] = os.memfd_create(f"tidemill {edge.name}"[:200])
+        except OSError:  # too many open files, say
+            self.close()
+            raise
 
     def handles(self, worker: str) -> dict[str, Handle]:
         return {
