@@ -12,8 +12,20 @@ import pytest
 from tests.run import experiments
 
 import tidemill
-from tidemill import DQN, PPO, ActorCritic, ConfigError, Gymnasium, Limits, RunControl
+from tidemill import (
+    DQN,
+    GAE,
+    PPO,
+    ActorCritic,
+    AgentSpec,
+    ConfigError,
+    Gymnasium,
+    Limits,
+    QNetwork,
+    RunControl,
+)
 from tidemill.core.config import encode
+from tidemill.store.checkpoint import read_newest
 from tidemill.training.experiment_from import make_experiment, with_settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -234,6 +246,72 @@ def test_a_callback_changes_settings_at_one_update_of_equal_trainers_and_after_a
         tmp_path / "run", limits={"updates": both + 2}, on_update=on_update, trust=True, **how
     )
     assert result.summary.updates > changed and set(told) == {1e-5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "why"),
+    [
+        (
+            {
+                "policies": {"policy": QNetwork(hidden=(4,), noise=0.5)},
+                "workers.trainer.algorithm": DQN(epsilon_start=0.5),
+            },
+            {"epsilon_end": 0.2},
+            "no effect on a noisy network",
+        ),
+        ({"exact": True}, {"learning_rate": 1e-4}, "exact = True"),
+        ({}, {"epsilon_updates": 3, "epsilon_end": 1.0}, "epsilon_start is epsilon_end"),
+    ],
+)
+def test_a_change_that_could_not_be_trained_with_is_refused_before_it_is_sent(
+    tmp_path: Path, settings: dict[str, Any], asked: dict[str, float], why: str
+) -> None:
+    seen: list[float] = []
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        with pytest.raises(ConfigError, match=why):
+            control.change(**asked)
+        seen.append(metrics["update"])
+        control.stop()
+
+    tidemill.train(
+        Nearest, algorithm="dqn", slots=2, ratio=1, steps=10_000, launch="inline",
+        run_dir=tmp_path / "run", quiet=True, on_update=on_update, warm_up=10, **settings,
+    )  # fmt: skip
+    assert seen
+
+
+def test_advantages_that_actors_add_are_not_changed_in_the_trainer(tmp_path: Path) -> None:
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        with pytest.raises(ConfigError, match="have their advantages already"):
+            control.change(gamma=0.9)
+        control.stop("refused")
+
+    made, _ = make_experiment(Nearest)
+    actors, specs = made.workers["actor"], (AgentSpec(mode="full", padded=True, post=(GAE(),)),)
+    made = made.replace(workers={**made.workers, "actor": actors.replace(agents=specs, max_episode_steps=1)})
+    result = tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=on_update)
+    assert result.summary.reason == "refused"
+
+
+def test_a_change_takes_numbers_of_numpy_and_rounds_what_counts(tmp_path: Path) -> None:
+    told: list[float] = []
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        told.append(metrics["learning_rate"])
+        control.change(learning_rate=1e-3 * np.exp(-1.0), clip=np.float32(0.5), epochs=3.7)
+        control.change(mean_return=np.float32(1e6))
+        if len(told) == 2:
+            control.stop()
+
+    tidemill.train(
+        Nearest, steps=10**6, lanes=4, launch="inline", run_dir=tmp_path / "run", quiet=True,
+        on_update=on_update,
+    )  # fmt: skip
+    assert told[1] == 1e-3 * np.exp(-1.0)
+    (checkpoint,) = (tmp_path / "run" / "checkpoints" / "policy").iterdir()
+    settings = read_newest(checkpoint.parent).facts["settings"]
+    assert settings == {"learning_rate": told[1], "clip": 0.5, "epochs": 4}
 
 
 def test_what_a_callback_raises_ends_the_run(tmp_path: Path) -> None:

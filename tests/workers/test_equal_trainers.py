@@ -224,6 +224,15 @@ def test_a_setting_changes_at_one_update_of_all_once_all_are_told(tmp_path: Path
     assert again.weights() == [group.weights()[0] + 200.0] * 2
 
 
+@pytest.mark.parametrize("then", [Save(), Exit("enough")])
+def test_a_checkpoint_knows_changes_that_not_all_have_taken(tmp_path: Path, then: Any) -> None:
+    group = Group(folder=tmp_path)
+    changes = ChangeSettings({"factor": 10.0}), ChangeSettings({"factor": 100.0})
+    group.tell(*changes, then)
+    group.turns()
+    assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"factor": 100.0}
+
+
 def test_a_batch_size_is_that_of_all_together() -> None:
     group = Group(batch_size=4 * TRAINED)
     for _ in range(2):

@@ -14,9 +14,12 @@ from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sampl
 from tidemill.api.buffer import BufferedSample
 from tidemill.api.control_messages import (
     Adopt,
+    ChangeSettings,
+    Exit,
     Facts,
     Notice,
     SampleFacts,
+    Save,
     State,
     Status,
     WorkerStatistics,
@@ -403,13 +406,39 @@ def test_the_plan_counts_the_copies_that_the_algorithm_makes_of_a_batch(
     def batches(**settings: Any) -> list[int]:
         return [need.nbytes for need in Bench(outlets=2, **settings).facts.memory if need.what == "batches"]
 
+    (usual,) = batches()  # of an algorithm that does not say
+    monkeypatch.setattr(Adder, "batch_copies", 0)
     assert batches() == []
     monkeypatch.setattr(Adder, "batch_copies", 3)
     (sample,) = batches(batch_size=None)
     row = sum(field.nbytes for field in FIELDS.values())
-    assert sample >= 2 * 3 * ROWS * SEATS * row
+    assert sample >= 2 * 3 * ROWS * SEATS * row and 3 * usual == 2 * sample
     (large,) = batches(batch_size=8 * TRAINED)
     assert large == 4 * sample
+
+
+@pytest.mark.parametrize("then", [Save(), Exit("enough")])
+def test_a_checkpoint_that_is_asked_for_with_a_change_knows_it(tmp_path: Path, then: Any) -> None:
+    bench = Bench(folder=tmp_path)
+    for message in (ChangeSettings({"amount": 3.0}), then):
+        bench.link.send(pack(message))
+    bench.worker.run_once()
+    assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"amount": 3.0}
+
+
+def test_a_change_that_does_not_go_with_earlier_ones_is_refused_with_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Adding, "ranges", {"amount": (0, 5, "1 is usual")})
+    bench = Bench(folder=tmp_path)
+    for amount in (3.0, 9.0):
+        bench.link.send(pack(ChangeSettings({"amount": amount})))
+    bench.worker.run_once()
+    assert bench.worker.state is State.RUNNING and bench.algorithm.config == Adding(amount=3.0)
+    (notice,) = [message.text for message in bench.heard() if isinstance(message, Notice)]
+    assert notice.startswith("amount = 9.0 is not taken") and "1 is usual" in notice
+    bench.worker.exit()
+    assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"amount": 3.0}
 
 
 # ---- going on from another policy ------------------------------------------------------

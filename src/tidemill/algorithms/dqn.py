@@ -25,12 +25,12 @@ from tidemill.algorithms.value_formulas import (
     project,
 )
 from tidemill.api.algorithm import Algorithm, Sample
-from tidemill.api.policy import Policy
+from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.q_function import QFunction
-from tidemill.nets.q_network import QPolicy, softmax
+from tidemill.nets.q_network import QNetwork, QPolicy, softmax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,11 @@ class DQN(AdamSettings):
     def measures(self) -> tuple[str, ...]:
         return "loss/value", "q/mean", "error/mean", "gradient_norm", "learning_rate", "epsilon", "rows"
 
+    def check_policy(self, policy: PolicyConfig) -> None:
+        if isinstance(policy, QNetwork) and policy.noise:
+            for name in ("epsilon_end", "epsilon_updates"):
+                self.refuse_idle(name, "on a noisy network, whose ε is 0 from the first update on")
+
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the learner of `policy`, which must be what a `QNetwork` builds. A noisy
         network's noise is drawn from `seed`."""
@@ -95,9 +100,7 @@ class DQN(AdamSettings):
                 f"DQN cannot train a {type(policy).__name__}, which tells no action's value; take a QNetwork "
                 "for the policy"
             )
-        if policy.config.noise:
-            for name in ("epsilon_end", "epsilon_updates"):
-                self.refuse_idle(name, "on a noisy network, whose ε is 0 from the first update on")
+        self.check_policy(policy.config)
         return DQNLearner(self, policy, seed)
 
 

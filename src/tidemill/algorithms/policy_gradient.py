@@ -141,8 +141,6 @@ class PolicyGradientLearner(DataParallel):
     the norm, the stops) follow from sums.
     """
 
-    batch_copies = 2  # the rows that enter the loss, and what the network makes of them
-
     policy: TrainablePolicy
     config: PolicyGradient
 

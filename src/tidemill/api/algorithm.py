@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.policy import Policy
+from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field, Schema
@@ -111,13 +111,14 @@ class PostProcessor(Config):
 class Algorithm(ABC):
     """An algorithm learns from samples: it changes its policy's parameters in place.
 
-    batch_copies: how many copies of a batch an update makes, for the plan of memory
+    batch_copies: how many copies of a batch an update makes, for the plan of memory; 0:
+        it reads samples where they lie
     policy: the policy that learns
     config: what it is set to. One whose configuration has `changeable` settings reads
         these here in each update: a trainer gives it another configuration now and then
     """
 
-    batch_copies: ClassVar[int] = 0
+    batch_copies: ClassVar[int] = 2
 
     policy: Policy
     config: "AlgorithmConfig"
@@ -184,7 +185,9 @@ class AlgorithmConfig(Config):
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {}
     """The least and the most of each number, and a word of advice."""
     changeable: ClassVar[Collection[str]] = ()
-    """The numbers that may change while a run goes on: see `Algorithm.config`."""
+    """The numbers that may change while a run goes on: see `Algorithm.config`. A subclass
+    whose learner reads some of them only when it is built sets this anew without
+    those."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,6 +209,10 @@ class AlgorithmConfig(Config):
     def check_made(self, names: Collection[str]) -> None:
         """Raise `ConfigError` for settings that have no effect on rows to which
         post-processors have added ``post.NAME`` of these."""
+
+    def check_policy(self, policy: PolicyConfig) -> None:
+        """Raise `ConfigError` for settings that have no effect on what `policy`
+        builds."""
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the algorithm that trains `policy`."""

@@ -62,11 +62,12 @@ class ReplayTrainerWorker(Worker):
             "spaces": plain_spaces(learner.spaces),
             "math_threads": self.context.math_threads,  # products on more threads have other last bits
         }
+        demand = learner.demand(config.batch_size)
         self._ingest = ingest = ReplayIngest(
             self.context,
             config,
             source,
-            learner.demand(config.batch_size),
+            demand,
             learner.found,
             header,
             learner.notice,
@@ -76,7 +77,8 @@ class ReplayTrainerWorker(Worker):
         self._metrics = LimiterMetrics(self.limiter, self._policy_lag, config.measures() is not None)
         needs = learner.build()
         self._policy_lag.publish(learner.policy.version)
-        return Facts(memory=(*needs, *self._buffer.needs))
+        batches = demand.batches(source.offered() or (), learner.algorithm.batch_copies)
+        return Facts(memory=(*needs, *self._buffer.needs, *batches))
 
     # ---- the loop ----------------------------------------------------------------------
 

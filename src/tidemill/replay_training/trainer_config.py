@@ -126,6 +126,11 @@ class ReplayTrainer(TrainerConfig):
         super().check(experiment)
 
     def changed(self, settings: Mapping[str, float | None]) -> Self:
+        if self.exact:
+            raise ConfigError(
+                f"{', '.join(settings)} cannot be changed: with exact = True weights depend on the "
+                "configuration alone, and not on when it is changed; leave out exact"
+            )
         if self.journal:
             raise ConfigError(
                 f"{', '.join(settings)} cannot be changed: a journal does not hold settings, so that the run "

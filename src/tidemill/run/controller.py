@@ -554,9 +554,9 @@ class Controller:
             self.resume()
 
     def change(self, experiment: Experiment, orders: Mapping[str, Down]) -> None:
-        """Go on with `experiment`, whose limits of returns and `until` may be others;
-        groups of workers are told by `orders` what else is. Raises `ConfigError` for
-        limits that cannot be."""
+        """Go on with `experiment`, in which the limits `mean_return` and `until`, and
+        settings of algorithms, may be others; the groups of workers that these concern
+        are told by `orders`. Raises `ConfigError` for limits that cannot be."""
         experiment.check_judged()
         for name in self.members:
             if (order := orders.get(name.rpartition("-")[0])) is not None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from tidemill.api.control_messages import ChangeSettings
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.run.controller import Controller
@@ -18,7 +20,7 @@ LIMITS = ("mean_return", "until")
 
 class RunControl:
     """A run control lets a callback (`train(on_update=…)`) act on the run that is going
-    on: log, save, stop, pause, and change a limit."""
+    on: log, save, stop, change a limit, or numbers of an algorithm."""
 
     def __init__(self, controller: Controller, record: Callable[[dict[str, float]], None]) -> None:
         self._controller, self._record = controller, record
@@ -46,6 +48,7 @@ class RunControl:
             trainers = {group: trainer for group, trainer in trainers.items() if trainer.policy == policy}
         if not trainers and policy is not None:
             raise ConfigError(f'no trainer trains "{policy}"; {did_you_mean(policy, experiment.trained())}')
+        settings = {name: plain_number(value) for name, value in settings.items()}
         limits = {name: settings.pop(name) for name in LIMITS if name in settings}
         known = {*LIMITS, *(name for trainer in trainers.values() for name in trainer.algorithm.changeable)}
         for name in settings:
@@ -55,9 +58,18 @@ class RunControl:
                     f"{', '.join(sorted(known))}. Stop it, and go on with other limits by tidemill.resume"
                 )
         changed = {group: trainer.changed(settings) for group, trainer in trainers.items() if settings}
-        self._controller.change(
-            experiment.replace(
-                workers={**experiment.workers, **changed}, limits=experiment.limits.replace(**limits)
-            ),
-            dict.fromkeys(changed, ChangeSettings(settings)),
+        experiment = experiment.replace(
+            workers={**experiment.workers, **changed}, limits=experiment.limits.replace(**limits)
         )
+        for trainer in changed.values():
+            trainer.check(experiment)
+        orders = {
+            group: ChangeSettings({name: getattr(trainer.algorithm, name) for name in settings})
+            for group, trainer in changed.items()
+        }
+        self._controller.change(experiment, orders)
+
+
+def plain_number(value: Any) -> Any:
+    """Return Python's own number for one of numpy's, and anything else as it is."""
+    return value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value

@@ -4,6 +4,7 @@ is counted, published, kept and reported of it.
 Both trainers hold one: `workers.trainer`, and the one of a replay memory.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, isfinite
 from pathlib import Path
@@ -58,6 +59,7 @@ class Learner:
     report: the function that sends a message up
     alive: the function that says that the worker lives, once it has written a checkpoint
     extras: the function that returns what checkpoints keep besides
+    changes: settings of the algorithm that equal trainers are still to agree on
     """
 
     policy: Policy
@@ -87,7 +89,9 @@ class Learner:
         self._last_save = 0.0
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
-        self._changed: dict[str, float | None] = {}  # settings of the algorithm, where they were changed
+        self.changes = deque[AlgorithmConfig]()
+        # settings of the algorithm, where they were changed, `changes` included
+        self._changed: dict[str, float | None] = {}
         self._settings: dict[str, float] = {}  # all of them, as the parameter database calls them
 
     # ---- making it ---------------------------------------------------------------------
@@ -170,12 +174,27 @@ class Learner:
         numbers."""
         name, adopted = self._context.name, self.counters.adopted
         path = (name, adopted) if adopted else (name,)
-        return self._set_config().build(self.policy, derive_seed(self._context.experiment.seed, *path))
-
-    def _set_config(self) -> AlgorithmConfig:
-        """Return what the algorithm is set to now, and keep its numbers."""
         config = with_settings(self._config.algorithm, self._changed)
+        self._know_settings(config)
+        return config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
+
+    def _know_settings(self, config: AlgorithmConfig) -> None:
         self._settings = {field_of(name): value for name, value in settings_of(config).items()}
+
+    def _accept(self, settings: Mapping[str, float | None]) -> AlgorithmConfig | None:
+        """Return what the algorithm is to be set to with these settings, which
+        checkpoints keep from now on. None, and a notice, where they do not go with those
+        that were changed before: nothing is changed then."""
+        changed = {**self._changed, **settings}
+        try:
+            config = with_settings(self._config.algorithm, changed)
+            config.check_policy(self._context.experiment.policies[self._config.policy])
+        except ConfigError as error:
+            if self.equal_trainers.first:
+                asked = ", ".join(f"{name} = {value}" for name, value in settings.items())
+                self.notice(f"{asked} is not taken, since settings were changed before: {error}")
+            return None
+        self._changed = changed
         return config
 
     def _restore(self, found: FoundCheckpoint) -> None:
@@ -227,7 +246,7 @@ class Learner:
         parameters, _ = ParameterDatabase(Path(self._context.folder) / PARAMETERS).load(
             message.source, message.version
         )
-        self._changed |= message.settings
+        self._accept(message.settings)
         self.counters.updates += 1
         self.counters.adopted = self.counters.updates
         self.algorithm = self._build_algorithm()
@@ -237,10 +256,18 @@ class Learner:
             self._publisher.publish(self.policy)
 
     def change(self, settings: Mapping[str, float | None]) -> None:
-        """Go on with other settings of the algorithm, which checkpoints keep."""
-        self._changed |= settings
-        self.algorithm.config = self._set_config()
-        self._saved = -1, -1  # the checkpoint of now, if there is one, does not know them
+        """Take other settings of the algorithm, which checkpoints keep from now on. A
+        trainer without equals goes on with them at once."""
+        if (config := self._accept(settings)) is not None:
+            self.changes.append(config)
+            self._saved = -1, -1  # the checkpoint of now, if there is one, does not know them
+            if not self.equal_trainers.others:
+                self.apply_change()
+
+    def apply_change(self) -> None:
+        """Go on with the first of `changes`."""
+        self.algorithm.config = config = self.changes.popleft()
+        self._know_settings(config)
 
     def start(self) -> None:
         """Begin to count the time of training, and until the next checkpoint."""

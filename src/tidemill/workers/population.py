@@ -129,7 +129,8 @@ class Population(WorkerConfig):
                 )
             trainer = _trainer_of(experiment, member)
             for bounds in zip(*self.explore.values(), strict=True):
-                with_settings(trainer.algorithm, dict(zip(self.explore, bounds, strict=True)))
+                explored = with_settings(trainer.algorithm, dict(zip(self.explore, bounds, strict=True)))
+                explored.check_policy(policy)
             if self.metric not in (recorded := experiment.recorded(member)):
                 raise ConfigError(
                     f'metric = "{self.metric}" is not recorded of member "{member}"; '

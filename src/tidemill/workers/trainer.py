@@ -7,7 +7,6 @@ Several equal trainers of one policy each take samples of their own and sum thei
 gradients (`workers.data_parallel`).
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -32,7 +31,6 @@ class TrainerWorker(Worker):
         self._config = config
         self.learner = Learner(context, config, self.clock, self.report, self._beat)
         self._batch_steps = 0  # of the last update
-        self._changes = deque[Mapping[str, float | None]]()  # of settings, that equal trainers may not know
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
 
@@ -94,10 +92,10 @@ class TrainerWorker(Worker):
             batch = taken or ()
             counts, self._buffer.counts = self._buffer.counts, SampleCounts()
             agreed = yield from learner.equal_trainers.agree(
-                self._reason is not None, not self._changes, batch, counts
+                self._reason is not None, not learner.changes, batch, counts
             )
             if not agreed.unchanged:  # all have been told, and all of the same first
-                learner.change(self._changes.popleft())
+                learner.apply_change()
             counters.add(agreed)
             if agreed.ending:
                 break
@@ -148,7 +146,7 @@ class TrainerWorker(Worker):
         self._buffer.least = self.learner.counters.updates
 
     def _change(self, settings: Mapping[str, float | None]) -> None:
-        self._changes.append(settings)
+        self.learner.change(settings)  # never within an update of a trainer without equals
 
     def _save(self) -> None:
         self.learner.save()

@@ -71,6 +71,7 @@ class TrainerConfig(WorkerConfig):
     def check(self, experiment: Experiment) -> None:
         if experiment.limits.steps is None and experiment.limits.updates is None:
             self.algorithm.check_endless()
+        self.algorithm.check_policy(experiment.policies[self.policy])
         streams = experiment.sources(self.samples)
         for actors in experiment.groups(ActorConfig).values():
             for spec in actors.agents:
