@@ -13,6 +13,7 @@ from tests.run.watching import EXPERIMENTS
 from tests.workers.world import KnownPolicy
 
 from tidemill import (
+    DQN,
     PPO,
     AgentSpec,
     Drawn,
@@ -21,6 +22,7 @@ from tidemill import (
     Gymnasium,
     Limits,
     Population,
+    QNetwork,
     Scripted,
     Trainer,
     WorkerConfig,
@@ -477,6 +479,13 @@ class Judge(WorkerConfig):
 
     def records(self) -> tuple[str, ...]:
         return ("win_rate",)
+
+
+def test_settings_that_members_could_not_take_are_refused_at_start() -> None:
+    made = changed(one(), "trainer", algorithm=DQN())
+    made = made.replace(policies={"policy": QNetwork(hidden=(4,), noise=0.5)})
+    with pytest.raises(ConfigError, match=r"epsilon_end = 0\.1 has no effect on a noisy network"):
+        populate(made, [{}, {}], explore={"epsilon_end": (0.1, 0.2)}).check()
 
 
 def test_a_metric_must_be_recorded_of_every_member() -> None:
