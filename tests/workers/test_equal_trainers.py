@@ -54,6 +54,7 @@ class Averaging(AlgorithmConfig):
 
 
 class Averager(DataParallel):
+    batch_copies: ClassVar[int] = 0
     largest_sum: ClassVar[int] = 16  # type: ignore[assignment]
 
     config: Averaging
