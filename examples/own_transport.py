@@ -1,7 +1,8 @@
 """A transport of one's own: what workers hand each other lies in files of a folder, in
 place of memory without a name, and other programs may look at it. `ends` are made of the
 library's slots; a transport over a network has a `Producer`, `Consumer`, `Writer` and
-`Reader` of its own.
+`Reader` of its own. The folder stays when the main process is killed with SIGKILL, which
+the library's own memory, without a name, does not.
 
 tidemill train CartPole-v1 --launch examples/own_transport.py:OverFiles
 """

@@ -54,6 +54,10 @@ def test_processes_train_over_a_transport_of_ones_own(tmp_path, monkeypatch):
 def test_a_transport_that_there_is_not_is_named_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r'no Transport is called "shard"; did you mean "shared"'):
         find_transport("shard")
+    with pytest.raises(
+        ConfigError, match=r"a transport is named, so that worker processes find it.*not <class"
+    ):
+        find_transport(Files)
 
 
 def test_shared_memory_that_cannot_all_be_made_leaves_no_open_file():
@@ -94,5 +98,6 @@ def test_channels_and_cells_of_every_transport_reach_the_other_worker(name):
     assert bells["a-0"].wait(0) and reader.attach() and reader.newest() == reader.read(into) == 7
     assert into["x"].tolist() == [0, 1, 2]
     transport.close()
+    transport.close()  # again, which closes nobody else's
     for descriptor in descriptors.values():
         os.close(descriptor)

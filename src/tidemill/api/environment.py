@@ -230,7 +230,7 @@ class EnvironmentConfig(Config):
         environment a name is of. Raises `ConfigError` for settings that do not fit."""
         raise TypeError(f"{cls.__name__} has no from_name()")
 
-    def task(self, name: str) -> str:
+    def preset_name(self, name: str) -> str:
         """Return the name of what is played, where users call the environment `name`: of
         a server, what it says. Raises `ConfigError` where nobody answers."""
         return name

@@ -19,8 +19,8 @@ KINDS = (
     f"{', '.join(FORMS)}; the last may name an environment of your own, or a function that returns an "
     "experiment."
 )
-TrustItems = typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KINDS)
-Trained = Annotated[str, TrustItems]
+NamedArgument = typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KINDS)
+Trained = Annotated[str, NamedArgument]
 EnvArg = Annotated[
     list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")
 ]

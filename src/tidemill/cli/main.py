@@ -8,7 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from tidemill.cli.arguments import EnvArg, Lay, Set, TrustItems, changed, experiment_from, pairs
+from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, changed, experiment_from, pairs
 from tidemill.cli.environment_commands import check_env, doctor_env, serve_env
 from tidemill.cli.error_output import Commands, friendly, print_table, width, word
 from tidemill.cli.examples import examples
@@ -110,7 +110,7 @@ Log = Annotated[
 @app.command()
 @friendly
 def train(
-    what: Annotated[str | None, TrustItems] = None,
+    what: Annotated[str | None, NamedArgument] = None,
     launch: Launch = "processes",
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[
@@ -214,7 +214,9 @@ def resume(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     launch: Annotated[
         str | None,
-        typer.Option(help="processes, threads or inline; by default what the run was launched by last."),
+        typer.Option(
+            help=f"{' | '.join(LAUNCHERS)} or FILE.py:NAME; by default what the run was launched by last."
+        ),
     ] = None,
     file: File = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,

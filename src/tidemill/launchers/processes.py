@@ -256,6 +256,7 @@ class ProcessesLauncher(Launcher):
             kill_session(process.pid)
         if self._transport is not None:
             self._transport.close()
+            self._transport = None
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()

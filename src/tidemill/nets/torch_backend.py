@@ -28,7 +28,7 @@ class TorchBackend(Network):
     library: LibraryName = "torch"
     recorded = False
     """Whether a GPU may record what `heads` does for a number of rows, and repeat that
-    with other rows (see `device_acting`)."""
+    with other rows (see `gpu_acting`)."""
 
     _mirrors: dict[str, Mirror]  # of what has weights
 

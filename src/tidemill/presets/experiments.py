@@ -29,5 +29,5 @@ def experiment_for(name: str, environment: EnvironmentConfig, algorithm: str = "
     """Return the experiment of `algorithm` that is tuned for the environment that users
     call `name`, or the general one. A server is asked what it plays. Raises
     `ConfigError`."""
-    name = environment.task(name)
+    name = environment.preset_name(name)
     return presets_of(algorithm).find(name, environment)(name, environment)

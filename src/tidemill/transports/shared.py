@@ -166,5 +166,5 @@ class SharedTransport(Transport):
         return SlotEndpoints(bell, link, ends)
 
     def close(self) -> None:
-        for segment in self._segments.values():
-            os.close(segment)
+        while self._segments:
+            os.close(self._segments.popitem()[1])
