@@ -58,7 +58,8 @@ class Launcher(ABC):
 
     def check(self, experiment: Experiment) -> None:
         """Raise `ConfigError` for an experiment that this launcher cannot launch here:
-        for want of memory or open files, say. Called when the experiment is laid out."""
+        for want of memory or open files, say. Called when the experiment is laid out.
+        Nobody else compares the memory of processes with what the machine has."""
 
     @abstractmethod
     def launch(self, job: Job) -> dict[str, Link]:

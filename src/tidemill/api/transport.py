@@ -145,8 +145,8 @@ class Endpoints(ABC):
 
     @abstractmethod
     def producer(self, edge: str) -> Producer:
-        """Return the sending end of a channel edge. Raises KeyError when this worker is
-        not its source."""
+        """Return the sending end of a channel edge, which only its source asks for.
+        Raises KeyError when this worker has no end of the edge."""
 
     @abstractmethod
     def consumer(self, edge: str) -> Consumer:
