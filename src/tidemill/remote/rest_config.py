@@ -96,7 +96,7 @@ class Rest(EnvironmentConfig):
         made.most_lanes, made.needs_maker = host.description.max_sessions, False
         return made
 
-    def task(self, name: str) -> str:
+    def preset_name(self, name: str) -> str:
         return self.host().description.environment
 
     def host(self) -> "Host":
