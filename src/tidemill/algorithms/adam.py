@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays
+from tidemill.native.library import Kernels, address
 
 Floats = NDArray[np.float32]
 
@@ -99,7 +100,7 @@ class Adam(Optimiser):
     """
 
     def __init__(self, weights: Floats, gradient: Floats, epsilon: float) -> None:
-        self._epsilon, self._gradient = epsilon, gradient
+        self._epsilon, self._weights, self._gradient = epsilon, weights, gradient
         self._steps = 0
         self._first, self._second = np.zeros_like(weights), np.zeros_like(weights)
         count = max(round(weights.size / BLOCK), 1)
@@ -111,10 +112,13 @@ class Adam(Optimiser):
 
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = sqrt(float(self._gradient @ self._gradient)) / share
+            norm = sqrt(self._square()) / share
         if isfinite(norm) and isfinite(loss):
             self.step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
         return norm
+
+    def _square(self) -> float:
+        return float(self._gradient @ self._gradient)
 
     def step(self, rate: float, scale: float) -> None:
         """Do one step with learning rate `rate` and `scale` times the gradient."""
@@ -125,6 +129,10 @@ class Adam(Optimiser):
         size, epsilon = rate * root / (1 - beta1**self._steps), self._epsilon * root
         into_second = scale * sqrt(1 - beta2)
         into_first = (1 - beta1) / sqrt(1 - beta2)
+        self._move(into_second, into_first, epsilon, size)
+
+    def _move(self, into_second: float, into_first: float, epsilon: float, size: float) -> None:
+        beta1, beta2 = BETAS
         for weights, gradient, first, second, one, two in self._blocks:
             np.multiply(gradient, into_second, out=one)
             np.multiply(one, one, out=two)
@@ -149,3 +157,21 @@ class Adam(Optimiser):
     def load_state(self, state: Mapping[str, Array]) -> None:
         self._steps = int(state["0.step"])
         self._first[...], self._second[...] = state["0.exp_avg"], state["0.exp_avg_sq"]
+
+
+class NativeAdam(Adam):
+    """`Adam` by the native core: one pass over the weights."""
+
+    def __init__(self, weights: Floats, gradient: Floats, epsilon: float, kernels: Kernels) -> None:
+        super().__init__(weights, gradient, epsilon)
+        self._kernels, self._factors = kernels, np.zeros(6, np.float32)
+        arrays = (weights, gradient, self._first, self._second, self._factors)
+        self._addresses = [address(array) for array in arrays]
+
+    def _square(self) -> float:
+        square: float = self._kernels.square(self._gradient.size, self._addresses[1])
+        return square
+
+    def _move(self, into_second: float, into_first: float, epsilon: float, size: float) -> None:
+        self._factors[:] = into_second, into_first, epsilon, size, *BETAS
+        self._kernels.adam(self._weights.size, *self._addresses)

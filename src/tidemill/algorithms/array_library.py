@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.algorithms.adam import Adam, Optimiser
+from tidemill.algorithms.adam import Adam, NativeAdam, Optimiser
 from tidemill.core.schema import Arrays
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.trainable import Network
@@ -104,4 +104,6 @@ class NumpyLibrary(Library):
         return nullcontext()
 
     def optimiser(self, network: Network, gradient: NDArray[np.float32], epsilon: float) -> Optimiser:
+        if network.kernels is not None:
+            return NativeAdam(network.flat_weights(), gradient, epsilon, network.kernels)
         return Adam(network.flat_weights(), gradient, epsilon)

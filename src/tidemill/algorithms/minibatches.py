@@ -126,14 +126,14 @@ def take_rows(samples: Sequence[Sample], indices: Sequence[Integers], key: str) 
 
 
 class Rows:
-    """The inputs of `count` rows, each of which may be trained on without the others."""
+    """The `inputs` of `count` rows, each of which may be trained on by itself."""
 
     rows = 1
     """Rows of a piece."""
 
     def __init__(self, library: Library, policy: TrainablePolicy, observation: Arrays, count: int) -> None:
         self._library, self._count = library, count
-        self._inputs = library.columns(policy.prepare(observation)) if count else {}
+        self.inputs = library.columns(policy.prepare(observation)) if count else {}
 
     def __len__(self) -> int:
         """Return how many pieces minibatches are made of."""
@@ -146,7 +146,7 @@ class Rows:
     def pick(self, pieces: Any) -> tuple[Mapping[str, Any], Any]:
         """Return the inputs of `pieces`, in memory that the next call rewrites, and the
         numbers of their rows in the batch."""
-        return self._library.take(self._inputs, pieces), pieces
+        return self._library.take(self.inputs, pieces), pieces
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Chunks(Rows):
         place = self._place.take(taken)
         rows = np.flatnonzero(place >= 0)
         take = self._library.take
-        inputs = take(self._inputs, taken) | take(self._starts, pieces) | take(self._on_reset, pieces, 1)
+        inputs = take(self.inputs, taken) | take(self._starts, pieces) | take(self._on_reset, pieces, 1)
         return {**inputs, **self._library.columns({"rows": rows})}, place.take(rows)
 
 

@@ -1,6 +1,6 @@
 """PPO: proximal policy optimisation. Imports no torch by itself."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,10 +8,13 @@ import numpy as np
 
 from tidemill.algorithms.batch_totals import BatchTotals
 from tidemill.algorithms.formulas import differentiate_surrogate
-from tidemill.algorithms.minibatches import Floats, Integers, gae_of, take_rows
+from tidemill.algorithms.minibatches import Floats, Integers, Rows, gae_of, take_rows
+from tidemill.algorithms.native_ppo import NativePPO
 from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
+from tidemill.nets.native_actor_critic import NativeActorCritic
+from tidemill.nets.trainable import TrainablePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +73,26 @@ class PPOLearner(PolicyGradientLearner):
 
     config: PPO
 
+    def __init__(self, config: PPO, policy: TrainablePolicy, seed: int) -> None:
+        super().__init__(config, policy, seed)
+        network = policy.network
+        self._native = NativePPO(network, self._shared) if isinstance(network, NativeActorCritic) else None
+
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
         config = self.config
         log_ratio = self._log_ratio if config.correct_off_policy else None
         return gae_of(config.gamma, config.gae_lambda, log_ratio)(sample)
+
+    def _differentiate(
+        self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float
+    ) -> int:
+        native = self._native
+        if native is None or not len(pieces):
+            return super()._differentiate(source, columns, pieces, weight)
+        if native.columns is not columns:
+            native.bind(self.config, source.inputs, columns)
+        native.differentiate(pieces, weight)
+        return len(pieces)
 
     def _log_ratio(self, sample: Sample, rows: Integers) -> Floats:
         ratio, _ = self._evaluate(sample, rows)

@@ -14,11 +14,13 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.native.library import asked_for
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
 from tidemill.nets.masks import mask_of
 from tidemill.nets.mlp import Floats, check_hidden
+from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.nets.trainable import Network, TrainablePolicy
@@ -183,9 +185,12 @@ class ActorCritic(PolicyConfig):
 
     def build_on(self, device: str, spaces: Spaces, seed: int) -> TrainablePolicy:
         """Return the policy; its first weights are the same on every device. An MLP on a
-        CPU is numpy's, everything else torch's."""
-        numpy_can = device == "cpu" and not self.observation_encoder(spaces).images
-        return ActorCriticPolicy(self, spaces, seed, "numpy" if numpy_can else "torch", device)
+        CPU is numpy's (the native core's where it is asked for), everything else torch's.
+        """
+        backend = "torch"
+        if device == "cpu" and not self.observation_encoder(spaces).images:
+            backend = "numpy" if self.memory is not None or asked_for() is None else "native"
+        return ActorCriticPolicy(self, spaces, seed, backend, device)
 
 
 def _torch_network(shape: ActorCriticShape, flat: Floats, device: str) -> Network:
@@ -194,8 +199,15 @@ def _torch_network(shape: ActorCriticShape, flat: Floats, device: str) -> Networ
     return TorchActorCritic(shape, flat, device)
 
 
+def _native_network(shape: ActorCriticShape, flat: Floats, device: str) -> Network:
+    kernels = asked_for()
+    assert kernels is not None
+    return NativeActorCritic(shape, flat, kernels)
+
+
 BACKENDS: dict[str, Callable[[ActorCriticShape, Floats, str], Network]] = {
     "numpy": lambda shape, flat, device: NumpyActorCritic(shape, flat),
+    "native": _native_network,
     "torch": _torch_network,
 }
 """What makes a network of a shape, its first weights (one after the other) and the name

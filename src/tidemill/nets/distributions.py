@@ -157,7 +157,7 @@ class MultiCategorical(Distribution):
     up."""
 
     def __init__(self, nvec: tuple[int, ...]) -> None:
-        self.size, self.draws = sum(nvec), len(nvec)
+        self.size, self.draws, self.nvec = sum(nvec), len(nvec), nvec
         self._branches = [Categorical(n) for n in nvec]
         ends = np.cumsum(nvec).tolist()
         self._parts = [slice(end - n, end) for n, end in zip(nvec, ends, strict=True)]
@@ -295,9 +295,9 @@ class DiagonalGaussian(Distribution):
         low, high = (b.ravel().astype(np.float32) for b in space.bounds())
         bounded = np.isfinite(low) & np.isfinite(high)
         with np.errstate(invalid="ignore", over="ignore"):
-            self._centre: Floats = np.where(bounded, low / 2 + high / 2, np.float32(0))
-            self._half: Floats = np.where(bounded, high / 2 - low / 2, np.float32(1))
-        if not np.all(self._half > 0):
+            self.centre: Floats = np.where(bounded, low / 2 + high / 2, np.float32(0))
+            self.half: Floats = np.where(bounded, high / 2 - low / 2, np.float32(1))
+        if not np.all(self.half > 0):
             raise ConfigError(
                 f"the action space {space} has an element with low = high; take it out of the action, it "
                 "decides nothing"
@@ -319,15 +319,15 @@ class DiagonalGaussian(Distribution):
                 noise = np.where(deterministic, np.float32(0), noise)
             head += np.exp(log_std) * noise
             log_prob = np.add.reduce(np.square(noise), axis=0) * np.float32(-0.5) - total
-        action[...] = (head.T * self._half + self._centre).reshape(n, *self._shape)
+        action[...] = (head.T * self.half + self.centre).reshape(n, *self._shape)
         return log_prob
 
     def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
         n, scratch = head.shape[1], self._scratch
         given = np.subtract(
-            action.reshape(n, -1), self._centre, out=scratch("action", (n, self.size)), casting="same_kind"
+            action.reshape(n, -1), self.centre, out=scratch("action", (n, self.size)), casting="same_kind"
         )
-        given /= self._half
+        given /= self.half
         precision = np.exp(-log_std)
         noise = np.subtract(given.T, head, out=head)
         noise *= precision
@@ -371,7 +371,7 @@ class DiagonalGaussian(Distribution):
         if device not in self._units:
             from torch import from_numpy
 
-            self._units[device] = from_numpy(self._half).to(device), from_numpy(self._centre).to(device)
+            self._units[device] = from_numpy(self.half).to(device), from_numpy(self.centre).to(device)
         return self._units[device]
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
 from tidemill.core.schema import Array, Arrays
+from tidemill.native.library import Kernels
 from tidemill.nets.masks import ActionMask
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.weights import load_parameters
@@ -49,6 +50,8 @@ class Network(ABC):
     """Whose arrays `forward` and `backward` take and return."""
     recurrent: bool = False
     """Whether it has a state, and is evaluated on stretches of rows."""
+    kernels: Kernels | None = None
+    """Of a network that the native core computes."""
     forward_count: int = 0
     """Of a network with a backward pass of its own: it counts what changes the
     intermediate results that `backward` needs."""

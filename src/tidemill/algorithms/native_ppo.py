@@ -1,0 +1,63 @@
+"""PPO's minibatches by the native core: rows are picked, the network evaluated and
+differentiated in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ctypes import addressof
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tidemill.algorithms.minibatches import Floats, Integers
+from tidemill.core.schema import Array
+from tidemill.native.library import Loss, Rows, address
+from tidemill.nets.native_actor_critic import NativeActorCritic
+
+if TYPE_CHECKING:
+    from tidemill.algorithms.ppo import PPO
+
+
+class NativePPO:
+    """Writes the gradient and the measured parts of minibatches into `shared`, as
+    `PolicyGradientLearner` has it.
+
+    columns: of the batch that was bound last
+    """
+
+    def __init__(self, network: NativeActorCritic, shared: Floats) -> None:
+        self.columns: Sequence[Mapping[str, Any]] = ()
+        self._network, self._kernel = network, network.kernels.ppo
+        self._loss = Loss()
+        self._rows = Rows()
+        self._kept: list[Array] = []  # what `_rows` has the addresses of
+        self._of_weights, self._parts = address(shared), address(shared[network.size :])
+
+    def bind(self, config: PPO, inputs: Mapping[str, Array], columns: Sequence[Mapping[str, Any]]) -> None:
+        """Take minibatches from the rows of these `inputs` from now on, with the loss of
+        `config`; columns: as of `PolicyGradientLearner`."""
+        unclipped = -1.0 if config.clip_value is None else config.clip_value
+        self._loss = Loss(config.clip, unclipped, config.value_coefficient, config.entropy_coefficient)
+        self.columns = columns
+        scalars = columns[1]["scalars"]
+        kept = [
+            np.ascontiguousarray(inputs["features"], np.float32),
+            self._network.given(columns[0]["action"]),
+        ]
+        kept += [scalars, *([inputs["forbidden"]] if "forbidden" in inputs else [])]
+        forbidden = address(kept[3]) if len(kept) > 3 else None
+        each = [address(column) for column in scalars]
+        self._rows, self._kept = Rows(address(kept[0]), forbidden, address(kept[1]), *each), kept
+
+    def differentiate(self, picked: Integers, weight: float) -> None:
+        """Write gradient and parts, times `weight`, of the `picked` rows."""
+        self._kernel(
+            addressof(self._network.training),
+            addressof(self._rows),
+            addressof(self._loss),
+            picked.ctypes.data,
+            len(picked),
+            weight,
+            self._of_weights,
+            self._parts,
+        )

@@ -1,0 +1,60 @@
+"""Compiles the kernels, when a wheel is made or the project is installed editable, and by
+``python -m tidemill.native.build``. Imports nothing of Tidemill: the build hook runs
+it by itself."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+SOURCE = Path(__file__).with_name("kernels.c")
+LIBRARY = "kernels.so"
+
+FLAGS = "-std=c11 -O3 -fPIC -fvisibility=hidden -ffp-contract=fast -fno-math-errno -fno-trapping-math"
+BASELINE = "-DISA=baseline -DFIRST"
+X86 = {
+    "avx2": "-mavx2 -mfma",
+    "avx512": "-mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma -mprefer-vector-width=512",
+}
+"""Flags of each instruction set above what every x86-64 processor has."""
+
+
+class CannotCompile(Exception):
+    """There is no compiler, or it failed; says which and why."""
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """Compile the kernels for every instruction set of this architecture, with the
+    compiler ``$CC`` or cc; return the library, which lies in `folder`. Raises
+    `CannotCompile`."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    compilations = {"baseline": BASELINE}
+    if platform.machine() == "x86_64":
+        compilations |= {name: f"-DISA={name} {more}" for name, more in X86.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as made:
+        objects = [str(Path(made, f"{name}.o")) for name in compilations]
+        for more, out in zip(compilations.values(), objects, strict=True):
+            _run([*compiler, *FLAGS.split(), *flags, *more.split(), "-c", str(SOURCE), "-o", out])
+        whole = Path(made, LIBRARY)
+        _run([*compiler, *flags, "-shared", *objects, "-lm", "-o", str(whole)])
+        return whole.replace(folder / LIBRARY)  # at once: a run that has the old one loaded keeps it
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CannotCompile(f"{command[0]} cannot be run: {error}") from None
+    if done.returncode:
+        raise CannotCompile(f"{shlex.join(command)} failed: {done.stderr.strip()[-800:]}")
+
+
+if __name__ == "__main__":
+    try:
+        print(build(SOURCE.parent))
+    except CannotCompile as error:
+        sys.exit(f"The kernels were not built. {error}")

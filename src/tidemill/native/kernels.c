@@ -1,0 +1,671 @@
+/* The actor-critic of plain layers, and what PPO does with it: acting, the gradient of a
+   minibatch, Adam. numpy's code (nets/numpy_actor_critic.py, algorithms/) is the reference.
+
+   C11 with GCC's and Clang's vector types, no dependency but libm. The file is compiled once
+   for each instruction set (see build.py); ISA names it and ends every exported name.
+
+   Rounding: no -ffast-math. NaN and infinities pass through as numpy's would, and no processor
+   flag is changed. What may differ from numpy is written out: products of matrices are summed
+   over blocks of BLOCK rows, in order, and those sums are added; a product and the sum that it
+   goes into may be rounded once (-ffp-contract=fast); tanh is made of polynomials. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VERSION 1 /* library.py's */
+#define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
+#define FORBIDDEN -1e30f
+#define HALF_LOG_TWO_PI 0.91893853320467274178
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+#define EXPORT(name) __attribute__((visibility("default"))) JOIN(tidemill_##name, ISA)
+
+typedef float wide __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float one;
+
+enum { CATEGORICAL, BERNOULLI, GAUSSIAN };
+enum { POLICY, VALUE, ENTROPY, KL, CLIPPED, ROWS, PARTS };
+
+/* A network: hidden layers in one or two towers, an actor's head and a critic's. The weights
+   lie one after the other as nets/weights.py says. */
+typedef struct {
+    int64_t towers, layers, inputs, seen; /* seen: columns of the inputs that the actor gets */
+    int64_t relu, kind, size, branches;   /* size: numbers of the actor's head */
+    const int64_t *widths;                /* of the hidden layers */
+    const int64_t *sizes;                 /* numbers of each branch; kind CATEGORICAL */
+    float *weights, *scratch;             /* scratch: as many as `scratch` says */
+} Network;
+
+/* The rows of an update, of which minibatches are picked. */
+typedef struct {
+    const float *features;    /* [rows, inputs] */
+    const uint8_t *forbidden; /* [rows, size], or NULL */
+    const void *action;       /* [rows, branches] int32; of GAUSSIAN [rows, size] float, in units */
+    const float *log_prob, *advantage, *target, *value; /* [rows] each */
+} Rows;
+
+typedef struct {
+    double clip, clip_value; /* clip_value < 0: values are not clipped */
+    double value_coefficient, entropy_coefficient;
+} Loss;
+
+/* Where the parts of the weights, or of their gradient, begin. */
+typedef struct {
+    float *layer, *actor, *actor_bias, *critic, *critic_bias, *log_std;
+} Places;
+
+static int64_t below(const Network *net, int64_t layer)
+{
+    return layer ? net->widths[layer - 1] : net->inputs;
+}
+
+static int64_t layer_size(const Network *net, int64_t layer)
+{
+    return net->towers * (below(net, layer) + 1) * net->widths[layer];
+}
+
+static int64_t last_width(const Network *net) { return below(net, net->layers); }
+
+static Places places(const Network *net, float *flat)
+{
+    Places at = {.layer = flat};
+    for (int64_t i = 0; i < net->layers; i++)
+        flat += layer_size(net, i);
+    at.actor = flat;
+    at.actor_bias = at.actor + net->size * last_width(net);
+    at.critic = at.actor_bias + net->size;
+    at.critic_bias = at.critic + last_width(net);
+    at.log_std = at.critic_bias + 1;
+    return at;
+}
+
+/* ---- products of matrices ---- */
+
+/* c = Σ_p a(i, p) b[p, j] + start, for ROWS rows i and PARTS vectors of columns j, all of whose
+   sums stay in registers; a(i, p) lies at a[i · row + p · step]. */
+#define TILE(NAME, VECTOR, COUNT, WIDTH)                                                            \
+    static inline void NAME(int64_t k, const float *a, int64_t row, int64_t step, const float *b,   \
+                            int64_t ldb, const float *start, int64_t lds, float *c, int64_t ldc)    \
+    {                                                                                               \
+        enum { EACH = sizeof(VECTOR) / sizeof(float) };                                             \
+        VECTOR sum[COUNT][WIDTH];                                                                   \
+        memset(sum, 0, sizeof sum);                                                                 \
+        for (int64_t p = 0; p < k; p++) {                                                           \
+            _Pragma("GCC unroll 4") for (int i = 0; i < COUNT; i++) {                               \
+                float x = a[i * row + p * step];                                                    \
+                _Pragma("GCC unroll 2") for (int j = 0; j < WIDTH; j++) sum[i][j] +=                \
+                    x * *(const VECTOR *)(b + p * ldb + j * EACH);                                  \
+            }                                                                                       \
+        }                                                                                           \
+        for (int i = 0; i < COUNT; i++)                                                             \
+            for (int j = 0; j < WIDTH; j++) {                                                       \
+                VECTOR s = sum[i][j];                                                               \
+                if (start)                                                                          \
+                    s += *(const VECTOR *)(start + i * lds + j * EACH);                             \
+                *(VECTOR *)(c + i * ldc + j * EACH) = s;                                            \
+            }                                                                                       \
+    }
+
+TILE(tile_4_2, wide, 4, 2)
+TILE(tile_1_2, wide, 1, 2)
+TILE(tile_4_1, wide, 4, 1)
+TILE(tile_1_1, wide, 1, 1)
+TILE(tile_4_quad, quad, 4, 1)
+TILE(tile_1_quad, quad, 1, 1)
+TILE(tile_4_one, one, 4, 1)
+TILE(tile_1_one, one, 1, 1)
+
+#define COLUMNS(EACH, FOUR, SINGLE)                                                                 \
+    for (; j + (EACH) <= n; j += (EACH)) {                                                          \
+        const float *begin = start ? start + j : NULL;                                              \
+        int64_t i = 0;                                                                              \
+        for (; i + 4 <= m; i += 4)                                                                  \
+            FOUR(k, a + i * row, row, step, b + j, ldb, begin ? begin + i * lds : NULL, lds,        \
+                 c + i * ldc + j, ldc);                                                             \
+        for (; i < m; i++)                                                                          \
+            SINGLE(k, a + i * row, row, step, b + j, ldb, begin ? begin + i * lds : NULL, lds,      \
+                   c + i * ldc + j, ldc);                                                           \
+    }
+
+/* c [m, n] = a [m, k] · b [k, n] + start (NULL: zeros; lds 0: the same for each row). */
+static void product(int64_t m, int64_t n, int64_t k, const float *a, int64_t row, int64_t step,
+                    const float *b, int64_t ldb, const float *start, int64_t lds, float *c, int64_t ldc)
+{
+    int64_t j = 0;
+    COLUMNS(2 * LANES, tile_4_2, tile_1_2)
+    COLUMNS(LANES, tile_4_1, tile_1_1)
+    COLUMNS(4, tile_4_quad, tile_1_quad)
+    COLUMNS(1, tile_4_one, tile_1_one)
+}
+
+static float dot(int64_t n, const float *a, const float *b)
+{
+    wide sums;
+    memset(&sums, 0, sizeof sums);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        sums += *(const wide *)(a + i) * *(const wide *)(b + i);
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += sums[l];
+    for (; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+/* ---- layers ---- */
+
+/* tanh, to 2 units in the last place: Moshier's polynomials (Cephes, tanhf and expf). Written so
+   that a loop over it becomes vectors; NaN stays. */
+static inline float tanh_of(float x)
+{
+    float a = fabsf(x), s = x * x;
+    float small = -5.70498872745e-3f;
+    small = small * s + 2.06390887954e-2f;
+    small = small * s - 5.37397155531e-2f;
+    small = small * s + 1.33314422036e-1f;
+    small = small * s - 3.33332819422e-1f;
+    small = small * s * x + x;
+    /* e = exp(2a): 2a = n log 2 + r; adding 1.5 · 2²³ rounds to n, which is in the lowest bits then */
+    float y = a > 10 ? 20 : 2 * a;
+    float shifted = y * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
+    float r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    float e = 1.9875691500e-4f;
+    e = e * r + 1.3981999507e-3f;
+    e = e * r + 8.3334519073e-3f;
+    e = e * r + 4.1665795894e-2f;
+    e = e * r + 1.6666665459e-1f;
+    e = e * r + 5.0000001201e-1f;
+    e = e * r * r + r + 1;
+    uint32_t bits;
+    float power;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits - 0x4b400000u + 127u) << 23;
+    memcpy(&power, &bits, 4);
+    float large = 1 - 2 / (e * power + 1);
+    large = x < 0 ? -large : large;
+    return a < 0.625f ? small : large;
+}
+
+static void activate(int64_t n, int relu, float *h)
+{
+    if (relu)
+        for (int64_t i = 0; i < n; i++)
+            h[i] = h[i] < 0 ? 0 : h[i]; /* NaN stays */
+    else
+        for (int64_t i = 0; i < n; i++)
+            h[i] = tanh_of(h[i]);
+}
+
+/* of_h ← of_h · the derivative of the activation, by its results h. */
+static void deactivate(int64_t n, int relu, const float *h, float *of_h)
+{
+    if (relu)
+        for (int64_t i = 0; i < n; i++)
+            of_h[i] *= h[i] > 0 ? 1.0f : 0.0f;
+    else
+        for (int64_t i = 0; i < n; i++)
+            of_h[i] *= 1 - h[i] * h[i];
+}
+
+/* Where the intermediate results of a block lie. */
+typedef struct {
+    float *inputs;            /* [BLOCK, inputs], gathered */
+    float *hidden;            /* for each tower and layer [BLOCK, width] */
+    float *head, *of_head, *p; /* [BLOCK, size] each */
+    float *value, *of_value;  /* [BLOCK] each */
+    float *gradient[2];       /* [BLOCK, widest] each */
+    float *transposed;        /* the weights of layers above the first, [towers, width, below] */
+    float *sums;              /* [widest] */
+} Work;
+
+static int64_t plan(const Network *net, float *at, Work *work)
+{
+    float *begin = at;
+    int64_t widest = net->inputs, all = 0, turned = 0;
+    for (int64_t i = 0; i < net->layers; i++) {
+        widest = net->widths[i] > widest ? net->widths[i] : widest;
+        all += net->widths[i];
+        turned += i ? net->towers * net->widths[i] * net->widths[i - 1] : 0;
+    }
+    Work w;
+    w.inputs = at, at += BLOCK * net->inputs;
+    w.hidden = at, at += BLOCK * net->towers * all;
+    w.head = at, at += BLOCK * net->size;
+    w.of_head = at, at += BLOCK * net->size;
+    w.p = at, at += BLOCK * net->size;
+    w.value = at, at += BLOCK;
+    w.of_value = at, at += BLOCK;
+    w.gradient[0] = at, at += BLOCK * widest;
+    w.gradient[1] = at, at += BLOCK * widest;
+    w.transposed = at, at += turned;
+    w.sums = at, at += widest;
+    if (work)
+        *work = w;
+    return at - begin;
+}
+
+/* Where the results of a tower's layer lie; those of layer -1 are the inputs. */
+static float *hidden_of(const Network *net, const Work *w, int64_t tower, int64_t layer)
+{
+    float *at = w->hidden;
+    for (int64_t t = 0; t <= tower; t++)
+        for (int64_t i = 0; i < net->layers; i++) {
+            if (t == tower && i == layer)
+                return at;
+            at += BLOCK * net->widths[i];
+        }
+    return w->inputs;
+}
+
+/* Columns of a tower's inputs that it sees. */
+static int64_t seen_by(const Network *net, int64_t tower, int64_t layer)
+{
+    return layer == 0 && tower == 0 ? net->seen : below(net, layer);
+}
+
+/* All layers and heads for the n <= BLOCK rows of x [n, inputs]. */
+static void forward(const Network *net, const Work *w, const float *x, int64_t n)
+{
+    Places at = places(net, net->weights);
+    float *weights = at.layer;
+    for (int64_t i = 0; i < net->layers; i++) {
+        int64_t in = below(net, i), out = net->widths[i];
+        const float *bias = weights + net->towers * in * out;
+        for (int64_t t = 0; t < net->towers; t++) {
+            float *h = hidden_of(net, w, t, i);
+            const float *from = i ? hidden_of(net, w, t, i - 1) : x;
+            product(n, out, seen_by(net, t, i), from, in, 1, weights + t * in * out, out, bias + t * out, 0, h,
+                    out);
+            activate(n * out, net->relu != 0, h);
+        }
+        weights += layer_size(net, i);
+    }
+    int64_t width = last_width(net);
+    const float *actor = net->layers ? hidden_of(net, w, 0, net->layers - 1) : x;
+    const float *critic = net->layers ? hidden_of(net, w, net->towers - 1, net->layers - 1) : x;
+    for (int64_t r = 0; r < n; r++) {
+        for (int64_t k = 0; k < net->size; k++)
+            w->head[r * net->size + k] = dot(width, actor + r * width, at.actor + k * width) + at.actor_bias[k];
+        w->value[r] = dot(width, critic + r * width, at.critic) + *at.critic_bias;
+    }
+}
+
+static void forbid(const Network *net, const uint8_t *forbidden, float *head)
+{
+    if (forbidden)
+        for (int64_t k = 0; k < net->size; k++)
+            head[k] = forbidden[k] ? FORBIDDEN : head[k];
+}
+
+/* ---- distributions; head, p and of_head are those of one row ---- */
+
+static float largest(int64_t n, const float *x)
+{
+    float most = x[0];
+    for (int64_t k = 1; k < n; k++)
+        most = x[k] > most || x[k] != x[k] ? x[k] : most; /* NaN wins, as in numpy */
+    return most;
+}
+
+static float softplus(float x)
+{
+    return (x > 0 || x != x ? x : 0) + log1pf(expf(-fabsf(x)));
+}
+
+/* Return log_prob and write entropy; head becomes what `differentiate` needs. */
+static float evaluate(const Network *net, const void *action, const float *log_std, float *head, float *p,
+                      float *entropy)
+{
+    float log_prob = 0, total = 0;
+    *entropy = 0;
+    if (net->kind == CATEGORICAL) {
+        const int32_t *chosen = action;
+        for (int64_t b = 0; b < net->branches; head += net->sizes[b], p += net->sizes[b], b++) {
+            int64_t n = net->sizes[b];
+            float most = largest(n, head), sum = 0, plus = 0;
+            for (int64_t k = 0; k < n; k++)
+                sum += p[k] = expf(head[k] -= most);
+            float log_sum = logf(sum);
+            for (int64_t k = 0; k < n; k++) {
+                p[k] /= sum;
+                head[k] -= log_sum;
+                plus -= p[k] * head[k];
+            }
+            log_prob += head[chosen[b]];
+            *entropy += plus;
+        }
+    } else if (net->kind == BERNOULLI) {
+        const int32_t *ones = action;
+        for (int64_t k = 0; k < net->size; k++) {
+            float e = expf(-fabsf(head[k])), soft = softplus(head[k]);
+            p[k] = (head[k] < 0 ? e : 1) / (e + 1);
+            *entropy += soft - head[k] * p[k];
+            log_prob += ones[k] * head[k] - soft;
+        }
+    } else {
+        const float *given = action;
+        for (int64_t k = 0; k < net->size; k++) {
+            head[k] = (given[k] - head[k]) * expf(-log_std[k]); /* the noise */
+            log_prob += head[k] * head[k];
+            total += log_std[k];
+        }
+        log_prob = -0.5f * log_prob - (total + (float)(net->size * HALF_LOG_TWO_PI));
+        *entropy = total + (float)(net->size * (HALF_LOG_TWO_PI + 0.5));
+    }
+    return log_prob;
+}
+
+static void differentiate(const Network *net, const void *action, const float *log_std, float of_log_prob,
+                          float of_entropy, const float *head, const float *p, float *of_head,
+                          float *of_log_std)
+{
+    if (net->kind == CATEGORICAL) {
+        const int32_t *chosen = action;
+        for (int64_t b = 0; b < net->branches; b++) {
+            int64_t n = net->sizes[b];
+            float entropy = 0;
+            for (int64_t k = 0; k < n; k++) {
+                of_head[k] = -p[k] * of_log_prob;
+                entropy -= p[k] * head[k];
+            }
+            of_head[chosen[b]] += of_log_prob;
+            if (of_entropy != 0)
+                for (int64_t k = 0; k < n; k++)
+                    of_head[k] -= (head[k] + entropy) * p[k] * of_entropy;
+            head += n, p += n, of_head += n;
+        }
+    } else if (net->kind == BERNOULLI) {
+        const int32_t *ones = action;
+        for (int64_t k = 0; k < net->size; k++) {
+            of_head[k] = (ones[k] - p[k]) * of_log_prob;
+            if (of_entropy != 0)
+                of_head[k] -= head[k] * p[k] * (1 - p[k]) * of_entropy;
+        }
+    } else {
+        for (int64_t k = 0; k < net->size; k++) {
+            of_head[k] = head[k] * expf(-log_std[k]) * of_log_prob;
+            of_log_std[k] += (head[k] * head[k] - 1) * of_log_prob + of_entropy;
+        }
+    }
+}
+
+/* ---- the gradient of a minibatch ---- */
+
+static void transpose(const Network *net, const Work *w)
+{
+    float *out = w->transposed;
+    const float *weights = net->weights;
+    for (int64_t i = 0; i < net->layers; weights += layer_size(net, i), i++) {
+        int64_t in = below(net, i), width = net->widths[i];
+        if (i)
+            for (int64_t t = 0; t < net->towers; t++, out += in * width)
+                for (int64_t a = 0; a < in; a++)
+                    for (int64_t b = 0; b < width; b++)
+                        out[b * in + a] = weights[(t * in + a) * width + b];
+    }
+}
+
+/* of_bias += the sum of the n rows of g. */
+static void add_rows(int64_t n, int64_t width, const float *g, float *sums, float *of_bias)
+{
+    memset(sums, 0, width * sizeof *sums);
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t j = 0; j < width; j++)
+            sums[j] += g[r * width + j];
+    for (int64_t j = 0; j < width; j++)
+        of_bias[j] += sums[j];
+}
+
+/* Add the gradient of one tower's layers; of_last [n, width], in w->gradient[0], is overwritten. */
+static void backward(const Network *net, const Work *w, int64_t tower, int64_t n, float *out)
+{
+    int64_t turn = 0;
+    const float *turned = w->transposed;
+    for (int64_t i = 0; i < net->layers; i++) {
+        if (i < net->layers - 1)
+            out += layer_size(net, i);
+        turned += i ? net->towers * net->widths[i] * net->widths[i - 1] : 0;
+    }
+    for (int64_t i = net->layers - 1; i >= 0; i--) {
+        int64_t in = below(net, i), width = net->widths[i];
+        float *g = w->gradient[turn], *h = hidden_of(net, w, tower, i);
+        float *of_weight = out + tower * in * width;
+        deactivate(n * width, net->relu != 0, h, g);
+        add_rows(n, width, g, w->sums, out + net->towers * in * width + tower * width);
+        product(seen_by(net, tower, i), width, n, hidden_of(net, w, tower, i - 1), 1, in, g, width, of_weight,
+                width, of_weight, width);
+        if (i) {
+            turned -= net->towers * width * in;
+            product(n, in, width, g, width, 1, turned + tower * width * in, in, NULL, 0, w->gradient[!turn], in);
+            turn = !turn;
+            out -= layer_size(net, i - 1);
+        }
+    }
+}
+
+/* The loss of one row: adds its parts to sums, returns its derivative with respect to log π(a),
+   and writes that with respect to the value. */
+static float loss_of(const Loss *loss, float log_ratio, float advantage, float value, float target, float old,
+                     float *of_value, double *sums)
+{
+    float clip = (float)loss->clip, excess = expm1f(log_ratio);
+    float held = excess < -clip ? -clip : excess > clip ? clip : excess;
+    float gain = (excess + 1) * advantage, cut = (held + 1) * advantage;
+    sums[POLICY] -= gain <= cut || gain != gain ? gain : cut;
+    sums[KL] += excess - log_ratio;
+    sums[CLIPPED] += fabsf(excess) > clip;
+    float error = value - target, square = error * error;
+    *of_value = error;
+    if (loss->clip_value >= 0) {
+        float limit = (float)loss->clip_value, move = value - old;
+        float near = old + (move < -limit ? -limit : move > limit ? limit : move) - target;
+        if (near * near > square || near != near) {
+            *of_value = fabsf(move) > limit ? 0 : error;
+            square = near * near;
+        }
+    }
+    sums[VALUE] += 0.5f * square;
+    return gain <= cut ? -gain : 0;
+}
+
+/* Add the gradient of the rows of a block and the parts of their loss. */
+static void block(const Network *net, const Work *w, const Rows *rows, const Loss *loss, const int64_t *picked,
+                  int64_t n, float weight, float *out, double *sums)
+{
+    Places at = places(net, net->weights), of = places(net, out);
+    int64_t size = net->size, width = last_width(net);
+    for (int64_t r = 0; r < n; r++)
+        memcpy(w->inputs + r * net->inputs, rows->features + picked[r] * net->inputs,
+               net->inputs * sizeof(float));
+    forward(net, w, w->inputs, n);
+    float of_entropy = (float)(-loss->entropy_coefficient * weight);
+    for (int64_t r = 0; r < n; r++) {
+        int64_t row = picked[r];
+        const uint8_t *forbidden = rows->forbidden ? rows->forbidden + row * size : NULL;
+        const void *action = net->kind == GAUSSIAN ? (const void *)((const float *)rows->action + row * size)
+                                                   : (const int32_t *)rows->action + row * net->branches;
+        float *head = w->head + r * size, *p = w->p + r * size, *of_head = w->of_head + r * size;
+        float entropy, of_value;
+        forbid(net, forbidden, head);
+        float log_prob = evaluate(net, action, at.log_std, head, p, &entropy);
+        float of_log_prob = loss_of(loss, log_prob - rows->log_prob[row], rows->advantage[row], w->value[r],
+                                    rows->target[row], rows->value[row], &of_value, sums);
+        sums[ENTROPY] += entropy;
+        differentiate(net, action, at.log_std, of_log_prob * weight, of_entropy, head, p, of_head, of.log_std);
+        if (forbidden)
+            for (int64_t k = 0; k < size; k++)
+                of_head[k] = forbidden[k] ? 0 : of_head[k];
+        w->of_value[r] = of_value * (float)(weight * loss->value_coefficient);
+    }
+    const float *actor = hidden_of(net, w, 0, net->layers - 1);
+    const float *critic = hidden_of(net, w, net->towers - 1, net->layers - 1);
+    product(size, width, n, w->of_head, 1, size, actor, width, of.actor, width, of.actor, width);
+    product(1, width, n, w->of_value, 1, 1, critic, width, of.critic, width, of.critic, width);
+    add_rows(n, size, w->of_head, w->sums, of.actor_bias);
+    add_rows(n, 1, w->of_value, w->sums, of.critic_bias);
+    if (!net->layers)
+        return;
+    for (int64_t t = 0; t < net->towers; t++) {
+        float *g = w->gradient[0];
+        if (t == 0)
+            product(n, width, size, w->of_head, size, 1, at.actor, width, NULL, 0, g, width);
+        if (t == net->towers - 1)
+            product(n, width, 1, w->of_value, 1, 1, at.critic, width, t ? NULL : g, width, g, width);
+        backward(net, w, t, n, out);
+    }
+}
+
+/* Write the gradient of the PPO loss, summed over the n picked rows and times weight, into out,
+   and the parts of the loss (and the rows) times weight into parts [PARTS]. */
+void EXPORT(ppo)(const Network *net, const Rows *rows, const Loss *loss, const int64_t *picked, int64_t n,
+                 double weight, float *out, float *parts)
+{
+    Work w;
+    plan(net, net->scratch, &w);
+    double sums[PARTS] = {0};
+    sums[ROWS] = n;
+    Places of = places(net, out);
+    int64_t deviations = net->kind == GAUSSIAN ? net->size : 0;
+    memset(out, 0, (of.log_std + deviations - out) * sizeof *out);
+    transpose(net, &w);
+    for (int64_t at = 0; at < n; at += BLOCK)
+        block(net, &w, rows, loss, picked + at, n - at < BLOCK ? n - at : BLOCK, (float)weight, out, sums);
+    for (int i = 0; i < PARTS; i++)
+        parts[i] = (float)(sums[i] * weight);
+}
+
+/* ---- acting ---- */
+
+/* Choose an action by noise, or the mode; return its log-probability. `stride` is between a row's
+   random numbers; head is overwritten. */
+static float choose(const Network *net, int mode, const float *noise, int64_t stride, const float *log_std,
+                    float *head, float *p, void *action)
+{
+    float log_prob = 0, total = 0;
+    if (net->kind == CATEGORICAL) {
+        int32_t *chosen = action;
+        for (int64_t b = 0; b < net->branches; head += net->sizes[b], p += net->sizes[b], b++) {
+            int64_t n = net->sizes[b], pick = 0;
+            float most = largest(n, head), sum = 0;
+            for (int64_t k = 0; k < n; k++)
+                p[k] = sum += expf(head[k] -= most);
+            if (mode)
+                while (pick < n - 1 && head[pick] < 0) /* the first that is the largest, or NaN */
+                    pick++;
+            else
+                for (int64_t k = 0; k < n - 1; k++)
+                    pick += p[k] <= noise[b * stride] * sum;
+            chosen[b] = (int32_t)pick;
+            log_prob += head[pick] - logf(sum);
+        }
+    } else if (net->kind == BERNOULLI) {
+        int32_t *ones = action;
+        for (int64_t k = 0; k < net->size; k++) {
+            ones[k] = mode ? head[k] > 0 : noise[k * stride] * (1 + expf(-head[k])) < 1;
+            log_prob -= softplus(ones[k] ? -head[k] : head[k]);
+        }
+    } else {
+        float *chosen = action;
+        for (int64_t k = 0; k < net->size; k++) {
+            float x = mode ? 0 : noise[k];
+            chosen[k] = head[k] + expf(log_std[k]) * x;
+            log_prob += x * x;
+            total += log_std[k];
+        }
+        log_prob = -0.5f * log_prob - (total + (float)(net->size * HALF_LOG_TWO_PI));
+    }
+    return log_prob;
+}
+
+/* Act on n rows of features [n, inputs]: write actions ([n, branches] int32, or [n, size] float in
+   units), log-probabilities and values times scale. noise: uniform [branches or size, n], or
+   standard normal [n, size]; modes: bool [n], or NULL: all rows are as mode. */
+void EXPORT(act)(const Network *net, const float *features, const uint8_t *forbidden, int64_t n,
+                 const float *noise, int64_t mode, const uint8_t *modes, float scale, void *action,
+                 float *log_prob, float *value)
+{
+    Work w;
+    plan(net, net->scratch, &w);
+    Places at = places(net, net->weights);
+    int64_t size = net->size;
+    for (int64_t first = 0; first < n; first += BLOCK) {
+        int64_t count = n - first < BLOCK ? n - first : BLOCK;
+        forward(net, &w, features + first * net->inputs, count);
+        for (int64_t r = 0; r < count; r++) {
+            int64_t row = first + r;
+            int gaussian = net->kind == GAUSSIAN;
+            const float *own = noise ? noise + (gaussian ? row * size : row) : NULL;
+            void *chosen = gaussian ? (void *)((float *)action + row * size)
+                                    : (int32_t *)action + row * net->branches;
+            forbid(net, forbidden ? forbidden + row * size : NULL, w.head + r * size);
+            log_prob[row] = choose(net, modes ? modes[row] : mode != 0, own, n, at.log_std, w.head + r * size,
+                                   w.p + r * size, chosen);
+            value[row] = w.value[r] * scale;
+        }
+    }
+}
+
+/* ---- Adam ---- */
+
+/* Σ g², rounded to float as numpy's is: it is infinite where that would be. */
+double EXPORT(square)(int64_t n, const float *g)
+{
+    double sums[8] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int l = 0; l < 8; l++)
+            sums[l] += (double)g[i + l] * g[i + l];
+    for (; i < n; i++)
+        sum += (double)g[i] * g[i];
+    for (int l = 0; l < 8; l++)
+        sum += sums[l];
+    return (float)sum;
+}
+
+/* One step of algorithms/adam.py; its `step` says what the factors are. */
+void EXPORT(adam)(int64_t n, float *restrict weights, const float *restrict gradient, float *restrict first,
+                  float *restrict second, const float *factors)
+{
+    float into_second = factors[0], into_first = factors[1], epsilon = factors[2], size = factors[3];
+    float beta1 = factors[4], beta2 = factors[5];
+    for (int64_t i = 0; i < n; i++) {
+        float g = gradient[i] * into_second;
+        second[i] = second[i] * beta2 + g * g;
+        first[i] = first[i] * beta1 + g * into_first;
+        weights[i] -= first[i] / (sqrtf(second[i]) + epsilon) * size;
+    }
+}
+
+int64_t EXPORT(scratch)(const Network *net) { return plan(net, NULL, NULL); }
+
+int64_t EXPORT(version)(void) { return VERSION; }
+
+#ifdef FIRST /* the file's compilation for any processor of the architecture */
+/* Return how many of the instruction sets baseline, AVX2, AVX-512 the processor has. */
+__attribute__((visibility("default"))) int64_t tidemill_instruction_sets(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return 1;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")
+               ? 3
+               : 2;
+#else
+    return 1;
+#endif
+}
+#endif

@@ -1,0 +1,143 @@
+"""The library of kernels that this process calls, and the choice of its instruction set
+by ``TIDEMILL_NATIVE``."""
+
+import ctypes
+import os
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.core.errors import ConfigError
+from tidemill.native.build import LIBRARY
+
+VARIABLE = "TIDEMILL_NATIVE"
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
+"""Each has those before it."""
+VERSION = 1
+"""Of the kernels that this file calls (kernels.c has the same number)."""
+BUILT = Path(__file__).with_name(LIBRARY)
+
+Floats = NDArray[np.float32]
+
+
+class NativeUnavailable(Exception):
+    """The kernels cannot be used here; says why and what to do."""
+
+
+class Network(ctypes.Structure):
+    """A network of plain layers; the fields are those of ``Network`` in kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "seen")),
+        *((name, ctypes.c_int64) for name in ("relu", "kind", "size", "branches")),
+        *((name, ctypes.c_void_p) for name in ("widths", "sizes", "weights", "scratch")),
+    )
+
+
+class Rows(ctypes.Structure):
+    """The rows of an update; the fields are those of ``Rows`` in kernels.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("features", "forbidden", "action", "log_prob", "advantage", "target", "value")
+    )
+
+
+class Loss(ctypes.Structure):
+    """The settings of PPO's loss; the fields are those of ``Loss`` in kernels.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_double) for name in ("clip", "clip_value", "value_coefficient", "entropy_coefficient")
+    )
+
+
+_I, _P, _D = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
+    "version": (_I, []),
+    "scratch": (_I, [_P]),
+    "act": (None, [_P, _P, _P, _I, _P, _I, _P, ctypes.c_float, _P, _P, _P]),
+    "ppo": (None, [_P, _P, _P, _P, _I, _D, _P, _P]),
+    "square": (_D, [_I, _P]),
+    "adam": (None, [_I, _P, _P, _P, _P, _P]),
+}
+"""What each kernel returns and takes."""
+
+
+class Kernels:
+    """The kernels of one instruction set. Arrays are handed in by address: C-contiguous,
+    of the types that kernels.c says."""
+
+    def __init__(self, path: Path, instruction_set: str | None = None) -> None:
+        """Load the library at `path`. None: the best instruction set that this processor
+        has. Raises `NativeUnavailable`."""
+        if not path.exists():
+            raise NativeUnavailable(
+                f"{path} was not built (no C compiler was found at installation); install one (gcc or clang) "
+                "and run `python -m tidemill.native.build`"
+            )
+        try:
+            library = ctypes.CDLL(str(path))
+            has = INSTRUCTION_SETS[: library.tidemill_instruction_sets()]
+            version = library.tidemill_version_baseline()
+        except (OSError, AttributeError) as error:
+            raise NativeUnavailable(
+                f"{path} cannot be loaded ({error}); run `python -m tidemill.native.build`"
+            ) from None
+        if version != VERSION:
+            raise NativeUnavailable(
+                f"{path} has version {version} of the kernels, and this Tidemill calls version {VERSION}; "
+                "run `python -m tidemill.native.build`"
+            )
+        self.instruction_set = has[-1] if instruction_set is None else instruction_set
+        if self.instruction_set not in has:
+            raise NativeUnavailable(
+                f"this processor cannot run {self.instruction_set}; it can run {', '.join(has)}"
+            )
+        for name, (returned, taken) in SIGNATURES.items():
+            function = getattr(library, f"tidemill_{name}_{self.instruction_set}")
+            function.restype, function.argtypes = returned, taken
+            setattr(self, name, function)
+
+    act: Any
+    ppo: Any
+    square: Any
+    adam: Any
+    scratch: Any
+
+
+def address(array: NDArray[Any]) -> int:
+    """Return where `array` lies, which must be C-contiguous and outlive the use."""
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)
+
+
+@cache
+def choose(wish: str) -> Kernels | None:
+    """Return the kernels that `wish`, a value of ``TIDEMILL_NATIVE``, asks for; warns
+    where there are none. Raises `ConfigError` for a wish that is not known, and where
+    kernels are required and cannot be had."""
+    if wish == "off":
+        return None
+    if wish != "require" and wish not in INSTRUCTION_SETS:
+        raise ConfigError(
+            f'{VARIABLE} = "{wish}" is not known; take one of off, {", ".join(INSTRUCTION_SETS)}, require'
+        )
+    try:
+        return Kernels(BUILT, None if wish == "require" else wish)
+    except NativeUnavailable as error:
+        if wish == "require":
+            raise ConfigError(f"{VARIABLE} = require, but {error}") from None
+        told = f"numpy computes the networks: {VARIABLE} = {wish}, but {error}"
+        warnings.warn(told, RuntimeWarning, stacklevel=2)
+        return None
+
+
+def asked_for() -> Kernels | None:
+    """Return the kernels that the environment asks for, unless they cannot be had; by
+    default it asks for none."""
+    return choose(os.environ.get(VARIABLE) or "off")

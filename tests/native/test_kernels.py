@@ -1,0 +1,257 @@
+"""What the native core computes is what numpy computes, for every distribution, option
+and instruction set: gradients are as near to those of 64 bits as numpy's."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill import PPO, ActorCritic
+from tidemill.algorithms.adam import Adam, NativeAdam
+from tidemill.algorithms.minibatches import Rows
+from tidemill.algorithms.ppo import PPOLearner
+from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces
+from tidemill.core.schema import allocate
+from tidemill.nets.actor_critic import ActorCriticPolicy
+from tidemill.nets.masks import FORBIDDEN
+from tidemill.nets.native_actor_critic import NativeActorCritic
+
+ACTIONS = {
+    "discrete": Discrete(4),
+    "branches": MultiDiscrete((2, 5, 3)),
+    "bits": MultiBinary(6),
+    "box": Box((2, 2), "float32", (-2.0,), (6.0,)),
+    "half bounded": Box((2,), "float64", (-1.0, 0.0), (1.0, float("inf"))),
+}
+OPTIONS = {
+    "usual": PPO(),
+    "entropy": PPO(entropy_coefficient=0.02, value_coefficient=1.5),
+    "clipped values": PPO(clip_value=0.3, clip=0.1),
+    "all": PPO(entropy_coefficient=-0.01, clip_value=0.1, clip=0.05),
+}
+
+
+class Case:
+    """One batch of `n` rows and two policies of the same weights, numpy's and the
+    core's."""
+
+    def __init__(self, kernels, config, action, n=150, width=5, masked=False, seed=0):
+        rng = np.random.default_rng(seed)
+        parts = {"own": Box((width,), "float32")}
+        count = sum(action.nvec) if isinstance(action, MultiDiscrete) else getattr(action, "n", 0)
+        if masked:
+            parts["action_mask"] = Box((count,), "int8", (0,), (1,))
+        if config.critic_only == ("more",):
+            parts["more"] = Box((3,), "float32")
+        self.spaces = Spaces(Dict(parts), action)
+        self.config, self.n, self.rng = config, n, rng
+        self.plain, self.native = (ActorCriticPolicy(config, self.spaces, 3) for _ in range(2))
+        shape, network = config.shape(self.spaces), self.native.network
+        self.native.network = NativeActorCritic(shape, network.flat, kernels)
+        stir = rng.standard_normal(network.size).astype(np.float32) * np.float32(0.3)
+        if config.critic_only == ("more",):  # what the actor does not see has no weight
+            stir[:] = 0
+        for policy in (self.plain, self.native):
+            policy.network.flat += stir
+        self.seen = {"obs.own": rng.standard_normal((n, width), np.float32)}
+        if masked:
+            mask = rng.random((n, count)) < 0.6
+            starts = np.cumsum([0, *(action.nvec[:-1] if isinstance(action, MultiDiscrete) else ())])
+            mask[:, starts] = True  # one is allowed in each branch
+            self.seen["obs.action_mask"] = mask.astype(np.int8)
+        if "more" in parts:
+            self.seen["obs.more"] = rng.standard_normal((n, 3), np.float32)
+
+    def answers(self, deterministic):
+        found = []
+        for policy in (self.plain, self.native):
+            policy.reseed(11)
+            out = allocate(self.config.answer(self.spaces), (self.n,))
+            policy.act(self.seen, {}, deterministic, out)
+            found.append(out)
+        return found
+
+    def batch(self):
+        """The inputs of all rows and the columns that a learner makes of them."""
+        out, rng = self.answers(False)[0], self.rng
+        scalars = rng.standard_normal((4, self.n), np.float32)
+        scalars[0] = out["log_prob"] + scalars[0] * np.float32(0.15)
+        scalars[3] = out["value"] + scalars[3] * np.float32(0.2)
+        return [{"action": out["action"]}, {"scalars": scalars}]
+
+    def gradients(self, algorithm, columns, picked, weight):
+        """[gradient, parts] of numpy's learner and of the core's."""
+        found = []
+        for policy in (self.plain, self.native):
+            learner = PPOLearner(algorithm, policy, 0)
+            source = Rows(learner._library, policy, self.seen, self.n)
+            assert learner._differentiate(source, columns, picked, weight) == len(picked)
+            found.append(learner._shared.astype(np.float64))
+        return found
+
+    def reference(self, algorithm, columns, picked, weight):
+        """The same in 64 bits, by autograd."""
+        network, inputs = self.plain.network, self.plain.prepare(self.seen)
+        w = {k: torch.tensor(a, dtype=torch.float64, requires_grad=True) for k, a in network.weights.items()}
+        function = getattr(torch, network.shape.activation)
+        features = torch.from_numpy(inputs["features"][picked]).double()
+
+        def tower(i):
+            h = features
+            for layer in range(len(network.shape.hidden)):
+                h = function(h @ w[f"hidden.{layer}.weight"][i] + w[f"hidden.{layer}.bias"][i])
+            return h
+
+        head = torch.nn.functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
+        if "forbidden" in inputs:
+            head = head.masked_fill(torch.from_numpy(inputs["forbidden"][picked]), FORBIDDEN)
+        action = torch.from_numpy(columns[0]["action"][picked])
+        action = action.double() if action.is_floating_point() else action
+        log_prob, entropy = network.shape.distribution.evaluate(head, w["log_std"][:, 0], action)
+        value = tower(network.shape.towers - 1) @ w["critic.weight"] + w["critic.bias"]
+        behaviour, advantage, target, old = torch.from_numpy(columns[1]["scalars"][:, picked]).double()
+        ratio, clip = (log_prob - behaviour).exp(), algorithm.clip
+        policy = -torch.minimum(ratio * advantage, ratio.clip(1 - clip, 1 + clip) * advantage).sum()
+        errors = (value - target) ** 2
+        if algorithm.clip_value is not None:
+            near = old + (value - old).clip(-algorithm.clip_value, algorithm.clip_value)
+            errors = torch.maximum(errors, (near - target) ** 2)
+        loss = policy + algorithm.value_coefficient * 0.5 * errors.sum()
+        loss = (loss - algorithm.entropy_coefficient * entropy.sum()) * weight
+        loss.backward()
+        gradient = [(torch.zeros_like(x) if x.grad is None else x.grad).reshape(-1) for x in w.values()]
+        kl, clipped = (ratio - 1 - ratio.log()).sum(), ((ratio - 1).abs() > clip).sum()
+        parts = [policy, 0.5 * errors.sum(), entropy.sum(), kl, clipped, torch.tensor(len(picked))]
+        return torch.cat(gradient).numpy(), np.array([float(part) for part in parts]) * weight
+
+    def check(self, algorithm, count):
+        columns = self.batch()
+        picked = self.rng.permutation(self.n)[:count]
+        weight = 1.0 / count
+        plain, native = self.gradients(algorithm, columns, picked, weight)
+        gradient, parts = self.reference(algorithm, columns, picked, weight)
+        np.testing.assert_allclose(native[len(gradient) :], parts, rtol=1e-5, atol=2e-6)
+        sizes = [a.size for a in self.plain.network.weights.values()]
+        for start, end in pairwise(np.cumsum([0, *sizes]).tolist()):
+            if start == end:
+                continue
+            exact = gradient[start:end]
+            errors = [np.abs(found[start:end] - exact).max() for found in (native, plain)]
+            assert errors[0] <= max(2e-6 * np.abs(exact).max(), 2 * errors[1]), (start, end, errors)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_those_of_64_bits(kernels, action, options, shared):
+    config = ActorCritic(hidden=(64, 64), shared_critic=shared)
+    Case(kernels, config, ACTIONS[action]).check(OPTIONS[options], 137)
+
+
+@pytest.mark.parametrize("hidden", [(), (1,), (7,), (3, 130), (100, 33, 18), (1024,), (257, 1)])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("width", [1, 17])
+def test_layers_of_any_width_and_number_have_right_gradients(kernels, hidden, activation, width):
+    config = ActorCritic(hidden=hidden, activation=activation)
+    Case(kernels, config, Discrete(3), width=width).check(OPTIONS["entropy"], 70)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 63, 64, 65, 128, 2048])
+def test_minibatches_of_any_size_have_right_gradients(kernels, count):
+    Case(kernels, ActorCritic(), ACTIONS["box"], n=2500).check(OPTIONS["all"], count)
+
+
+@pytest.mark.parametrize("action", ["discrete", "branches"])
+def test_what_a_mask_forbids_is_not_drawn_and_has_no_gradient(kernels, action):
+    case = Case(kernels, ActorCritic(), ACTIONS[action], masked=True)
+    case.check(OPTIONS["entropy"], 150)
+    plain, native = case.answers(False)
+    np.testing.assert_array_equal(native["action"], plain["action"])
+
+
+def test_the_actor_does_not_depend_on_what_only_the_critic_sees(kernels):
+    config = ActorCritic(critic_only=("more",), shared_critic=False)
+    case = Case(kernels, config, Discrete(3))
+    case.check(OPTIONS["usual"], 100)
+    before = case.answers(True)[1]
+    case.seen["obs.more"] += 1
+    after = case.answers(True)[1]
+    np.testing.assert_array_equal(before["log_prob"], after["log_prob"])
+    assert (before["value"] != after["value"]).any()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("deterministic", [False, True, "some"])
+@pytest.mark.parametrize("n", [1, 64, 131])
+def test_acting_draws_what_numpy_draws(kernels, action, deterministic, n):
+    case = Case(kernels, ActorCritic(hidden=(33, 64)), ACTIONS[action], n=n)
+    plain, native = case.answers(np.arange(n) % 2 == 0 if deterministic == "some" else deterministic)
+    for name, array in plain.items():
+        np.testing.assert_allclose(native[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert case.plain._rng.bit_generator.state == case.native._rng.bit_generator.state
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["features", "log_prob", "advantage", "target", "weight"])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_what_is_not_finite_shows_as_it_does_with_numpy(kernels, spoilt, where, activation):
+    case = Case(kernels, ActorCritic(activation=activation), ACTIONS["discrete"])
+    columns = case.batch()
+    if where == "features":
+        case.seen["obs.own"][3, 2] = spoilt
+    elif where == "weight":
+        for policy in (case.plain, case.native):
+            policy.network.flat[7] = spoilt
+    else:
+        columns[1]["scalars"][("log_prob", "advantage", "target").index(where), 3] = spoilt
+    with np.errstate(all="ignore"):
+        plain, native = case.gradients(OPTIONS["entropy"], columns, np.arange(150), 1 / 150)
+    size = case.plain.network.size
+    assert np.isfinite(plain[size:]).all() == np.isfinite(native[size:]).all()
+    for kind in (np.isnan, np.isfinite):
+        np.testing.assert_array_equal(kind(plain[size:]), kind(native[size:]))
+    assert np.isfinite(plain[:size]).all() == np.isfinite(native[:size]).all()
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 1000, 70001])
+def test_adam_s_steps_are_numpy_s(kernels, size):
+    rng = np.random.default_rng(0)
+    weights, gradient = rng.standard_normal((2, size)).astype(np.float32)
+    both = [
+        (w, g, make) for w, g, make in ((weights.copy(), gradient.copy(), Adam), (weights, gradient, None))
+    ]
+    optimisers = [make(w, g, 1e-5) if make else NativeAdam(w, g, 1e-5, kernels) for w, g, make in both]
+    for step in range(5):
+        for (_, g, _), optimiser in zip(both, optimisers, strict=True):
+            g[:] = np.random.default_rng(step).standard_normal(size)
+            norm = optimiser.descend(3e-4, 0.7, 0.5, 1.0)
+            assert norm == pytest.approx(np.linalg.norm(g.astype(np.float64)) / 0.7, rel=1e-5)
+    np.testing.assert_allclose(both[1][0], both[0][0], rtol=1e-5, atol=1e-7)
+    for name, array in optimisers[0].state().items():
+        np.testing.assert_allclose(optimisers[1].state()[name], array, rtol=1e-5, atol=1e-9)
+
+
+def test_a_gradient_too_large_for_its_square_leaves_the_weights_alone(kernels):
+    weights, gradient = np.ones(20, np.float32), np.full(20, 1e30, np.float32)
+    assert NativeAdam(weights, gradient, 1e-5, kernels).descend(0.1, 1.0, None, 0.0) == np.inf
+    assert (weights == 1).all()
+
+
+def test_an_action_beyond_the_space_is_brought_into_it(kernels):
+    case = Case(kernels, ActorCritic(), ACTIONS["branches"])
+    given = case.native.network.given(np.array([[-7, 9, 1], [1, 4, 2**40]]))
+    np.testing.assert_array_equal(given, [[0, 4, 1], [1, 4, 2]])
+
+
+def test_settings_change_what_is_computed(kernels):
+    """The options above are told apart at all."""
+    case = Case(kernels, ActorCritic(), ACTIONS["discrete"])
+    columns, picked = case.batch(), np.arange(150)
+    found = [
+        case.gradients(o, columns, picked, 0.01)[1] for o in (*OPTIONS.values(), replace(PPO(), clip=0.01))
+    ]
+    for i, one in enumerate(found):
+        for other in found[:i]:
+            assert np.abs(one - other).max() > 1e-4
