@@ -233,7 +233,7 @@ typedef struct {
 static int64_t plan(const Network *net, float *at, Work *work)
 {
     float *begin = at;
-    int64_t widest = net->inputs, all = 0, turned = 0;
+    int64_t widest = net->inputs > net->size ? net->inputs : net->size, all = 0, turned = 0;
     for (int64_t i = 0; i < net->layers; i++) {
         widest = net->widths[i] > widest ? net->widths[i] : widest;
         all += net->widths[i];
@@ -325,10 +325,10 @@ static float softplus(float x)
 }
 
 /* Return log_prob and write entropy; head becomes what `differentiate` needs. */
-static float evaluate(const Network *net, const void *action, const float *log_std, float *head, float *p,
+static double evaluate(const Network *net, const void *action, const float *log_std, float *head, float *p,
                       float *entropy)
 {
-    float log_prob = 0, total = 0;
+    double log_prob = 0, total = 0;
     *entropy = 0;
     if (net->kind == CATEGORICAL) {
         const int32_t *chosen = action;
@@ -358,18 +358,17 @@ static float evaluate(const Network *net, const void *action, const float *log_s
         const float *given = action;
         for (int64_t k = 0; k < net->size; k++) {
             head[k] = (given[k] - head[k]) * expf(-log_std[k]); /* the noise */
-            log_prob += head[k] * head[k];
+            log_prob -= 0.5 * head[k] * head[k];
             total += log_std[k];
         }
-        log_prob = -0.5f * log_prob - (total + (float)(net->size * HALF_LOG_TWO_PI));
-        *entropy = total + (float)(net->size * (HALF_LOG_TWO_PI + 0.5));
+        log_prob -= total + net->size * HALF_LOG_TWO_PI;
+        *entropy = (float)(total + net->size * (HALF_LOG_TWO_PI + 0.5));
     }
     return log_prob;
 }
 
 static void differentiate(const Network *net, const void *action, const float *log_std, float of_log_prob,
-                          float of_entropy, const float *head, const float *p, float *of_head,
-                          float *of_log_std)
+                          float of_entropy, const float *head, float *p, float *of_head)
 {
     if (net->kind == CATEGORICAL) {
         const int32_t *chosen = action;
@@ -396,7 +395,7 @@ static void differentiate(const Network *net, const void *action, const float *l
     } else {
         for (int64_t k = 0; k < net->size; k++) {
             of_head[k] = head[k] * expf(-log_std[k]) * of_log_prob;
-            of_log_std[k] += (head[k] * head[k] - 1) * of_log_prob + of_entropy;
+            p[k] = (head[k] * head[k] - 1) * of_log_prob + of_entropy; /* of log_std */
         }
     }
 }
@@ -499,11 +498,11 @@ static void block(const Network *net, const Work *w, const Rows *rows, const Los
         float *head = w->head + r * size, *p = w->p + r * size, *of_head = w->of_head + r * size;
         float entropy, of_value;
         forbid(net, forbidden, head);
-        float log_prob = evaluate(net, action, at.log_std, head, p, &entropy);
-        float of_log_prob = loss_of(loss, log_prob - rows->log_prob[row], rows->advantage[row], w->value[r],
+        double log_prob = evaluate(net, action, at.log_std, head, p, &entropy);
+        float of_log_prob = loss_of(loss, (float)(log_prob - rows->log_prob[row]), rows->advantage[row], w->value[r],
                                     rows->target[row], rows->value[row], &of_value, sums);
         sums[ENTROPY] += entropy;
-        differentiate(net, action, at.log_std, of_log_prob * weight, of_entropy, head, p, of_head, of.log_std);
+        differentiate(net, action, at.log_std, of_log_prob * weight, of_entropy, head, p, of_head);
         if (forbidden)
             for (int64_t k = 0; k < size; k++)
                 of_head[k] = forbidden[k] ? 0 : of_head[k];
@@ -515,6 +514,8 @@ static void block(const Network *net, const Work *w, const Rows *rows, const Los
     product(1, width, n, w->of_value, 1, 1, critic, width, of.critic, width, of.critic, width);
     add_rows(n, size, w->of_head, w->sums, of.actor_bias);
     add_rows(n, 1, w->of_value, w->sums, of.critic_bias);
+    if (net->kind == GAUSSIAN)
+        add_rows(n, size, w->p, w->sums, of.log_std);
     if (!net->layers)
         return;
     for (int64_t t = 0; t < net->towers; t++) {
