@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := pyproject.toml requirements.lock install.sh
 
-.PHONY: train check test static bench clean
+.PHONY: train check test static sanitize bench clean
 .DELETE_ON_ERROR:
 
 train: .venv/ready-to-train
@@ -22,6 +22,11 @@ static: .venv/ready-to-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The native core's tests under the address and undefined-behaviour sanitizers; torch's own leaks are not ours.
+sanitize: .venv/ready-to-test
+	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	NATIVE_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g" $(BIN)/pytest -n 2 tests/native/test_kernels.py
 
 bench: .venv/ready-to-test
 	$(BIN)/python benchmarks/compare.py $(ARGS)

@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import pytest
@@ -8,10 +9,11 @@ from tidemill.native.library import INSTRUCTION_SETS, Kernels
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The library of kernels, compiled from this tree's source."""
+    """The library of kernels, compiled from this tree's source with ``$NATIVE_FLAGS``,
+    such as a sanitizer's."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    return build(tmp_path_factory.mktemp("native"))
+    return build(tmp_path_factory.mktemp("native"), *os.environ.get("NATIVE_FLAGS", "").split())
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)

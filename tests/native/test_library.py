@@ -87,7 +87,7 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     broken = tmp_path / "broken.c"
     broken.write_text("int f(void) { return nothing; }")
     monkeypatch.setattr(building, "SOURCE", broken)
-    with pytest.raises(CannotCompile, match="broken.c:1:22: error"):
+    with pytest.raises(CannotCompile, match=r"broken.c:1:22: error"):
         build(tmp_path)
     assert not list(tmp_path.glob("*.so"))
 

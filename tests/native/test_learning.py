@@ -1,0 +1,54 @@
+"""A learner whose network the native core computes learns what numpy's learns."""
+
+import numpy as np
+import pytest
+from tests.algorithms.test_ppo import NET, SPACES, make_sample
+
+from tidemill import PPO
+from tidemill.core.errors import RunError
+from tidemill.nets.native_actor_critic import NativeActorCritic
+
+
+def learners_of(kernels, **settings):
+    """Numpy's and the core's, of the same weights and the same shuffling."""
+    config, policies = PPO(minibatch_size=8, learning_rate=1e-3, **settings), []
+    for native in (False, True):
+        policy = NET.build(SPACES, 0)
+        if native:
+            policy.network = NativeActorCritic(NET.shape(SPACES), policy.network.flat, kernels)
+        policies.append(policy)
+    return [config.build(policy, 0) for policy in policies]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_value": 0.2, "entropy_coefficient": 0.01}, {"target_kl": 0.01}]
+)
+def test_updates_are_numpy_s(kernels, settings):
+    plain, native = learners_of(kernels, **settings)
+    for seed in range(3):
+        sample = make_sample(plain.policy, seed=seed)
+        told = [learner.update([sample], 0.1) for learner in (plain, native)]
+        assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-5)
+    np.testing.assert_allclose(native.policy.network.flat, plain.policy.network.flat, atol=1e-4)
+    assert np.abs(native.policy.network.flat - NET.build(SPACES, 0).network.flat).max() > 1e-3
+
+
+def test_settings_that_change_between_updates_are_followed(kernels):
+    learners = learners_of(kernels)
+    sample = make_sample(learners[0].policy)
+    for learner in learners:
+        learner.update([sample], 0)
+        object.__setattr__(learner.config, "entropy_coefficient", 0.5)
+        learner.update([sample], 0)
+    plain, native = (learner.policy.network.flat for learner in learners)
+    np.testing.assert_allclose(native, plain, atol=1e-4)
+
+
+def test_a_minibatch_that_is_not_finite_changes_no_weight(kernels):
+    _, native = learners_of(kernels)
+    sample = make_sample(native.policy)
+    sample["reward"][:-1] = np.inf
+    before = native.policy.network.flat.copy()
+    with pytest.raises(RunError, match="left out a step"):
+        native.update([sample], 0)
+    np.testing.assert_array_equal(native.policy.network.flat, before)
