@@ -1,5 +1,7 @@
 """A learner whose network the native core computes learns what numpy's learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.algorithms.test_ppo import NET, SPACES, make_sample
@@ -28,7 +30,7 @@ def test_updates_are_numpy_s(kernels, settings):
     for seed in range(3):
         sample = make_sample(plain.policy, seed=seed)
         told = [learner.update([sample], 0.1) for learner in (plain, native)]
-        assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-5)
+        assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-5, nan_ok=True)
     np.testing.assert_allclose(native.policy.network.flat, plain.policy.network.flat, atol=1e-4)
     assert np.abs(native.policy.network.flat - NET.build(SPACES, 0).network.flat).max() > 1e-3
 
@@ -38,7 +40,7 @@ def test_settings_that_change_between_updates_are_followed(kernels):
     sample = make_sample(learners[0].policy)
     for learner in learners:
         learner.update([sample], 0)
-        object.__setattr__(learner.config, "entropy_coefficient", 0.5)
+        learner.config = replace(learner.config, entropy_coefficient=0.5)
         learner.update([sample], 0)
     plain, native = (learner.policy.network.flat for learner in learners)
     np.testing.assert_allclose(native, plain, atol=1e-4)
