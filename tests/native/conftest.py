@@ -1,4 +1,5 @@
 import os
+import shlex
 import shutil
 
 import pytest
@@ -11,7 +12,7 @@ from tidemill.native.library import INSTRUCTION_SETS, Kernels
 def library(tmp_path_factory):
     """The library of kernels, compiled from this tree's source with ``$NATIVE_FLAGS``,
     such as a sanitizer's."""
-    if shutil.which("cc") is None:
+    if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]) is None:
         pytest.skip("there is no C compiler")
     return build(tmp_path_factory.mktemp("native"), *os.environ.get("NATIVE_FLAGS", "").split())
 
