@@ -4,17 +4,20 @@ import shutil
 
 import pytest
 
-from tidemill.native.build import build
-from tidemill.native.library import INSTRUCTION_SETS, Kernels
+from tidemill.native.build import SOURCE, build
+from tidemill.native.library import BUILT, INSTRUCTION_SETS, Kernels
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The library of kernels, compiled from this tree's source with ``$NATIVE_FLAGS``,
-    such as a sanitizer's."""
+    """The library of kernels of this tree: the installed one, unless its source is newer
+    or ``$NATIVE_FLAGS``, such as a sanitizer's, ask for another."""
+    flags = os.environ.get("NATIVE_FLAGS", "").split()
+    if not flags and BUILT.exists() and BUILT.stat().st_mtime > SOURCE.stat().st_mtime:
+        return BUILT
     if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]) is None:
         pytest.skip("there is no C compiler")
-    return build(tmp_path_factory.mktemp("native"), *os.environ.get("NATIVE_FLAGS", "").split())
+    return build(tmp_path_factory.mktemp("native"), *flags)
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)

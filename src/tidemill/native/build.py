@@ -20,6 +20,8 @@ X86 = {
     "avx512": "-mavx512f -mavx512vl -mavx512dq -mavx512bw -mfma -mprefer-vector-width=512",
 }
 """Flags of each instruction set above what every x86-64 processor has."""
+DEADLINE = 300.0
+"""Seconds that the compiler may take for one file, which it compiles in some 5."""
 
 
 class CannotCompile(Exception):
@@ -46,8 +48,8 @@ def build(folder: Path, *flags: str) -> Path:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(f"{command[0]} cannot be run: {error}") from None
     if done.returncode:
         raise CannotCompile(f"{shlex.join(command)} failed: {done.stderr.strip()[-800:]}")

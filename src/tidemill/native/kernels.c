@@ -221,6 +221,7 @@ static void deactivate(int64_t n, int relu, const float *h, float *of_h)
 
 /* Where the intermediate results of a block lie. */
 typedef struct {
+    double *totals;           /* [2 · size + 1]: gradients of heads' biases and log_std, over all blocks */
     float *inputs;            /* [BLOCK, inputs], gathered */
     float *hidden;            /* for each tower and layer [BLOCK, width] */
     float *head, *of_head, *p; /* [BLOCK, size] each */
@@ -240,6 +241,7 @@ static int64_t plan(const Network *net, float *at, Work *work)
         turned += i ? net->towers * net->widths[i] * net->widths[i - 1] : 0;
     }
     Work w;
+    w.totals = (double *)at, at += 2 * (2 * net->size + 1); /* first, where numpy aligns */
     w.inputs = at, at += BLOCK * net->inputs;
     w.hidden = at, at += BLOCK * net->towers * all;
     w.head = at, at += BLOCK * net->size;
@@ -427,6 +429,15 @@ static void add_rows(int64_t n, int64_t width, const float *g, float *sums, floa
         of_bias[j] += sums[j];
 }
 
+/* totals += the sum of the n rows of g. What few numbers are made of many rows that cancel out is
+   summed in 64 bits. */
+static void total_rows(int64_t n, int64_t width, const float *g, double *totals)
+{
+    for (int64_t r = 0; r < n; r++)
+        for (int64_t j = 0; j < width; j++)
+            totals[j] += g[r * width + j];
+}
+
 /* Add the gradient of one tower's layers; of_last [n, width], in w->gradient[0], is overwritten. */
 static void backward(const Network *net, const Work *w, int64_t tower, int64_t n, float *out)
 {
@@ -512,10 +523,10 @@ static void block(const Network *net, const Work *w, const Rows *rows, const Los
     const float *critic = hidden_of(net, w, net->towers - 1, net->layers - 1);
     product(size, width, n, w->of_head, 1, size, actor, width, of.actor, width, of.actor, width);
     product(1, width, n, w->of_value, 1, 1, critic, width, of.critic, width, of.critic, width);
-    add_rows(n, size, w->of_head, w->sums, of.actor_bias);
-    add_rows(n, 1, w->of_value, w->sums, of.critic_bias);
+    total_rows(n, size, w->of_head, w->totals);
+    total_rows(n, 1, w->of_value, w->totals + size);
     if (net->kind == GAUSSIAN)
-        add_rows(n, size, w->p, w->sums, of.log_std);
+        total_rows(n, size, w->p, w->totals + size + 1);
     if (!net->layers)
         return;
     for (int64_t t = 0; t < net->towers; t++) {
@@ -540,9 +551,15 @@ void EXPORT(ppo)(const Network *net, const Rows *rows, const Loss *loss, const i
     Places of = places(net, out);
     int64_t deviations = net->kind == GAUSSIAN ? net->size : 0;
     memset(out, 0, (of.log_std + deviations - out) * sizeof *out);
+    memset(w.totals, 0, (2 * net->size + 1) * sizeof *w.totals);
     transpose(net, &w);
     for (int64_t at = 0; at < n; at += BLOCK)
         block(net, &w, rows, loss, picked + at, n - at < BLOCK ? n - at : BLOCK, (float)weight, out, sums);
+    for (int64_t k = 0; k < net->size; k++)
+        of.actor_bias[k] = (float)w.totals[k];
+    *of.critic_bias = (float)w.totals[net->size];
+    for (int64_t k = 0; k < deviations; k++)
+        of.log_std[k] = (float)w.totals[net->size + 1 + k];
     for (int i = 0; i < PARTS; i++)
         parts[i] = (float)(sums[i] * weight);
 }
