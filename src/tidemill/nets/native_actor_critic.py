@@ -63,7 +63,7 @@ class NativeActorCritic(NumpyActorCritic):
         network.scratch = address(scratch)
         return network
 
-    def given(self, action: Array) -> NDArray[Any]:
+    def encode(self, action: Array) -> NDArray[Any]:
         """Return actions [n, ...] as the core takes them: int32 [n, branches], all
         possible ones; of a Box float32 [n, elements] in units of half its range."""
         rows = action.reshape(len(action), -1)
