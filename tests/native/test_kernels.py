@@ -279,7 +279,7 @@ def test_a_gradient_too_large_for_its_square_leaves_the_weights_alone(kernels):
 
 def test_an_action_beyond_the_space_is_brought_into_it(kernels):
     case = Case(kernels, ActorCritic(), ACTIONS["branches"])
-    encoded = case.native.network.given(np.array([[-7, 9, 1], [1, 4, 2**40]]))
+    encoded = case.native.network.encode(np.array([[-7, 9, 1], [1, 4, 2**40]]))
     np.testing.assert_array_equal(encoded, [[0, 4, 1], [1, 4, 2]])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tidemill.algorithms.minibatches import Floats, Integers
 from tidemill.core.schema import Array
-from tidemill.native.library import Loss, Rows, address
+from tidemill.native.library import KernelLoss, KernelRows, address
 from tidemill.nets.native_actor_critic import NativeActorCritic
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class NativePPO:
     def __init__(self, network: NativeActorCritic, shared: Floats) -> None:
         self.columns: Sequence[Mapping[str, Any]] = ()
         self._network, self._kernel = network, network.kernels.ppo
-        self._loss = Loss()
-        self._rows = Rows()
+        self._loss = KernelLoss()
+        self._rows = KernelRows()
         self._kept: list[Array] = []  # what `_rows` has the addresses of
         self._of_weights, self._parts = address(shared), address(shared[network.size :])
 
@@ -37,7 +37,7 @@ class NativePPO:
         """Take minibatches from the rows of these `inputs` from now on, with the loss of
         `config`; columns: as of `PolicyGradientLearner`."""
         unclipped = -1.0 if config.clip_value is None else config.clip_value
-        self._loss = Loss(config.clip, unclipped, config.value_coefficient, config.entropy_coefficient)
+        self._loss = KernelLoss(config.clip, unclipped, config.value_coefficient, config.entropy_coefficient)
         self.columns = columns
         scalars = columns[1]["scalars"]
         kept = [
@@ -47,7 +47,7 @@ class NativePPO:
         kept += [scalars, *([inputs["forbidden"]] if "forbidden" in inputs else [])]
         forbidden = address(kept[3]) if len(kept) > 3 else None
         each = [address(column) for column in scalars]
-        self._rows, self._kept = Rows(address(kept[0]), forbidden, address(kept[1]), *each), kept
+        self._rows, self._kept = KernelRows(address(kept[0]), forbidden, address(kept[1]), *each), kept
 
     def differentiate(self, picked: Integers, weight: float) -> None:
         """Write gradient and parts, times `weight`, of the `picked` rows."""

@@ -29,7 +29,7 @@ class NativeUnavailable(Exception):
     """The kernels cannot be used here; says why and what to do."""
 
 
-class Network(ctypes.Structure):
+class KernelNetwork(ctypes.Structure):
     """A network of plain layers; the fields are those of ``Network`` in kernels.c."""
 
     _fields_ = (
@@ -39,7 +39,7 @@ class Network(ctypes.Structure):
     )
 
 
-class Rows(ctypes.Structure):
+class KernelRows(ctypes.Structure):
     """The rows of an update; the fields are those of ``Rows`` in kernels.c."""
 
     _fields_ = tuple(
@@ -48,7 +48,7 @@ class Rows(ctypes.Structure):
     )
 
 
-class Loss(ctypes.Structure):
+class KernelLoss(ctypes.Structure):
     """The settings of PPO's loss; the fields are those of ``Loss`` in kernels.c."""
 
     _fields_ = tuple(

@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.core.schema import Array, Arrays
-from tidemill.native.library import Kernels, Network, address
+from tidemill.native.library import KernelNetwork, Kernels, address
 from tidemill.nets.distributions import Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
 from tidemill.nets.mlp import Floats
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
@@ -42,10 +42,10 @@ class NativeActorCritic(NumpyActorCritic):
         self._kept: list[NDArray[Any]] = [np.array(shape.hidden, np.int64), np.array(sizes, np.int64)]
         self._acting_network, self.training = self._described(), self._described()
 
-    def _described(self) -> Network:
+    def _described(self) -> KernelNetwork:
         """Return the network with scratch memory of its own."""
         shape, encoder = self.shape, self.shape.encoder
-        network = Network(
+        network = KernelNetwork(
             shape.towers,
             len(shape.hidden),
             encoder.width,
