@@ -21,6 +21,7 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
+from tidemill.envs.batch_lanes import FEWEST_LANES, BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.reset_options import reset_env, take_options
@@ -52,6 +53,10 @@ class Gymnasium(EnvironmentConfig):
         lanes among targets (`Actors.ring`), so that some step while the actor serves
         others, and where they wait keep it on one core (`Actors.one_core`): ring=16,
         lanes=4, threads=4 for 64 in all
+    vectorized: whether several lanes of an environment in `batch_lanes.BATCHES` (classic
+        control) step by whole arrays, which gives the numbers of Gymnasium's own in every
+        bit; False: Gymnasium's own code steps each. Threads, pictures and wrappers have
+        that in any case
     """
 
     id: str | None = None
@@ -59,6 +64,7 @@ class Gymnasium(EnvironmentConfig):
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
     threads: int = layout_setting(0)
+    vectorized: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,16 +88,21 @@ class Gymnasium(EnvironmentConfig):
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         return outside(settings)
 
-    def build(self, lanes: int, seed: int, render: bool = False) -> "LaneLoop":
+    def build(self, lanes: int, seed: int, render: bool = False) -> "LaneLoop | BatchLanes":
         """Return `lanes` copies as one environment."""
         if lanes < 1:
             raise ConfigError(f"lanes = {lanes} must be at least 1")
         import gymnasium
 
-        envs = [self.make_one(render and lane == 0) for lane in range(lanes)]
-        own = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None)
+        first = self.make_one(render)
+        own = getattr(getattr(first, "spec", None), "max_episode_steps", None)
         limit: int = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
-        wrapped = limit > 0 and type(envs[0]) is gymnasium.wrappers.TimeLimit
+        wrapped = limit > 0 and type(first) is gymnasium.wrappers.TimeLimit
+        if self.vectorized and lanes >= FEWEST_LANES and not (render or self.threads):
+            bare = first.env if wrapped else first
+            if (batch := batch_of(bare)) is not None:
+                return batch(bare, self.name, lanes, seed, limit)
+        envs = [first, *(self.make_one() for _ in range(lanes - 1))]
         # The loop counts the steps of all lanes at once, which is 0.1 µs a step less than
         # a wrapper around each.
         loop = LaneLoop(

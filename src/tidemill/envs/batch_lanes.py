@@ -1,0 +1,156 @@
+"""Lanes of a Gymnasium environment that step by whole arrays: what Gymnasium's own code
+would answer, without a call of Python per lane."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.api.environment import AgentInfo, Environment, Tick
+from tidemill.api.spaces import Spaces
+from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.schema import Array, Arrays
+from tidemill.envs.gymnasium_registry import fps_of
+from tidemill.envs.reset_options import reset_env, take_options
+from tidemill.envs.spaces import action_caster, from_gymnasium
+from tidemill.envs.tick_check import TickCheck
+
+_CLASSIC = "tidemill.envs.classic_control"
+BATCHES: dict[str, tuple[str, str]] = {
+    "gymnasium.envs.classic_control.acrobot:AcrobotEnv": (_CLASSIC, "Acrobot"),
+    "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv": (
+        _CLASSIC,
+        "MountainCarContinuous",
+    ),
+    "gymnasium.envs.classic_control.mountain_car:MountainCarEnv": (_CLASSIC, "MountainCar"),
+    "gymnasium.envs.classic_control.pendulum:PendulumEnv": (_CLASSIC, "Pendulum"),
+}
+"""By class of a Gymnasium environment: module and name of the `BatchLanes` that stand for
+its lanes. A subclass, or an environment in wrappers, steps itself."""
+FEWEST_LANES = 4
+"""With fewer lanes the calls of numpy take as long as Gymnasium's code."""
+
+
+class BatchLanes(Environment):
+    """L lanes of one Gymnasium environment of one agent, whose observations and actions
+    are one array each. A member steps all lanes at once (`_step`). Gymnasium's own code
+    resets each lane, from the lane's own generator, and the member takes over the state
+    that it leaves (`_load`).
+
+    env: the environment that resets lanes, without a wrapper
+    """
+
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        """Take over `env`; `name` is what messages call it. After `limit` steps an
+        episode is cut; 0: never."""
+        self.env, self.name, self.lanes = env, name, lanes
+        self.max_episode_steps = limit
+        self._spaces = Spaces(
+            from_gymnasium(env.observation_space, f"{name}: observation_space"),
+            from_gymnasium(env.action_space, f"{name}: action_space"),
+        )
+        self.agents = (AgentInfo("agent", self._spaces),)
+        self.render_fps = fps_of(env)
+        self._cast = action_caster(self._spaces.action)
+        self._check = TickCheck(self._spaces.observation, name, ("agent",))
+        self._counts = np.zeros(lanes, np.int64)  # env steps of each lane in its episode
+        self._generators: list[Any] = [None] * lanes
+        self._options: dict[str, Any] | None = None  # of resets
+        self._seeds: dict[int, int] = {}  # of next resets
+        self.seed(seed)
+        self._stepped: tuple[Array, Array, Array] | None = None
+        self._begun: dict[int, Any] = {}  # first observations of the lanes that were reset
+        self._idle = np.ones(lanes, np.bool_)  # finished and not yet reset
+
+    @abstractmethod
+    def _step(self, actions: Array) -> tuple[Array, Array, Array]:
+        """Step all lanes by `actions`, inside the bounds of the action space. Return
+        observations [L, …], rewards and whether episodes ended (both [L]), which the
+        caller may write to. Lanes that are between two episodes are stepped, too, and
+        what comes of it is thrown away; it must be finite."""
+
+    @abstractmethod
+    def _load(self, lane: int) -> None:
+        """Take over the state of `env`, which has just been reset, as that of `lane`."""
+
+    def bind(self, groups: Sequence[Sequence[int]]) -> None:
+        """Take the one group that there can be."""
+        if [list(group) for group in groups] != [[0]]:
+            raise ConfigError(f"{self.name} has one agent; it cannot be bound to groups {groups}")
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        """Step every lane, or reset it where `reset` says so. A finished lane that is not
+        reset does nothing."""
+        self._stepped = None if reset.all() else self._step(self._cast(actions[0]["action"]))
+        self._counts += 1
+        self._begun.clear()
+        if np.count_nonzero(reset):
+            self._idle &= ~reset
+            self._counts[reset] = 0
+            for lane in reset.nonzero()[0].tolist():
+                self._begun[lane] = self._begin(lane)
+
+    def ready(self) -> bool:
+        return True
+
+    def recv(self, ticks: Sequence[Tick]) -> None:
+        """Write what the steps brought. Raises `EnvironmentFault` for what the spaces
+        forbid."""
+        (tick,) = ticks
+        seen, begun = tick.observation["obs"], list(self._begun)
+        if self._stepped is None:
+            tick.reward.fill(0)
+            tick.done.fill(False)
+        else:
+            seen[...], tick.reward[:], tick.done[:] = self._stepped
+        np.greater_equal(self._counts, self.max_episode_steps or np.inf, out=tick.truncated)
+        tick.restarted.fill(False)
+        tick.present.fill(True)
+        if np.count_nonzero(self._idle):
+            tick.present[self._idle] = False
+            tick.reward[self._idle] = 0
+            tick.done[self._idle] = tick.truncated[self._idle] = False
+        if begun:
+            tick.reward[begun] = 0
+            tick.done[begun] = False
+            for lane, observation in self._begun.items():
+                seen[lane] = observation
+        self._check(tick)
+        tick.truncated &= ~tick.done  # an end is an end, even at the limit
+        self._idle |= tick.done | tick.truncated
+
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        return [{} for _ in seats]
+
+    def seed(self, seed: int) -> None:
+        self._seeds = {lane: seed + lane for lane in range(self.lanes)}
+
+    def enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._options = take_options(self.env, self.name, options)
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _begin(self, lane: int) -> Any:
+        """Reset `lane` and return its first observation. Each lane is seeded once, or
+        whenever `seed` says so."""
+        self.env.np_random = self._generators[lane]
+        try:
+            observation, _ = reset_env(self.env, self._seeds.pop(lane, None), self._options)
+        except Exception as error:
+            raise EnvironmentFault(
+                f"{self.name}: lane {lane} raised {type(error).__name__} while resetting: {error}"
+            ) from error
+        self._generators[lane] = self.env.np_random
+        self._load(lane)
+        return observation
+
+
+def batch_of(env: Any) -> type[BatchLanes] | None:
+    """Return the class that steps lanes of `env` by whole arrays; None where there is
+    none, or `env` has wrappers."""
+    module, kind = BATCHES.get(f"{type(env).__module__}:{type(env).__qualname__}", ("", ""))
+    return getattr(import_module(module), kind) if module else None

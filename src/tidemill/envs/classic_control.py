@@ -1,0 +1,155 @@
+"""Gymnasium's classic control for all lanes at once, equal to it in every bit: the order
+of operations is Gymnasium's, and so are types and functions wherever they round
+differently from numpy's for arrays."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tidemill.core.schema import Array
+from tidemill.envs.batch_lanes import BatchLanes
+
+
+def _square(values: Array) -> Array:
+    """Return squares as C's `pow` has them, which Gymnasium's scalars call: about one in
+    a thousand is not the product's."""
+    return np.float_power(values, 2.0)
+
+
+class Pendulum(BatchLanes):
+    """Lanes of Pendulum-v1."""
+
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        super().__init__(env, name, lanes, seed, limit)
+        self._angle, self._speed = np.zeros((2, lanes))
+
+    def _load(self, lane: int) -> None:
+        self._angle[lane], self._speed[lane] = self.env.state
+
+    def _step(self, actions: Array) -> tuple[Array, Array, Array]:
+        env, angle, speed, torque = self.env, self._angle, self._speed, actions[:, 0]
+        squared = np.array([each**2 for each in torque])  # in float32, by C's powf
+        upright = ((angle + np.pi) % (2 * np.pi)) - np.pi
+        costs = _square(upright) + 0.1 * _square(speed) + 0.001 * squared
+        acceleration = 3 * env.g / (2 * env.l) * np.sin(angle) + 3.0 / (env.m * env.l**2) * torque
+        speed = np.clip(speed + acceleration * env.dt, -env.max_speed, env.max_speed)
+        self._angle, self._speed = angle, speed = angle + speed * env.dt, speed
+        seen = np.stack((np.cos(angle), np.sin(angle), speed), axis=1)
+        return seen, -costs, np.zeros(self.lanes, np.bool_)
+
+
+def _cosine(values: Array) -> Array:
+    """Return cosines in float64 as Python's `math` has them."""
+    return np.array([*map(math.cos, values.tolist())])
+
+
+class MountainCar(BatchLanes):
+    """Lanes of MountainCar-v0."""
+
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        super().__init__(env, name, lanes, seed, limit)
+        self._position, self._velocity = np.zeros((2, lanes))
+
+    def _load(self, lane: int) -> None:
+        self._position[lane], self._velocity[lane] = self.env.state
+
+    def _step(self, actions: Array) -> tuple[Array, Array, Array]:
+        env, position, velocity = self.env, self._position, self._velocity
+        velocity = velocity + ((actions - 1) * env.force + _cosine(3 * position) * (-env.gravity))
+        velocity = np.clip(velocity, -env.max_speed, env.max_speed)
+        position = np.clip(position + velocity, env.min_position, env.max_position)
+        velocity[(position == env.min_position) & (velocity < 0)] = 0  # stopped by the wall
+        self._position, self._velocity = position, velocity
+        over = (position >= env.goal_position) & (velocity >= env.goal_velocity)
+        return np.stack((position, velocity), axis=1), np.full(self.lanes, -1.0), over
+
+
+class MountainCarContinuous(BatchLanes):
+    """Lanes of MountainCarContinuous-v0. The state that a reset leaves is float64, the
+    one that a step leaves is float32."""
+
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        super().__init__(env, name, lanes, seed, limit)
+        self._state = np.zeros((2, lanes), np.float32)
+        self._fresh: dict[int, Array] = {}  # states of the lanes that have been reset and not stepped
+
+    def _load(self, lane: int) -> None:
+        self._fresh[lane] = self.env.state
+
+    def _step(self, actions: Array) -> tuple[Array, Array, Array]:
+        force = actions[:, 0]
+        (position, velocity), over = self._move(self._state, force)
+        if self._fresh:
+            lanes = [*self._fresh]
+            (position[lanes], velocity[lanes]), over[lanes] = self._move(
+                np.stack([*self._fresh.values()], axis=1), force[lanes]
+            )
+            self._fresh.clear()
+        self._state[:] = position, velocity
+        reward = over * 100.0 - np.square(force.astype(np.float64)) * 0.1
+        return self._state.T, reward, over
+
+    def _move(self, state: Array, force: Array) -> tuple[tuple[Array, Array], Array]:
+        """Return positions and velocities after a step from `state`, in its type, and
+        which of them have arrived."""
+        env, (position, velocity) = self.env, state
+        pull = 0.0025 * _cosine(3 * position)
+        velocity = velocity + (force * env.power - pull.astype(np.float32))
+        velocity = np.clip(velocity, -env.max_speed, env.max_speed)
+        position = np.clip(position + velocity, env.min_position, env.max_position)
+        velocity[(position == env.min_position) & (velocity < 0)] = 0  # stopped by the wall
+        return (position, velocity), (position >= env.goal_position) & (velocity >= env.goal_velocity)
+
+
+class Acrobot(BatchLanes):
+    """Lanes of Acrobot-v1."""
+
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        super().__init__(env, name, lanes, seed, limit)
+        self._state = np.zeros((4, lanes))  # two angles, two speeds
+        self._torques = np.array(env.AVAIL_TORQUE)
+
+    def _load(self, lane: int) -> None:
+        self._state[:, lane] = self.env.state
+
+    def _step(self, actions: Array) -> tuple[Array, Array, Array]:
+        env, torque, dt = self.env, self._torques[actions], self.env.dt
+        start = self._state  # a step of Runge and Kutta's method
+        first = self._change(start, torque)
+        second = self._change(start + dt / 2.0 * first, torque)
+        third = self._change(start + dt / 2.0 * second, torque)
+        fourth = self._change(start + dt * third, torque)
+        state = start + dt / 6.0 * (first + 2 * second + 2 * third + fourth)
+        angles, speeds = state[:2], state[2:]
+        while (over := angles > np.pi).any():
+            angles[over] -= 2 * np.pi
+        while (under := angles < -np.pi).any():
+            angles[under] += 2 * np.pi
+        fastest = np.array([[env.MAX_VEL_1], [env.MAX_VEL_2]])
+        np.clip(speeds, -fastest, fastest, out=speeds)
+        self._state = state
+        (cos1, cos2), (sin1, sin2) = np.cos(angles), np.sin(angles)
+        high = -cos1 - np.cos(angles[1] + angles[0]) > 1.0
+        return np.stack((cos1, sin1, cos2, sin2, *speeds), axis=1), np.where(high, 0.0, -1.0), high
+
+    def _change(self, state: Array, torque: Array) -> Array:
+        """Return what `state` changes by in a second, by the equations of Sutton and
+        Barto's book."""
+        env, (angle1, angle2, speed1, speed2) = self.env, state
+        m1, m2, g = env.LINK_MASS_1, env.LINK_MASS_2, 9.8
+        l1, c1, c2, inertia = env.LINK_LENGTH_1, env.LINK_COM_POS_1, env.LINK_COM_POS_2, env.LINK_MOI
+        cos2, sin2 = np.cos(angle2), np.sin(angle2)
+        d1 = m1 * c1**2 + m2 * (l1**2 + c2**2 + 2 * l1 * c2 * cos2) + inertia + inertia
+        d2 = m2 * (c2**2 + l1 * c2 * cos2) + inertia
+        phi2 = m2 * c2 * g * np.cos(angle1 + angle2 - np.pi / 2.0)
+        phi1 = (
+            -m2 * l1 * c2 * _square(speed2) * sin2
+            - 2 * m2 * l1 * c2 * speed2 * speed1 * sin2
+            + (m1 * c1 + m2 * l1) * g * np.cos(angle1 - np.pi / 2)
+            + phi2
+        )
+        change2 = (torque + d2 / d1 * phi1 - m2 * l1 * c2 * _square(speed1) * sin2 - phi2) / (
+            m2 * c2**2 + inertia - _square(d2) / d1
+        )
+        return np.stack((speed1, speed2, -(d2 * change2 + phi1) / d1, change2))
