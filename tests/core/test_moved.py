@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 import tidemill  # noqa: F401  the finder comes with the package
-from tidemill.core.moved import MOVED, RENAMED
+from tidemill.core.moved import GONE, MOVED, RENAMED, Gone
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -20,11 +20,26 @@ def test_an_old_name_imports_the_module_of_the_new_name(old: str) -> None:
 
 @pytest.mark.parametrize(("module", "old"), [(module, old) for module in RENAMED for old in RENAMED[module]])
 def test_an_old_name_in_a_module_is_what_the_new_one_is(module: str, old: str) -> None:
-    found, new = import_module(module), RENAMED[module][old]
-    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is called {new} now"):
-        assert getattr(found, old) is getattr(found, new)
-    with pytest.raises(AttributeError, match="nothing"):
-        found.nothing  # noqa: B018
+    found, (place, _, new) = import_module(module), RENAMED[module][old].rpartition(":")
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is called {place or module}.{new} now"):
+        assert getattr(found, old) is getattr(import_module(place or module), new)
+    with pytest.raises(AttributeError, match="never_there"):
+        found.never_there  # noqa: B018
+
+
+@pytest.mark.parametrize(("module", "old"), [(module, old) for module in GONE for old in GONE[module]])
+def test_a_name_that_is_gone_says_what_to_do_instead(module: str, old: str) -> None:
+    with pytest.raises(ImportError, match=f"{module}.{old} is gone; .*(experiment_for|presets_of)"):
+        exec(f"from {module} import {old}", {})
+
+
+def test_a_method_that_is_gone_says_what_to_take_instead() -> None:
+    class Policy:
+        act_rows = Gone("client(rows)")
+
+    with pytest.raises(AttributeError, match=r"Policy\.act_rows is gone; take client\(rows\)"):
+        Policy().act_rows()
+    assert not hasattr(Policy, "act_rows")
 
 
 def test_a_module_of_a_package_that_moved_is_the_same_module() -> None:

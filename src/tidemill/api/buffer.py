@@ -36,7 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -45,7 +45,6 @@ from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
-from tidemill.core.moved import renamed
 from tidemill.core.schema import layout
 
 
@@ -277,7 +276,3 @@ def check_reuses(reuses: int, max_lag: int | None) -> None:
             f"{reuses - 1} versions old, so that it would always be dropped before; take reuses = "
             f"{max_lag + 1} or max_policy_lag = {reuses - 1} (or more, since samples wait)"
         )
-
-
-if not TYPE_CHECKING:  # to whom any name would be one
-    __getattr__ = renamed(__name__)

@@ -7,14 +7,13 @@ Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`,
 """
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import Need
-from tidemill.core.moved import renamed
 from tidemill.core.tally import TallyEntry
 
 
@@ -234,7 +233,3 @@ def unpack_up(data: bytes) -> Up:
         return _up.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaError(f"a control message from a worker cannot be read: {error}") from None
-
-
-if not TYPE_CHECKING:  # to whom any name would be one
-    __getattr__ = renamed(__name__)

@@ -5,14 +5,23 @@ the new one."""
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 # The old name of each module that a page or an example named, and its new name.
 MOVED = {
+    "tidemill.algorithms.batch": "tidemill.algorithms.minibatches",
+    "tidemill.algorithms.chunks": "tidemill.algorithms.minibatches",
+    "tidemill.algorithms.dqn_learner": "tidemill.algorithms.dqn",
+    "tidemill.algorithms.impala_learner": "tidemill.algorithms.impala",
+    "tidemill.algorithms.library": "tidemill.algorithms.array_library",
     "tidemill.algorithms.post": "tidemill.algorithms.post_processors",
+    "tidemill.algorithms.ppo_learner": "tidemill.algorithms.ppo",
+    "tidemill.algorithms.random_state": "tidemill.algorithms.learner_state",
+    "tidemill.algorithms.sac_learner": "tidemill.algorithms.sac",
     "tidemill.api.control": "tidemill.api.control_messages",
     "tidemill.api.external_references": "tidemill.api.external_code",
     "tidemill.api.label": "tidemill.api.policy_header",
@@ -22,61 +31,151 @@ MOVED = {
     "tidemill.bridge.files": "tidemill.bridge.protocol.files",
     "tidemill.bridge.generate": "tidemill.bridge.protocol.generate",
     "tidemill.bridge.gymnasium": "tidemill.bridge.trainer_side.gymnasium",
+    "tidemill.bridge.lanes": "tidemill.bridge.trainer_side.lanes",
     "tidemill.bridge.pettingzoo": "tidemill.bridge.trainer_side.pettingzoo",
-    "tidemill.bridge.record": "tidemill.bridge.kit.record",
+    "tidemill.bridge.play": "tidemill.bridge.kit.trial_trainer",
     "tidemill.bridge.protocol.channels": "tidemill.bridge.protocol.side_channels",
+    "tidemill.bridge.record": "tidemill.bridge.kit.record",
+    "tidemill.bridge.seats": "tidemill.bridge.trainer_side.seats",
     "tidemill.bridge.simulator": "tidemill.bridge.trainer_side.simulator",
     "tidemill.bridge.sources": "tidemill.bridge.world_side.sources",
     "tidemill.bridge.spaces": "tidemill.bridge.trainer_side.spaces",
     "tidemill.bridge.specs": "tidemill.bridge.protocol.specs",
+    "tidemill.bridge.tables": "tidemill.bridge.protocol.tables",
+    "tidemill.bridge.turns": "tidemill.bridge.protocol.handover",
     "tidemill.bridge.world": "tidemill.bridge.world_side.world",
     "tidemill.core.checkpoint": "tidemill.store.checkpoint",
+    "tidemill.core.loops": "tidemill.core.asyncio_loops",
+    "tidemill.core.output": "tidemill.core.forgiving_output",
+    "tidemill.core.packed": "tidemill.core.safetensors_io",
     "tidemill.core.query": "tidemill.store.query",
+    "tidemill.core.reading": "tidemill.core.untrusted_files",
+    "tidemill.core.rings": "tidemill.core.bell_batching",
     "tidemill.core.source": "tidemill.core.user_code",
+    "tidemill.core.threads": "tidemill.core.blas_threads",
     "tidemill.core.versions": "tidemill.store.parameter_database",
     "tidemill.envs.check": "tidemill.testing.check_env",
+    "tidemill.envs.making": "tidemill.envs.parallel_build",
     "tidemill.envs.openenv": "tidemill.remote.openenv",
     "tidemill.envs.rest": "tidemill.remote",
     "tidemill.envs.rest.config": "tidemill.remote.rest_config",
     "tidemill.envs.rest.sessions": "tidemill.remote.server_sessions",
     "tidemill.envs.scripted": "tidemill.testing.scripted",
     "tidemill.envs.slots": "tidemill.envs.fault_tolerant",
+    "tidemill.nets.actor_critic_policy": "tidemill.nets.actor_critic",
     "tidemill.nets.device": "tidemill.nets.choose_device",
+    "tidemill.nets.device_acting": "tidemill.nets.gpu_acting",
+    "tidemill.nets.q_policy": "tidemill.nets.q_network",
+    "tidemill.nets.recurrent_policy": "tidemill.nets.recurrent",
+    "tidemill.nets.squashed_gaussian_policy": "tidemill.nets.squashed_gaussian",
+    "tidemill.nets.torch_network_policy": "tidemill.nets.torch_network",
+    "tidemill.nets.torch_policy": "tidemill.nets.torch_backend",
+    "tidemill.nets.torch_recurrent": "tidemill.nets.torch_actor_critic",
+    "tidemill.nets.towers": "tidemill.nets.mlp",
+    "tidemill.replay.journal": "tidemill.replay.retrain_journal",
+    "tidemill.replay.store": "tidemill.replay.row_storage",
     "tidemill.run.arrange": "tidemill.layouts.auto_layout",
     "tidemill.run.evaluate": "tidemill.trained.evaluate",
     "tidemill.run.layout": "tidemill.layouts.layout",
+    "tidemill.run.life": "tidemill.run.run_lifecycle",
     "tidemill.run.load": "tidemill.trained.load",
     "tidemill.run.metrics": "tidemill.metrics.json_lines",
+    "tidemill.run.plan": "tidemill.layouts.memory_plan",
     "tidemill.run.play": "tidemill.trained.play",
     "tidemill.run.plot": "tidemill.trained.plot",
     "tidemill.run.presets": "tidemill.presets.experiments",
     "tidemill.run.probe": "tidemill.layouts.probe",
     "tidemill.run.provenance": "tidemill.run.source_info",
+    "tidemill.run.reached": "tidemill.run.episode_windows",
     "tidemill.run.resolve": "tidemill.presets.environment_names",
     "tidemill.run.retrain": "tidemill.trained.retrain",
     "tidemill.run.runners": "tidemill.training.runners",
     "tidemill.run.session": "tidemill.training.train",
+    "tidemill.streams.sums": "tidemill.streams.all_reduce",
+    "tidemill.workers.blocks": "tidemill.workers.sample_writers",
     "tidemill.workers.buffers": "tidemill.workers.buffer_worker",
+    "tidemill.workers.exact": "tidemill.replay_training.exact",
     "tidemill.workers.frames": "tidemill.envs.frame_stack",
+    "tidemill.workers.gang": "tidemill.replay_training.ready_environments",
+    "tidemill.workers.intake": "tidemill.replay_training.ingest",
+    "tidemill.workers.iterations": "tidemill.replay_training.iteration_evaluation",
+    "tidemill.workers.limited": "tidemill.replay_training.trainer",
+    "tidemill.workers.open_episodes": "tidemill.replay_training.open_episodes",
+    "tidemill.workers.phases": "tidemill.replay_training.phases",
+    "tidemill.workers.rating": "tidemill.workers.elo_rating",
+    "tidemill.workers.records": "tidemill.workers.version_metadata",
+    "tidemill.workers.rows": "tidemill.workers.row_schema",
+    "tidemill.workers.said": "tidemill.workers.episode_info",
+    "tidemill.workers.shares": "tidemill.replay_training.credit_grants",
+    "tidemill.workers.stepwise": "tidemill.replay_training.transitions",
 }
 
-# Of each module: old names in it, and what they are called there now.
+# Of each module: old names in it, and what they are called now: a name in it, or of
+# another module, "MODULE:NAME".
 RENAMED = {
-    "tidemill.api.buffer": {"Held": "BufferedSample"},
-    "tidemill.api.control_messages": {"Tallied": "EnvironmentStatistics"},
+    "tidemill.api.buffer": {"Counts": "SampleCounts", "Held": "BufferedSample"},
+    "tidemill.api.control_messages": {"Statistics": "WorkerStatistics", "Tallied": "EnvironmentStatistics"},
     "tidemill.core.tally": {"Told": "TallyEntry"},
+    "tidemill.envs.frame_stack": {
+        "build_environment": "tidemill.workers.actor_environments:build_environment",
+        "seen_by": "tidemill.workers.actor_environments:seen_by",
+    },
+    "tidemill.envs.spaces": {"to_gymnasium": "tidemill.api.spaces:to_gymnasium"},
+    "tidemill.layouts.auto_layout": {"Arranged": "LaidOut", "arrange": "lay_out"},
+    "tidemill.metrics.json_lines": {
+        "BURST": "tidemill.metrics.record_pace:BURST",
+        "MetricsWriter": "tidemill.metrics.writer:MetricsWriter",
+        "RATE": "tidemill.metrics.record_pace:RATE",
+    },
+    "tidemill.nets.trainable": {"Evaluation": "ActionEvaluation"},
+    "tidemill.presets.experiments": {
+        "UNTUNED": "tidemill.presets.ppo:UNTUNED",
+        "atari": "tidemill.presets.ppo:atari",
+        "kinds_of": "tidemill.presets.ppo:kinds_of",
+        "off_policy": "tidemill.presets.off_policy:off_policy",
+        "ppo": "tidemill.presets.ppo:ppo",
+        "run_name": "tidemill.presets.base:run_name",
+        "several": "tidemill.presets.ppo:several",
+        "simulated": "tidemill.presets.ppo:simulated",
+    },
+    "tidemill.replay.limiter": {"Counts": "LimiterCounts"},
+    "tidemill.trained.evaluate": {"Evaluation": "EvaluationResult"},
+    "tidemill.workers.actor": {
+        "ENDLESS_TICKS": "tidemill.workers.parameter_refresh:ENDLESS_TICKS",
+        "PULL_TICKS": "tidemill.workers.parameter_refresh:PULL_TICKS",
+    },
+    "tidemill.workers.actor_config": {"match_agents": "tidemill.workers.agent_spec:match_agents"},
+}
+
+_TUNED = 'gone; experiment_for("CartPole-v1", environment) is what is tuned for that name'
+_OFF_POLICY = 'gone; experiment_for(name, environment, "dqn"), or "sac", is what it made'
+_TABLES = "gone; presets_of(algorithm).tuned has them, by the name of an environment"
+# Of each module: old names in it that nothing is called any more, and what to do instead.
+GONE = {
+    "tidemill.presets.experiments": {
+        **dict.fromkeys(("acrobot", "cartpole", "half_cheetah", "lunar_lander", "pendulum"), _TUNED),
+        **dict.fromkeys(("dqn", "dqn_atari", "dqn_cartpole", "dqn_minatar"), _OFF_POLICY),
+        **dict.fromkeys(("sac", "sac_half_cheetah"), _OFF_POLICY),
+        **dict.fromkeys(("OFF_POLICY", "TUNED", "TUNED_OFF_POLICY"), _TABLES),
+    },
 }
 
 
 class MovedModules:
-    """The finder of modules by their old names. It is asked before all others, which
-    would find the modules of a moved package a second time."""
+    """The finder of what is asked for by an old name. It is asked before all others,
+    which would find the modules of a moved package a second time."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what loads a moved module, and None for all other names."""
-        return ModuleSpec(fullname, self) if new_name(fullname) else None  # type: ignore[arg-type]
+        """Return what loads a moved module, or one that has `RENAMED` or `GONE` names;
+        None for all others."""
+        if new_name(fullname):
+            return ModuleSpec(fullname, self)  # type: ignore[arg-type]
+        spec = PathFinder.find_spec(fullname, path) if fullname in {*RENAMED, *GONE} else None
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = partial(_run, spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Leave it to Python to make the module that `exec_module` replaces."""
@@ -86,6 +185,24 @@ class MovedModules:
         old, new = module.__name__, new_name(module.__name__)
         warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=2)
         sys.modules[old] = import_module(new)
+
+
+def _run(exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Run a module, and have it know its old names."""
+    module.__getattr__ = partial(_find, module)  # type: ignore[method-assign]
+    exec_module(module)
+
+
+def _find(module: ModuleType, name: str) -> Any:
+    """Return what an old name in a module stands for now: its ``__getattr__``."""
+    here = module.__name__
+    if name in GONE.get(here, {}):
+        raise ImportError(f"{here}.{name} is {GONE[here][name]}")  # an AttributeError would not be read
+    if name not in RENAMED.get(here, {}):
+        raise AttributeError(f"module {here!r} has no attribute {name!r}")
+    place, _, new = RENAMED[here][name].rpartition(":")
+    warnings.warn(f"{here}.{name} is called {place or here}.{new} now", DeprecationWarning, stacklevel=2)
+    return getattr(import_module(place or here), new)
 
 
 def new_name(old: str) -> str:
@@ -101,13 +218,15 @@ def find_moved_modules() -> None:
         sys.meta_path.insert(0, MovedModules())
 
 
-def renamed(module: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module some of whose names are `RENAMED`."""
+class Gone:
+    """An attribute that a class had once: who asks for it is told what to take
+    `instead`."""
 
-    def find(name: str) -> Any:
-        if (new := RENAMED[module].get(name)) is None:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(f"{module}.{name} is called {new} now", DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[module], new)
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
 
-    return find
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._text = f"{owner.__name__}.{name} is gone; take {self._instead}"
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        raise AttributeError(self._text)

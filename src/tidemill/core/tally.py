@@ -7,9 +7,7 @@ statistics, the controller adds them up, and the next record of an update has th
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
-
-from tidemill.core.moved import renamed
+from typing import Literal
 
 How = Literal["average", "most_recent", "sum", "smallest", "largest"]
 HOWS: tuple[How, ...] = ("average", "most_recent", "sum")  # those that simulators may ask for, by number
@@ -58,7 +56,3 @@ def summary(entries: Mapping[str, TallyEntry]) -> dict[str, float]:
     return {
         name: value / count if how == "average" else value for name, (how, value, count) in entries.items()
     }
-
-
-if not TYPE_CHECKING:  # to whom any name would be one
-    __getattr__ = renamed(__name__)

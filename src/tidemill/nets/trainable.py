@@ -11,6 +11,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
+from tidemill.core.moved import Gone
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import Kernels
 from tidemill.nets.masks import ActionMask
@@ -153,6 +154,10 @@ class TrainablePolicy(Policy):
 
     Inputs of rows that are not asked for must be finite all the same.
     """
+
+    forward, backward = Gone("network.forward"), Gone("network.backward")
+    flat_weights, library = Gone("network.flat_weights"), Gone("network.library")
+    place, settle, size = Gone("network.place"), Gone("network.settle"), Gone("network.size")
 
     def __init__(self, network: Network, mask: ActionMask | None, rng: Generator) -> None:
         self.network, self.mask, self._rng = network, mask, rng

@@ -23,6 +23,7 @@ from tidemill.core.errors import (
     SchemaError,
     did_you_mean,
 )
+from tidemill.core.moved import Gone
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Array, Arrays, Field, allocate
 from tidemill.core.seeding import derive_seed
@@ -49,6 +50,8 @@ class LoadedPolicy:
     state: the fields of the recurrent state, {} for a feed-forward policy
     deterministic: take the mode of the distribution; else draw from it
     """
+
+    act_rows = Gone("client(rows), which answers rows as actors ask for them; act and answer are as before")
 
     def __init__(
         self,

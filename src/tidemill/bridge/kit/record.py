@@ -18,7 +18,7 @@ from tidemill.bridge.world_side.requests import WorldRequests, read_actions
 from tidemill.core.errors import PeerLost, SimulatorError
 
 
-class _Tap:
+class _Tap(RawChannels):
     """Side channels of which a copy is kept of what went through since the last
     `take`."""
 
@@ -152,7 +152,7 @@ class PlaybackResult:
     reason: str
 
 
-class RecordedSideChannels:
+class RecordedSideChannels(RawChannels):
     """Side channels that hand out what they are given, and hear nothing."""
 
     def __init__(self) -> None:
