@@ -1,16 +1,34 @@
 """What a policy's configuration says of its weights is what it builds, and is told before
 anything is built."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tidemill import ActorCritic, QNetwork, RecurrentActorCritic, SquashedGaussian
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    QNetwork,
+    RecurrentActorCritic,
+    SquashedGaussian,
+    Trainer,
+    load,
+    resume,
+    train,
+)
 from tidemill.api.policy import PolicyConfig, check_weights
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
 from tidemill.core.errors import SchemaError
-from tidemill.core.schema import schema_of
+from tidemill.core.schema import allocate, schema_of
+from tidemill.nets import weights
 
 FLAT = Box((3,), "float32")
 IMAGE = Box((4, 40, 44), "uint8", (0.0,), (255.0,))
@@ -84,3 +102,73 @@ def test_weights_that_are_not_finite_are_refused(name: str, value: float) -> Non
     given[name].reshape(-1)[0] = value
     with pytest.raises(SchemaError, match=f"parameter {name} holds NaN or infinity"):
         check_weights(config, spaces, given)
+
+
+def test_first_weights_are_the_same_whether_made_in_threads_or_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begun() -> dict[str, Any]:
+        return ActorCritic(hidden=(24, 40)).build(Spaces(FLAT, MOVE), 3).parameters()
+
+    in_turn = begun()
+    monkeypatch.setattr(weights, "LARGE", 1)
+    for name, array in begun().items():
+        np.testing.assert_array_equal(array, in_turn[name], strict=True)
+
+
+def test_a_matrix_that_cannot_be_made_orthogonal_in_a_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "LARGE", 1)
+    monkeypatch.setattr(np.linalg, "qr", fail)
+    with pytest.raises(FloatingPointError, match="no orthogonal matrix"):
+        ActorCritic().build(Spaces(FLAT, MOVE), 0)
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise FloatingPointError("no orthogonal matrix")
+
+
+def test_placeholders_are_as_large_as_first_weights_and_the_actions_drawn_with_them_stay_the_same() -> None:
+    config, spaces = ActorCritic(hidden=(64, 96)), Spaces(FLAT, MOVE)
+    built = config.build(spaces, 5)
+    with weights.placeholder_weights():
+        placeholder = config.build(spaces, 5)
+    own, others = built.parameters(), placeholder.parameters()
+    for name, array in own.items():
+        assert float(others[name].std()) == pytest.approx(float(array.std()), rel=0.35), name
+    assert not np.array_equal(own["hidden.1.weight"], others["hidden.1.weight"])
+    placeholder.load(own, 1)
+    answers = []
+    for policy in (built, placeholder):
+        out = allocate(config.answer(spaces), (7,))
+        policy.act({"obs": np.ones((7, 3), np.float32)}, {}, False, out)
+        answers.append(out["action"])
+    np.testing.assert_array_equal(*answers)
+
+
+@pytest.mark.parametrize("inference", ["inline", "inference"])
+def test_first_weights_are_made_by_the_trainer_alone_and_not_again_to_resume_or_play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: str
+) -> None:
+    made: list[tuple[int, ...]] = []
+    make = weights._make_orthogonal
+    monkeypatch.setattr(
+        weights, "_make_orthogonal", lambda weight, *rest: (made.append(weight.shape), make(weight, *rest))
+    )
+    served = {} if inference == "inline" else {"policy": PolicyWorkers(stream=inference)}
+    spec = AgentSpec(policy="policy", samples="samples", inference=inference, sample_steps=16)
+    experiment = Experiment(
+        name="widths",
+        policies={"policy": ActorCritic(hidden=(8, 12))},
+        workers={
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=2, agents=(spec,)),
+            "trainer": Trainer(policy="policy", samples="samples", algorithm=PPO(minibatch_size=16)),
+            **served,
+        },
+        limits=Limits(updates=2),
+    )
+    result = train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True)
+    assert sorted(made) == sorted([(4, 8), (4, 8), (8, 12), (8, 12), (2, 12), (12,)])
+    made.clear()
+    resume(result.folder, launch="inline", limits={"updates": 3}, quiet=True)
+    load(result.folder)
+    assert made == []

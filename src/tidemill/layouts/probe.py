@@ -33,6 +33,7 @@ from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, obey, order_of, random_rows, start, timed
 from tidemill.layouts.layout import COLD, Costs, waits
+from tidemill.nets.weights import placeholder_weights
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.actor_environments import seen_by
 from tidemill.workers.trainer_config import Trainer
@@ -82,7 +83,8 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
     parallel = True
     for spec, group in zip(actors.agents, groups, strict=True):
         spaces, config = seen_by(spec, agents[group[0]].spaces), experiment.policies[spec.policy]
-        policy = config.build(spaces, 0)
+        with placeholder_weights():
+            policy = config.build(spaces, 0)
         per_row, per_call = measure_policy(policy, config, spaces, actors.lanes * len(group))
         infer, call = infer + len(group) * per_row, call + per_call
         if trainer.samples in spec.streams and spec.policy == trainer.policy:

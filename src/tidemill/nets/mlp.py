@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.weights import ROOT_TWO, orthogonal, views
+from tidemill.nets.weights import ROOT_TWO, orthogonal_weights, views
 
 Floats = NDArray[np.float32]
 Layer = tuple[Floats, Floats]
@@ -138,9 +138,10 @@ class MLPShape:
         """Return weights to begin with, one after the other."""
         weights = self.weights()
         flat = np.zeros(sum(int(np.prod(form)) for form, _ in weights.values()), np.float32)
-        for name, part in views(flat, self.forms()).items():
-            if weights[name][1]:
-                orthogonal(part, weights[name][1], rng, self.towers)
+        with orthogonal_weights(rng) as fill:
+            for name, part in views(flat, self.forms()).items():
+                if weights[name][1]:
+                    fill(part, weights[name][1], True)
         return flat
 
 

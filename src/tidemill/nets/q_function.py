@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
 from tidemill.nets.mlp import BatchedMLPs, Floats, layers_of
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.weights import ROOT_TWO, orthogonal, views
+from tidemill.nets.weights import ROOT_TWO, orthogonal_weights, views
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,10 @@ def first_weights(shape: Shape, rng: np.random.Generator) -> Floats:
     flat = np.zeros(size * (2 if shape.noise else 1), np.float32)
     sizes = shape.weights()
     named = views(flat[:size], {name: form for name, (form, _) in sizes.items()})
-    for name, (_, gain) in sizes.items():
-        if gain:
-            orthogonal(named[name], gain, rng, 1 if name.startswith("hidden") else 0)
+    with orthogonal_weights(rng) as fill:
+        for name, (_, gain) in sizes.items():
+            if gain:
+                fill(named[name], gain, name.startswith("hidden"))
     if shape.noise:
         deviations = views(flat[size:], {name: form for name, (form, _) in sizes.items()})
         for name, deviation in deviations.items():

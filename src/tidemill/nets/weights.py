@@ -1,15 +1,19 @@
 """The weights of the built-in networks: their shapes, how they lie in one flat array, and
 their first values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import check_parameters
 from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.core.cores import cores
 from tidemill.core.schema import Array, Arrays, Field, schema_of
 from tidemill.nets.cells import Memory, Shapes
 from tidemill.nets.distributions import Distribution
@@ -22,6 +26,8 @@ CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 reinforcement learning", Methods."""
 IMAGE_FEATURES = 512  # width of the layer after them
 ROOT_TWO = float(np.sqrt(2))
+LARGE = 1 << 18  # values of a matrix that takes longer to make orthogonal than a thread to start
+_placeholders = ContextVar("placeholders", default=False)
 
 
 def views(flat: Floats, shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]:
@@ -103,15 +109,15 @@ class ActorCriticShape:
         weights, encoder = self.weights(), self.encoder
         flat = np.zeros(sum(prod(form) for form, _ in weights.values()), np.float32)
         named = views(flat, self.forms())
-        for name, (_, gain) in weights.items():
-            # the actor's are 0 where it does not see, and stay so
-            if gain and encoder.critic_only and name == "hidden.0.weight":
-                actor, critic = named[name]
-                for part in (actor[: len(actor) - encoder.width + encoder.seen], critic):
-                    orthogonal(part, gain, rng, 0)
-            elif gain:
-                stacked = not name.startswith(("actor", "critic"))
-                orthogonal(named[name], gain, rng, self.towers if stacked else 0)
+        with orthogonal_weights(rng) as fill:
+            for name, (_, gain) in weights.items():
+                # the actor's are 0 where it does not see, and stay so
+                if gain and encoder.critic_only and name == "hidden.0.weight":
+                    actor, critic = named[name]
+                    for part in (actor[: len(actor) - encoder.width + encoder.seen], critic):
+                        fill(part, gain, False)
+                elif gain:
+                    fill(named[name], gain, not name.startswith(("actor", "critic")))
         named["log_std"][...] = log_std
         if self.memory is not None:
             self.memory.cell.begin(named)
@@ -126,20 +132,52 @@ def image_size(image: Image) -> int:
     return height * width * CONVOLUTIONS[-1][0]
 
 
-def orthogonal(weight: Floats, gain: float, rng: np.random.Generator, towers: int) -> None:
-    """Fill `weight` with `gain` × an orthogonal matrix, one for each of its towers (0: it
-    has no such axis).
+@contextmanager
+def placeholder_weights() -> Iterator[None]:
+    """Within it networks begin with weights that are quick to draw: for policies that are
+    given others before they act, or that are only timed."""
+    before = _placeholders.set(True)
+    try:
+        yield
+    finally:
+        _placeholders.reset(before)
 
-    Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep
-    linear neural networks".
+
+@contextmanager
+def orthogonal_weights(rng: np.random.Generator) -> Iterator[Callable[[Floats, float, bool], None]]:
+    """Within it what is yielded fills a `weight` with `gain` × an orthogonal matrix, or,
+    of a `stacked` one, one along its first axis each: Saxe et al. 2014, "Exact solutions
+    to the nonlinear dynamics of learning in deep linear neural networks".
+
+    They are drawn from `rng` in turn; then large ones are made orthogonal in threads, so
+    that they are all there at the end only.
     """
-    for part in weight if towers else (weight,):
-        rows = len(part) if part.ndim > 1 else 1
-        matrix = rng.standard_normal((rows, part.size // rows))
-        tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-        if len(tall) < 2 * tall.shape[1]:
-            q, r = np.linalg.qr(tall)
-            q *= np.sign(np.diag(r))  # makes the draw uniform
-        else:  # far from singular: Cholesky's way to the same Q takes less than half the time
-            q = tall @ np.linalg.inv(np.linalg.cholesky(tall.T @ tall).T)
-        part[...] = gain * (q if tall is matrix else q.T).reshape(part.shape)
+    quickly, begun = _placeholders.get(), []
+
+    def fill(weight: Floats, gain: float, stacked: bool) -> None:
+        for part in weight if stacked else (weight,):
+            rows = len(part) if part.ndim > 1 else 1
+            form = rows, part.size // rows
+            if quickly:  # as large as those of an orthogonal one are on average
+                drawn = rng.standard_normal(form, np.float32)
+                part[...] = (np.float32(gain / sqrt(max(form))) * drawn).reshape(part.shape)
+            elif part.size < LARGE:
+                _make_orthogonal(part, gain, rng.standard_normal(form))
+            else:
+                begun.append(threads.submit(_make_orthogonal, part, gain, rng.standard_normal(form)))
+
+    with ThreadPoolExecutor(cores()) as threads:
+        yield fill
+        for each in begun:
+            each.result()
+
+
+def _make_orthogonal(weight: Floats, gain: float, matrix: NDArray[np.float64]) -> None:
+    """Fill `weight` with `gain` × an orthogonal matrix made of a normal one."""
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    if len(tall) < 2 * tall.shape[1]:
+        q, r = np.linalg.qr(tall)
+        q *= np.sign(np.diag(r))  # makes the draw uniform
+    else:  # far from singular: Cholesky's way to the same Q takes less than half the time
+        q = tall @ np.linalg.inv(np.linalg.cholesky(tall.T @ tall).T)
+    weight[...] = gain * (q if tall is matrix else q.T).reshape(weight.shape)

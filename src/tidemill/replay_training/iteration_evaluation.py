@@ -20,6 +20,7 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed
 from tidemill.envs.parallel_build import close_all, make_all
+from tidemill.nets.weights import placeholder_weights
 from tidemill.replay_training.granted_order import in_turn
 from tidemill.replay_training.ready_environments import LOOK_AGAIN, ReadyBatch
 from tidemill.replay_training.transitions import TransitionAgent
@@ -122,7 +123,8 @@ def evaluate(
     Raises `EnvironmentFault` when none is left."""
     config = context.experiment.policies[actors.agents[0].policy]
     seed = derive_seed(context.experiment.seed, "evaluation", iteration)
-    player = config.build(spaces, seed)
+    with placeholder_weights():
+        player = config.build(spaces, seed)
     player.load(policy.parameters(), policy.version)
     answer = config.answer(spaces)
     state = config.state(spaces)

@@ -45,6 +45,12 @@ class ParameterSource(Config):
         weights it means."""
         return True
 
+    @property
+    def from_start(self) -> bool:
+        """True when it has parameters before the first action is asked for, so that those
+        which the policy is built with are never played."""
+        return False
+
     def ports(self, policy: str) -> tuple[Port, ...]:
         """Return the ends of streams that the worker holds for it."""
         return ()
@@ -62,6 +68,10 @@ class ParameterSource(Config):
 @dataclass(frozen=True, kw_only=True)
 class Newest(ParameterSource):
     """The policy plays the newest version that its trainer has published."""
+
+    @property
+    def from_start(self) -> bool:
+        return True  # trainers publish before they are ready, and nobody starts before that
 
     def ports(self, policy: str) -> tuple[Port, ...]:
         return (Port(policy, "subscribe"),)
@@ -140,6 +150,10 @@ class Fixed(ParameterSource):
     """
 
     file: str | None = None
+
+    @property
+    def from_start(self) -> bool:
+        return self.file is not None
 
     @property
     def numbered(self) -> bool:

@@ -30,6 +30,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.core.user_code import expect, load_file, own_code
 from tidemill.envs.spaces import action_caster, nest, paths
+from tidemill.nets.weights import placeholder_weights
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust, allow, named
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
@@ -67,7 +68,8 @@ class LoadedPolicy:
         self.update, self.steps = int(facts["updates"]), int(facts["steps"])
         self.schema, self.state = config.answer(spaces), config.state(spaces)
         self._config = config
-        self._policy: Policy = config.build(spaces, seed)
+        with placeholder_weights():
+            self._policy: Policy = config.build(spaces, seed)
         self._policy.load(parameters, self.update)
         self._readers = [
             _Reader(leaf_name, path, leaf)

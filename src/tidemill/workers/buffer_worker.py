@@ -27,6 +27,7 @@ from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays, Schema, layout
 from tidemill.core.seeding import derive_seed
+from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
@@ -143,7 +144,8 @@ class BufferWorker(Worker):
             )
         (edge,) = context.edges(f"parameters/{name}/")
         self._parameters = ParameterSubscriber(context.endpoints.reader(edge.name))
-        return config.build(spaces, seed)
+        with placeholder_weights():
+            return config.build(spaces, seed)
 
     def _poll(self) -> PollResult:
         if (

@@ -3,6 +3,7 @@ with the same parameters."""
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.clock import Clock
+from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.parameters import Subscription
@@ -75,7 +77,8 @@ def _make(
         answers = context.endpoints.consumer(f"answers/{stream}")
         in_flight = config.ring * len(config.agents)
         return ChannelInferenceClient(requests, answers, observation, state, rows, in_flight)
-    built = policy.build(spaces, context.seed("policy", name))
+    with placeholder_weights() if key.parameters.from_start else nullcontext():
+        built = policy.build(spaces, context.seed("policy", name))
     if (name, key.parameters) not in sources:
         rng = np.random.default_rng(context.seed("parameters", name))
         sources[name, key.parameters] = key.parameters.build(context, name, rng)

@@ -6,6 +6,7 @@ Both trainers hold one: `workers.trainer`, and the one of a replay memory.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.choose_device import choose_device
+from tidemill.nets.weights import placeholder_weights
 from tidemill.store.checkpoint import FoundCheckpoint, checkpoint_name, read_newest, write_checkpoint
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
@@ -153,7 +155,8 @@ class Learner:
         config, context = self._config, self._context
         seed = derive_seed(context.experiment.seed, "policy", config.policy)
         device = choose_device(config.device, number(context.name))
-        self.policy = context.experiment.policies[config.policy].build_on(device, self.spaces, seed)
+        with placeholder_weights() if self.found is not None else nullcontext():
+            self.policy = context.experiment.policies[config.policy].build_on(device, self.spaces, seed)
         if self.found is not None:
             self._restore(self.found)
         else:
@@ -204,7 +207,8 @@ class Learner:
                 raise CheckpointError(f"checkpoint {found.path} says {name} = {kept!r}, which is no count")
             setattr(self.counters, name, kept)
         self._changed = found.facts.get("settings", {})
-        self.algorithm = self._build_algorithm()
+        with placeholder_weights():
+            self.algorithm = self._build_algorithm()
         self.policy.load(found.arrays["policy"], self.counters.updates)
         self.algorithm.load_state(found.arrays["algorithm"])
         self._saved = self.counters.updates, self.counters.steps

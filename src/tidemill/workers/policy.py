@@ -25,6 +25,7 @@ from tidemill.core.config import check_several
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.nets.choose_device import check_device, choose_device
+from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker
@@ -129,7 +130,8 @@ class _Served:
         self._server = ChannelInferenceServer(channels, observation, state, answer)
         self._most_rows = config.most_rows
         device = choose_device(config.device, number(context.name))
-        self.policy = policy.build_on(device, spaces, context.seed("policy", name))
+        with placeholder_weights():
+            self.policy = policy.build_on(device, spaces, context.seed("policy", name))
         self._index = list(experiment.policies).index(name)
         self._parameters = ParameterSubscriber(endpoints.reader(context.edges(f"parameters/{name}/")[0].name))
         self._schemas = observation, state, {**answer, **state}
