@@ -2,13 +2,18 @@
 
 import ast
 import inspect
+import os
 import pkgutil
+import py_compile
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
+
+import pytest
 
 import tidemill
 from tidemill import public_names
@@ -67,6 +72,38 @@ def test_every_public_name_resolves_and_editors_see_the_same_ones() -> None:
     assert imports.keys() == set(tidemill.__all__) <= set(dir(tidemill))
     for name in imports:
         assert getattr(tidemill, name) is getattr(public_names, name)
+
+
+def test_dir_shows_nothing_but_public_names() -> None:
+    assert {name for name in dir(tidemill) if not name.startswith("__")} == set(tidemill.__all__)
+
+
+@pytest.mark.parametrize("kind", ["bytecode", "zip"])
+def test_public_names_are_known_where_there_is_no_source_file(kind: str, tmp_path: Path) -> None:
+    """In an install of bytecode alone, and in a zip, as `zipapp` makes it."""
+    source, place = Path(tidemill.__file__).parent, tmp_path / "lib"
+    files = [source / "__init__.py", source / "public_names.py", *(source / "core").glob("*.py")]
+    for file in files:
+        copy = place / "tidemill" / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "bytecode":
+            py_compile.compile(str(file), str(copy.with_suffix(".pyc")), doraise=True)
+        else:
+            shutil.copy(file, copy)
+    if kind == "zip":
+        place = Path(shutil.make_archive(str(tmp_path / "lib"), "zip", place))
+    code = "import tidemill; print(tidemill.__file__, len(tidemill.__all__), tidemill.ConfigError.__module__)"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(place)},
+    )
+    assert result.stderr == ""
+    file, count, module = result.stdout.split()
+    assert file.startswith(str(place)) and file.endswith(".pyc" if kind == "bytecode" else ".py")
+    assert (int(count), module) == (len(tidemill.__all__), "tidemill.core.errors")
 
 
 def test_a_configuration_that_nobody_imported_is_decoded_by_its_name() -> None:

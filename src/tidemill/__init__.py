@@ -23,8 +23,6 @@ An experiment says more: which workers there are, and which streams join them.
 Importing this imports no torch: a policy's `build` does.
 """
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core import config
@@ -36,9 +34,24 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-_LINE = re.compile(r"^from (\S+) import (\w+) as", re.MULTILINE)
-_names = Path(__file__).with_name("public_names.py").read_text(encoding="utf-8")
-_public = {name: module for module, name in _LINE.findall(_names)}
+def _read_public_names() -> dict[str, str]:
+    """Return the module of each public name: the import statements of `public_names` are
+    run by an import that only notes them."""
+    from importlib.util import find_spec
+    from types import SimpleNamespace
+
+    noted: dict[str, str] = {}
+
+    def note(module: str, _globals: Any, _locals: Any, names: tuple[str, ...], _level: int) -> Any:
+        noted.update(dict.fromkeys(names, module))
+        return SimpleNamespace(**dict.fromkeys(names))
+
+    spec: Any = find_spec(f"{__name__}.public_names")
+    exec(spec.loader.get_code(spec.name), {"__builtins__": {"__import__": note}})
+    return noted
+
+
+_public = _read_public_names()
 __all__ = sorted(_public)
 # And names that are no longer public: environments for tests.
 _MODULES = {**_public, **dict.fromkeys(("Free", "Scripted"), "tidemill.testing.scripted")}
@@ -58,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,6 +1,6 @@
 """The public names of the package, each with the module that it is imported from when it
 is first used. A new one is a line here. Checkers of types read this as Python; `tidemill`
-itself reads its text, since importing it would import everything.
+itself only notes what would be imported, since importing it would import everything.
 """
 
 from tidemill.algorithms.augmentation import RandomShift as RandomShift
