@@ -7,6 +7,7 @@ import pytest
 
 import tidemill
 from tidemill import Gymnasium, PettingZoo
+from tidemill.core.errors import ConfigError
 from tidemill.core.user_code import load_attribute
 from tidemill.presets.base import Presets
 from tidemill.presets.experiments import ALGORITHMS, experiment_for
@@ -35,6 +36,15 @@ def test_what_nobody_tuned_trains_on_small_minibatches(name, environment):
     assert {(trainer.algorithm.minibatch_size, trainer.algorithm.epochs) for trainer in trainers} == {
         (64, 10)
     }
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+def test_what_one_agent_trains_by_refuses_several_by_its_own_name(algorithm):
+    game = PettingZoo(make="mpe2.simple_spread_v3")
+    with pytest.raises(
+        ConfigError, match=f"^{algorithm} trains one agent from a replay memory, and spread is"
+    ):
+        experiment_for("spread", game, algorithm)
 
 
 def test_the_presets_of_an_algorithm_of_ones_own_are_a_file_and_a_line(monkeypatch, tmp_path):

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from tidemill import Gymnasium, SimulatorEnvironment
 from tidemill.cli.main import app
+from tidemill.presets import fitting_algorithms
+from tidemill.presets.experiments import ALGORITHMS
 from tidemill.presets.fitting_algorithms import training
 from tidemill.testing.check_env import Finding
 
@@ -27,6 +29,12 @@ def told(config: Any) -> Finding:
 @pytest.mark.parametrize(("name", "by"), [("CartPole-v1", "ppo and dqn"), ("Pendulum-v1", "ppo and sac")])
 def test_what_fits_is_named(name: str, by: str) -> None:
     assert told(Gymnasium(id=name)) == Finding("training", "ok", f"{by} can train it")
+
+
+def test_what_any_algorithm_can_train_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {name: place for name, place in ALGORITHMS.items() if name != "ppo"}
+    monkeypatch.setattr(fitting_algorithms, "ALGORITHMS", others)
+    assert told(Gymnasium(id="CartPole-v1")) == Finding("training", "ok", "dqn can train it")
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,18 @@ def training(config: EnvironmentConfig, environment: Environment) -> list[Findin
     for agent in environment.agents:
         if agent.spaces not in (spaces for _, spaces in kinds):
             kinds.append((agent.name, agent.spaces))
-    failed = [(name, why) for name, spaces in kinds if (why := _obstacle("ppo", spaces))]
-    if failed:
+    obstacles = {
+        name: [(agent, why) for agent, spaces in kinds if (why := _obstacle(name, spaces))]
+        for name in ALGORITHMS
+    }
+    fitting = [name for name in ALGORITHMS if not obstacles[name]]
+    if not fitting:
+        # what the algorithm says that fits most of them
+        nearest = min(obstacles.values(), key=len)
         return [
-            Finding("training", "fail", f"{name} can be trained by no preset: {why}", _OWN)
-            for name, why in failed
+            Finding("training", "fail", f"{agent} can be trained by no preset: {why}", _OWN)
+            for agent, why in nearest
         ]
-    fitting = [name for name in ALGORITHMS if not any(_obstacle(name, spaces) for _, spaces in kinds)]
     cause, cure = replay_obstacle(config, environment)
     if cause and (replaying := [name for name in fitting if presets_of(name).replay]):
         others = " and ".join(name for name in fitting if name not in replaying)

@@ -44,10 +44,11 @@ def off_policy(
     )
 
 
-def refuse_several(name: str, environment: EnvironmentConfig) -> Experiment:
+def refuse_several(algorithm: str, name: str, environment: EnvironmentConfig) -> Experiment:
     """Raise `ConfigError`: a replay memory is of one agent."""
     raise ConfigError(
-        f"dqn and sac train one agent from a replay memory, and {name} is an environment of several; take ppo"
+        f"{algorithm} trains one agent from a replay memory, and {name} is an environment of several; take "
+        "ppo"
     )
 
 
@@ -95,7 +96,7 @@ DQN_PRESETS = Presets(
         ),
     },
     kinds={
-        PettingZoo: refuse_several,
+        PettingZoo: partial(refuse_several, "dqn"),
         # the settings of Mnih et al. 2015, with Adam and fewer rows. Single frames of
         # 7 kB: 100,000 take 0.7 GB. Never run to its end
         Atari: partial(
@@ -136,7 +137,7 @@ SAC_PRESETS = Presets(
             steps=300_000,
         ),
     },
-    kinds={PettingZoo: refuse_several},
+    kinds={PettingZoo: partial(refuse_several, "sac")},
     policies=(SquashedGaussian(),),
     replay=True,
 )

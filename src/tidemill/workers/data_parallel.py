@@ -17,7 +17,6 @@ import numpy as np
 
 from tidemill.api.algorithm import Algorithm, DataParallel, Sample
 from tidemill.api.buffer import BufferedSample, SampleCounts
-from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.clock import Clock, awake
@@ -74,8 +73,6 @@ class EqualTrainers:
                 f"{type(config.algorithm).__name__}, since its algorithm is no DataParallel (see "
                 "tidemill.api.algorithm); set the trainer's count to 1"
             )
-        if context.resume is not None and (rank := number(context.name)):
-            algorithm.separate(rank)
         others = {rank: name for rank, name in enumerate(names) if name != context.name}
         senders = {
             rank: context.endpoints.producer(f"sums/{policy}/{context.name}/{name}")
