@@ -123,7 +123,8 @@ ALWAYS = {
     "QNetwork": "hidden duelling noise atoms action_mask",
     "SquashedGaussian": "hidden",
     "TorchNetwork": "action_mask",
-    "Gymnasium": "id make kwargs max_episode_steps threads",
+    "Gymnasium": "id make kwargs max_episode_steps threads vectorized",
+    "EnvPool": "id num_threads max_episode_steps kwargs",
     "GymnasiumVector": "id make kwargs max_episode_steps seed_argument autoreset",
     "Atari": "id num_threads frame_skip stack size noop_max repeat_action_probability episodic_life "
     "reward_clipping fire_reset full_action_space "

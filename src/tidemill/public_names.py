@@ -34,6 +34,7 @@ from tidemill.core.errors import RunError as RunError
 from tidemill.core.errors import TidemillError as TidemillError
 from tidemill.envs.asynchronous import Asynchronous as Asynchronous
 from tidemill.envs.atari import Atari as Atari
+from tidemill.envs.envpool import EnvPool as EnvPool
 from tidemill.envs.fault_tolerant import Slots as Slots
 from tidemill.envs.lanes import Gymnasium as Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo as PettingZoo

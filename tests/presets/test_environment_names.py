@@ -8,6 +8,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
+from tidemill.envs.envpool import EnvPool
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
 from tidemill.presets import environment_names
@@ -32,6 +33,11 @@ from tidemill.remote.rest_config import Rest
         ),
         ("simulator:", {"layout": 0}, SimulatorEnvironment(layout="0")),
         ("ALE/Pong-v5", {"noop_max": 0}, Atari(id="ALE/Pong-v5", noop_max=0)),
+        (
+            "envpool:Pong-v5",
+            {"num_threads": 1, "frame_skip": 2},
+            EnvPool(id="Pong-v5", num_threads=1, kwargs={"frame_skip": 2}),
+        ),
         ("ALE/own.py:Game", {}, Gymnasium(make="ALE/own.py:Game")),
         ("pettingzoo:zoo:make", {"n": 2}, PettingZoo(make="zoo:make", kwargs={"n": 2})),
     ],

@@ -37,8 +37,7 @@ class GymnasiumVector(EnvironmentConfig):
     kwargs: arguments of its constructor
     max_episode_steps: passed to its constructor; None: its own
     seed_argument: argument of its constructor that takes the seed, where `reset` does
-        not: "seed" for EnvPool, as in GymnasiumVector(make="envpool:make_gymnasium",
-        kwargs={"task_id": "HalfCheetah-v5", "num_threads": 1}, seed_argument="seed")
+        not
     autoreset: how finished lanes begin again. None: as the environment publishes, or
         next-step where it can be told. State it only for an environment that publishes
         nothing, or to choose for one that can be told

@@ -32,6 +32,7 @@ class Family(NamedTuple):
 
 FAMILIES = (
     Family("ALE/Pong-v5", ("ALE/",), "tidemill.envs.atari", "Atari"),
+    Family("envpool:HalfCheetah-v5", ("envpool:",), "tidemill.envs.envpool", "EnvPool"),
     Family("pettingzoo:MODULE", ("pettingzoo:",), "tidemill.envs.pettingzoo", "PettingZoo"),
     Family(
         "simulator:PATH", ("simulator:",), "tidemill.bridge.trainer_side.environment", "SimulatorEnvironment"
