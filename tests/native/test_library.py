@@ -4,21 +4,27 @@ import shutil
 
 import pytest
 
-from tidemill import ActorCritic
+import tidemill
+from tidemill import ActorCritic, Gymnasium, Limits, RecurrentActorCritic
+from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.core.errors import ConfigError
+from tidemill.core.config import decode, encode
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.native import build as building
 from tidemill.native import library as native
 from tidemill.native.build import CannotCompile, build
+from tidemill.presets.ppo import ppo
 
 SPACES = Spaces(Box((3,), "float32"), Discrete(2))
 
 
 @pytest.fixture(autouse=True)
 def _chosen_anew():
-    native.choose.cache_clear()
+    for cached in (native.choose, native.named):
+        cached.cache_clear()
     yield
-    native.choose.cache_clear()
+    for cached in (native.choose, native.named):
+        cached.cache_clear()
 
 
 def test_by_default_and_when_off_numpy_computes(monkeypatch):
@@ -26,7 +32,7 @@ def test_by_default_and_when_off_numpy_computes(monkeypatch):
         monkeypatch.delenv(native.VARIABLE, raising=False)
         if value is not None:
             monkeypatch.setenv(native.VARIABLE, value)
-        assert native.asked_for() is None
+        assert native.asked_for("off") is None
         assert ActorCritic().build(SPACES, 0).network.kernels is None
 
 
@@ -35,23 +41,23 @@ def test_an_instruction_set_is_taken_that_is_asked_for(monkeypatch, library):
     monkeypatch.setenv(native.VARIABLE, "baseline")
     assert ActorCritic().build(SPACES, 0).network.kernels.instruction_set == "baseline"
     monkeypatch.setenv(native.VARIABLE, "require")
-    assert native.asked_for().instruction_set in native.INSTRUCTION_SETS
+    assert native.asked_for("off").instruction_set in native.INSTRUCTION_SETS
 
 
 def test_a_wish_that_is_not_known_is_refused(monkeypatch):
     monkeypatch.setenv(native.VARIABLE, "sse9")
     with pytest.raises(ConfigError, match='TIDEMILL_NATIVE = "sse9" is not known; take one of off, baseline'):
-        native.asked_for()
+        native.asked_for("off")
 
 
 def test_without_the_library_numpy_computes_and_says_so_and_require_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
     monkeypatch.setenv(native.VARIABLE, "baseline")
     with pytest.warns(RuntimeWarning, match=r"numpy computes the networks: .* was not built"):
-        assert native.asked_for() is None
+        assert native.asked_for("off") is None
     monkeypatch.setenv(native.VARIABLE, "require")
     with pytest.raises(ConfigError, match=r"TIDEMILL_NATIVE = require, but .* was not built"):
-        native.asked_for()
+        native.asked_for("off")
 
 
 def test_an_instruction_set_that_the_processor_lacks_is_named(library, monkeypatch):
@@ -94,3 +100,53 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
 
 def test_version_numbers_of_both_sides_are_one(library):
     assert native.Kernels(library, "baseline").version() == native.VERSION
+
+
+def test_a_policy_s_setting_names_the_instruction_set_and_the_variable_goes_before(monkeypatch, library):
+    monkeypatch.setattr(native, "BUILT", library)
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    config = decode(PolicyConfig, encode(ActorCritic(native="baseline")))
+    assert config.build(SPACES, 0).network.kernels.instruction_set == "baseline"
+    monkeypatch.setenv(native.VARIABLE, "off")
+    assert config.build(SPACES, 0).network.kernels is None
+
+
+def test_a_setting_that_cannot_be_had_is_refused_with_cause_and_cure(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    with pytest.raises(
+        ConfigError, match=r'native = "avx2", but .* was not built .* TIDEMILL_NATIVE=off has'
+    ):
+        ActorCritic(native="avx2").build(SPACES, 0)
+    with pytest.raises(ConfigError, match='native = "sse9" is not known; take one of off, baseline'):
+        ActorCritic(native="sse9")
+
+
+def test_a_setting_without_effect_is_refused():
+    images = Spaces(Box((84, 84, 1), "uint8", (0,), (255,)), Discrete(2))
+    for config, spaces in (
+        (RecurrentActorCritic(native="baseline"), SPACES),
+        (ActorCritic(native="baseline"), images),
+    ):
+        with pytest.raises(ConfigError, match="native = 'baseline' has no effect with images or a memory"):
+            config.build(spaces, 0)
+
+
+def test_a_run_keeps_to_the_core_that_it_names(monkeypatch, library, tmp_path, capsys):
+    monkeypatch.setattr(native, "BUILT", library)
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    experiment = ppo("x", Gymnasium(id="CartPole-v1"), lanes=4)
+    policies = {name: each.replace(native="baseline") for name, each in experiment.policies.items()}
+    run = tidemill.train(
+        experiment.replace(policies=policies, limits=Limits(steps=2048)),
+        run_dir=tmp_path / "run",
+        launch="inline",
+    )
+    assert "the native core (baseline) computes policy" in capsys.readouterr().out
+    monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
+    native.named.cache_clear()
+    with pytest.raises((ConfigError, RunError), match='native = "baseline", but'):
+        tidemill.resume(run.folder, limits={"steps": 4096})
+    monkeypatch.setattr(native, "BUILT", library)
+    native.named.cache_clear()
+    assert tidemill.resume(run.folder, limits={"steps": 4096}).summary.status == "completed"

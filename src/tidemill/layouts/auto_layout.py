@@ -45,6 +45,7 @@ from tidemill.layouts.layout import (
 )
 from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS, read_answer
+from tidemill.native.library import VARIABLE
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
@@ -172,6 +173,7 @@ def _key(experiment: Experiment, source: Path | None) -> str:
         "workers": content["workers"],
         "files": sorted((path.name, digest) for path, digest in own_code(names).items()),
         "processor": processor(),
+        "native": os.environ.get(VARIABLE) or None,
         "cores": cores(),
         "python": platform.python_version(),
         "packages": {

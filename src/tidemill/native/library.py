@@ -1,5 +1,5 @@
 """The library of kernels that this process calls, and the choice of its instruction set
-by ``TIDEMILL_NATIVE``."""
+by ``TIDEMILL_NATIVE`` or a policy's setting."""
 
 import ctypes
 import os
@@ -137,7 +137,24 @@ def choose(wish: str) -> Kernels | None:
         return None
 
 
-def asked_for() -> Kernels | None:
-    """Return the kernels that the environment asks for, unless they cannot be had; by
-    default it asks for none."""
-    return choose(os.environ.get(VARIABLE) or "off")
+@cache
+def named(setting: str) -> Kernels | None:
+    """Return the kernels of the instruction set that a policy's setting ``native`` names,
+    None for "off". Raises `ConfigError` where they cannot be had: a run keeps to what it
+    names, since others have other last bits."""
+    if setting == "off":
+        return None
+    try:
+        return Kernels(BUILT, setting)
+    except NativeUnavailable as error:
+        raise ConfigError(
+            f'native = "{setting}", but {error}. {VARIABLE}=off has numpy compute the network, with other '
+            "last bits"
+        ) from None
+
+
+def asked_for(setting: str) -> Kernels | None:
+    """Return the kernels that the environment asks for, or, where it says nothing, a
+    policy's `setting`; None where numpy is to compute."""
+    wish = os.environ.get(VARIABLE)
+    return choose(wish) if wish else named(setting)

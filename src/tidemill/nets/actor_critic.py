@@ -14,7 +14,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
-from tidemill.native.library import asked_for
+from tidemill.native.library import INSTRUCTION_SETS, Kernels, asked_for
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
@@ -79,6 +79,11 @@ class ActorCritic(PolicyConfig):
     actor does not depend on them in any way. ``global_state`` is passed over where an
     observation lacks it; parts of other names must be there."""
 
+    native: Literal["off", "baseline", "avx2", "avx512"] = "off"
+    """Instruction set in which the native core computes an MLP on a CPU (docs/native.md);
+    ``off``: numpy does. A run keeps to what it names, and is refused where that cannot be
+    had. The variable ``TIDEMILL_NATIVE`` goes before."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_hidden(self.hidden)
@@ -91,6 +96,7 @@ class ActorCritic(PolicyConfig):
             "activation": ("tanh", "relu"),
             "encoder": ("auto", "mlp", "nature_cnn"),
             "convolutions": ("float32", "bfloat16"),
+            "native": ("off", *INSTRUCTION_SETS),
         }
         if self.action_mask in self.critic_only:
             raise ConfigError(
@@ -117,6 +123,8 @@ class ActorCritic(PolicyConfig):
             self.refuse_idle(
                 "hidden", "on an observation that is images alone: their convolutions lead to the heads"
             )
+        if encoder.images or self.memory is not None:
+            self.refuse_idle("native", "with images or a memory, which the native core does not compute")
         if not self._layers(encoder):
             self.refuse_idle("activation", "without hidden layers")
         if not encoder.boxes:
@@ -189,29 +197,35 @@ class ActorCritic(PolicyConfig):
         """
         backend = "torch"
         if device == "cpu" and not self.observation_encoder(spaces).images:
-            backend = "numpy" if self.memory is not None or asked_for() is None else "native"
+            backend = "native" if self.kernels() is not None else "numpy"
         return ActorCriticPolicy(self, spaces, seed, backend, device)
 
+    def kernels(self) -> Kernels | None:
+        """Return the native core's kernels where they are to compute an MLP. Raises
+        `ConfigError` where they cannot be had."""
+        return asked_for(self.native) if self.memory is None else None
 
-def _torch_network(shape: ActorCriticShape, flat: Floats, device: str) -> Network:
+
+def _torch_network(config: ActorCritic, shape: ActorCriticShape, flat: Floats, device: str) -> Network:
     from tidemill.nets.torch_actor_critic import TorchActorCritic
 
     return TorchActorCritic(shape, flat, device)
 
 
-def _native_network(shape: ActorCriticShape, flat: Floats, device: str) -> Network:
-    kernels = asked_for()
+def _native_network(config: ActorCritic, shape: ActorCriticShape, flat: Floats, device: str) -> Network:
+    kernels = config.kernels()
     assert kernels is not None
     return NativeActorCritic(shape, flat, kernels)
 
 
-BACKENDS: dict[str, Callable[[ActorCriticShape, Floats, str], Network]] = {
-    "numpy": lambda shape, flat, device: NumpyActorCritic(shape, flat),
+BACKENDS: dict[str, Callable[[ActorCritic, ActorCriticShape, Floats, str], Network]] = {
+    "numpy": lambda config, shape, flat, device: NumpyActorCritic(shape, flat),
     "native": _native_network,
     "torch": _torch_network,
 }
-"""What makes a network of a shape, its first weights (one after the other) and the name
-of a device. A new backend is a line here, and chosen in `ActorCritic.build_on`."""
+"""What makes a network of a configuration, the shape that follows from it, its first
+weights (one after the other) and the name of a device. A new backend is a line here, and
+chosen in `ActorCritic.build_on`."""
 
 
 class ActorCriticPolicy(TrainablePolicy):
@@ -232,7 +246,7 @@ class ActorCriticPolicy(TrainablePolicy):
         )
         self._features: Floats = np.empty((0, self.encoder.width), np.float32)  # of acting
         super().__init__(
-            BACKENDS[backend](shape, flat, device),
+            BACKENDS[backend](config, shape, flat, device),
             mask_of(spaces, config.action_mask),
             np.random.default_rng(sampling_seed),
         )

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import KernelNetwork, Kernels, address
-from tidemill.nets.distributions import Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
+from tidemill.nets.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+)
 from tidemill.nets.mlp import Floats
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.nets.trainable import nothing
@@ -41,6 +47,8 @@ class NativeActorCritic(NumpyActorCritic):
         self._most = np.array(sizes, np.int64) - 1 if KINDS[type(given)] == 0 else np.ones(1, np.int64)
         self._kept: list[NDArray[Any]] = [np.array(shape.hidden, np.int64), np.array(sizes, np.int64)]
         self._acting_network, self.training = self._described(), self._described()
+        self._of_acting_network = addressof(self._acting_network)
+        self._acting_arrays = _ActingArrays(0, self._branches, self._distribution)
 
     def _described(self) -> KernelNetwork:
         """Return the network with scratch memory of its own."""
@@ -79,29 +87,51 @@ class NativeActorCritic(NumpyActorCritic):
     ) -> Callable[[], None]:
         """See `Network.begin`. Everything is done at once."""
         features = np.ascontiguousarray(inputs["features"], np.float32)
-        n, given, box = len(features), self._distribution, self._box
-        noise = modes = None
+        n = len(features)
+        if n != len(self._acting_arrays.action):
+            self._acting_arrays = _ActingArrays(n, self._branches, self._distribution)
+        work, box, modes = self._acting_arrays, self._box, None
+        if features is not work.features:  # the policy hands in the same ones again and again
+            work.features, work.of_features = features, address(features)
         if deterministic is not True:
-            shape = (n, given.size) if given.normal else (given.draws, n)
-            noise = (rng.standard_normal if given.normal else rng.random)(shape, np.float32)
+            (rng.standard_normal if box else rng.random)(out=work.noise, dtype=np.float32)
             modes = None if deterministic is False else np.array(deterministic, np.bool_)
         forbidden = inputs.get("forbidden")
-        numbers = np.empty((2, n), np.float32)
-        action = np.empty((n, self._branches), np.int32 if box is None else np.float32)
         self.kernels.act(
-            addressof(self._acting_network),
-            address(features),
+            self._of_acting_network,
+            work.of_features,
             None if forbidden is None else address(forbidden),
             n,
-            None if noise is None else address(noise),
+            None if deterministic is True else work.of_noise,
             deterministic is True,
             None if modes is None else address(modes),
             scale,
-            address(action),
-            address(numbers[0]),
-            address(numbers[1]),
+            *work.of_answers,
         )
-        place = out["action"][:n]
-        place[...] = (action if box is None else action * box.half + box.centre).reshape(place.shape)
-        out["log_prob"][:n], out["value"][:n] = numbers
+        action, place = work.action, out["action"][:n]
+        if box is not None:
+            action *= box.half
+            action += box.centre
+        place[...] = action.reshape(place.shape)
+        out["log_prob"][:n], out["value"][:n] = work.log_prob, work.value
         return nothing
+
+
+class _ActingArrays:
+    """The arrays that acting on `n` rows takes, made once: to find an array's address
+    takes as long as a layer.
+
+    features: the rows that were acted on last
+    of_features, of_noise, of_answers: addresses
+    """
+
+    def __init__(self, n: int, branches: int, distribution: Distribution) -> None:
+        normal = distribution.normal
+        self.noise: Floats = np.empty(
+            (n, distribution.size) if normal else (distribution.draws, n), np.float32
+        )
+        self.action: NDArray[Any] = np.empty((n, branches), np.float32 if normal else np.int32)
+        self.log_prob, self.value = np.empty((2, n), np.float32)
+        self.features, self.of_features = np.empty(0, np.float32), 0
+        self.of_noise = address(self.noise)
+        self.of_answers = [address(array) for array in (self.action, self.log_prob, self.value)]

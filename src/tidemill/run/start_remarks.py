@@ -1,8 +1,10 @@
-"""What is said of an experiment at its start, since its user may expect otherwise."""
+"""What is said of an experiment at its start: what its user may expect otherwise, and
+that the native core computes."""
 
 from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
+from tidemill.nets.actor_critic import ActorCritic
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import TrainerConfig
@@ -13,6 +15,10 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     for name, actors in experiment.groups(ActorConfig).items():
         if actors.environment.remote:
             yield _remote(experiment, name, actors)
+    for name, policy in experiment.policies.items():
+        if isinstance(policy, ActorCritic) and (kernels := policy.kernels()):
+            core = f"the native core ({kernels.instruction_set})"
+            yield f"{core} computes policy {name} where it is an MLP on a CPU"
 
 
 def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
