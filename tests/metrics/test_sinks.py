@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,12 +19,13 @@ import pytest
 from tests.run import experiments
 
 import tidemill
-from tidemill import ConfigError, Limits, LoggedRun, MetricSink
+from tidemill import ConfigError, Gymnasium, Limits, LoggedRun, MetricSink
 from tidemill.api.metric_sink import viewer_name
 from tidemill.core.errors import RunError
 from tidemill.metrics.csv_file import CSV
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.metrics.writer import MetricsWriter, find_sinks
+from tidemill.presets.ppo import ppo
 
 EXPERIMENTS = Path(experiments.__file__)
 
@@ -94,6 +96,39 @@ def test_a_sink_that_fails_stops_alone_and_is_told_once(
         "a failing sink: no more is written there (ValueError('no')); metrics.jsonl has all metrics",
         "a failing sink cannot be closed: ValueError('neither')",
     ]
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), ValueError("no more")])
+@pytest.mark.parametrize("when", ["write", "close"])
+def test_a_sink_costs_no_run_whatever_it_raises(when: str, raised: BaseException, tmp_path: Path) -> None:
+    class Raising(MetricSink):
+        def write(self, record: Mapping[str, float]) -> None:
+            if when == "write":
+                raise raised
+
+        def close(self) -> None:
+            raise raised
+
+    made = ppo("small", Gymnasium(id="CartPole-v1"), lanes=4, sample_steps=16, updates=2)
+    done = tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True, log=[Raising, "csv"])
+    assert done.summary.status == "completed" and len(read_metrics(done.folder)) == 2
+    assert (done.folder / "metrics.csv").read_text().count("\n") == 3
+
+
+def test_a_sink_that_cannot_be_made_says_where_and_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+    class Made(MetricSink):
+        def __init__(self, run: LoggedRun) -> None:
+            raise OSError("no such server")
+
+        def write(self, record: Mapping[str, float]) -> None: ...
+
+    with pytest.raises(ConfigError, match=f"--log Made: it cannot be made: OSError: no such.*{__file__}"):
+        tidemill.train("CartPole-v1", launch="inline", run_dir=tmp_path / "run", quiet=True, log=[Made])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sink_that_is_named_twice_is_written_to_once() -> None:
+    assert [sink.__name__ for sink in find_sinks("csv, tensorboard,csv")] == ["CSV", "TensorBoard"]
 
 
 def test_a_run_writes_to_a_sink_of_ones_own_and_a_resumed_one_to_those_of_before(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import typer
@@ -11,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from tidemill.core.errors import Interrupted, TidemillError
+from tidemill.core.errors import Interrupted, TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
+from tidemill.core.user_code import is_installed
 from tidemill.run.trust import Trust
 
 P = ParamSpec("P")
@@ -29,7 +31,8 @@ class Commands(TyperGroup):
 
 
 def friendly(function: Callable[P, None]) -> Callable[P, None]:
-    """Turn errors that users can mend into one message and status 1."""
+    """Turn errors that users can mend into one message and status 1: those that are
+    raised on purpose, and what code of theirs raises, such as a launcher's."""
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -48,8 +51,19 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
                 raise
             print("error: the working directory was removed; go to another one", file=sys.stderr)
             raise typer.Exit(1) from None
+        except Exception as error:
+            where = place(error, _own)
+            if not where:
+                raise
+            print(f"error: {_printable(f'{type(error).__name__}: {error}{where}')}", file=sys.stderr)
+            raise typer.Exit(1) from None
 
     return wrapped
+
+
+def _own(file: str) -> bool:
+    """True of a user's own file, which is neither installed nor Python's."""
+    return os.path.isfile(file) and not is_installed(Path(file).resolve())
 
 
 def _printable(text: str) -> str:

@@ -30,7 +30,8 @@ TidemillError
     └── NoProgress     a worker whose others did not do their part for long
 """
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 
@@ -144,6 +145,13 @@ class Interrupted(RunError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"interrupted by {reason}: nothing was measured")
         self.reason = reason
+
+
+def place(error: BaseException, counts: Callable[[str], bool] = bool) -> str:
+    """Return " (FILE, line N, in FUNCTION)" of where `error` was raised, or of the last
+    of the files that count which led there; "" where there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if counts(frame.filename)]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:

@@ -4,7 +4,8 @@ library by a name of one word, their own by where they are."""
 from collections.abc import Mapping
 from typing import TypeVar
 
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, TidemillError, did_you_mean, place
+from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import load_attribute
 
 T = TypeVar("T")
@@ -23,3 +24,15 @@ def named_class(chosen: "str | type[T]", base: type[T], known: Mapping[str, str]
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{setting} {chosen}: that is {found!r}, and no subclass of {base.__name__}")
     return found
+
+
+def make(chosen: type[T], setting: str, *given: object) -> T:
+    """Return one of the class that a user has chosen by `setting`. Raises `ConfigError`
+    for what that raises, unless it is a `TidemillError`."""
+    try:
+        return chosen(*given)
+    except TidemillError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {why(error)}{place(error, lambda file: file != __file__)}"
+        raise ConfigError(f"{setting} {chosen.__name__}: it cannot be made: {what}") from error

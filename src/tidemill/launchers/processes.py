@@ -238,6 +238,17 @@ class ProcessesLauncher(Launcher):
         return ""
 
     def close(self, seconds: float) -> None:
+        with contextlib.ExitStack() as stack:  # all of it, whatever a transport raises
+            stack.callback(self._remove_empty_logs)
+            if self._temporary is not None:
+                stack.callback(self._temporary.cleanup)
+            stack.callback(self._close_descriptors)
+            if self._transport is not None:
+                stack.callback(self._transport.close)
+                self._transport = None
+            self._end_processes(seconds)
+
+    def _end_processes(self, seconds: float) -> None:
         for link in self._links.values():
             link.close()  # whoever was not told to exit notices this
         deadline = monotonic() + seconds
@@ -254,16 +265,14 @@ class ProcessesLauncher(Launcher):
             while _session_lives(process.pid) and monotonic() < deadline:
                 sleep(0.005)
             kill_session(process.pid)
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
         self._processes.clear()
         self._links.clear()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+
+    def _close_descriptors(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _remove_empty_logs(self) -> None:
         for log in set(self._logs.values()):
             if log.exists() and log.stat().st_size == 0:
                 log.unlink()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.errors import TidemillError
-from tidemill.core.named_class import named_class
+from tidemill.core.named_class import make, named_class
 from tidemill.core.secrets import says_secret
 from tidemill.metrics.json_lines import FILE, JSONLines
 
@@ -27,8 +27,8 @@ Sinks = str | Sequence[str | type[MetricSink]]
 
 
 def find_sinks(chosen: Sinks) -> list[type[MetricSink]]:
-    """Return the classes of the chosen sinks. Raises `ConfigError`."""
-    return [named_class(sink, MetricSink, SINKS, "--log") for sink in split(chosen)]
+    """Return the classes of the chosen sinks, each once. Raises `ConfigError`."""
+    return list(dict.fromkeys(named_class(sink, MetricSink, SINKS, "--log") for sink in split(chosen)))
 
 
 def split(chosen: Sinks) -> list[str | type[MetricSink]]:
@@ -50,7 +50,7 @@ class MetricsWriter:
         self._sinks: list[MetricSink] = []
         try:
             for sink in sinks:
-                self._sinks.append(sink(run))
+                self._sinks.append(make(sink, "--log", run))
         except BaseException:
             self.close()
             raise
@@ -66,10 +66,10 @@ class MetricsWriter:
         for sink in list(self._sinks):
             try:
                 sink.write(plain)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._stop(sink, error)
 
-    def _stop(self, sink: MetricSink, error: Exception) -> None:
+    def _stop(self, sink: MetricSink, error: BaseException) -> None:
         self._sinks.remove(sink)
         log.warning(
             "%s: no more is written there (%s)%s",
@@ -82,7 +82,7 @@ class MetricsWriter:
     def _close(self, sink: MetricSink) -> None:
         try:
             sink.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.warning("%s cannot be closed: %s", sink.title, _what(error))
 
     def close(self) -> None:
@@ -92,6 +92,6 @@ class MetricsWriter:
             self._close(self._sinks.pop())
 
 
-def _what(error: Exception) -> str:
+def _what(error: BaseException) -> str:
     """Return what a user reads of an error of a sink."""
     return str(error) if isinstance(error, (OSError, ImportError, TidemillError)) else repr(error)

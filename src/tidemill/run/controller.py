@@ -42,7 +42,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.config import encode
-from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean
+from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean, place
 from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import known, mask
 from tidemill.layouts.memory_plan import MemoryPlan, make_plan
@@ -160,15 +160,25 @@ class Controller:
             raise RunError(f"broken off {how}, without a final checkpoint") from None
         finally:
             self._interrupts.armed = False
-            self._launcher.close(self._patience)
+            self._close_launcher()
             self._record_rest()
+
+    def _close_launcher(self) -> None:
+        """Have the launcher end what still lives. What it raises is a notice: the run is
+        over."""
+        try:
+            self._launcher.close(self._patience)
+        except Exception as error:
+            self.notices.append(f"{type(self._launcher).__name__} could not tidy up: {_cause(error)}")
 
     def _live(self) -> None:
         try:
             try:
                 links = self._launcher.launch(self.job)
-            except (OSError, RuntimeError) as error:
-                raise RunError(f"the workers cannot be started: {why(error)}") from error
+            except TidemillError:
+                raise
+            except Exception as error:
+                raise RunError(f"the workers cannot be started: {_cause(error)}") from error
             configs = dict(self.job.experiment.members())
             self.members = {name: Member(configs[name], link) for name, link in links.items()}
             self._configure()
@@ -581,3 +591,12 @@ class Controller:
     def _tell_all(self, message: Down) -> None:
         for name in self.members:
             self._send(name, message)
+
+
+def _cause(error: Exception) -> str:
+    """Return what a user reads of what a launcher has raised: of the system's errors what
+    they say and of which file, of others where they come from, too."""
+    if isinstance(error, (OSError, RuntimeError)):
+        file = getattr(error, "filename", None)
+        return f"{why(error)}: {file}" if file else why(error)
+    return f"{type(error).__name__}: {error}{place(error)}"

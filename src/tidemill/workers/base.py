@@ -34,7 +34,7 @@ from tidemill.api.control_messages import (
 )
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
-from tidemill.core.errors import NoProgress, TidemillError
+from tidemill.core.errors import NoProgress, TidemillError, place
 from tidemill.core.resource_shortage import why
 
 # seconds: a sleeping worker looks again all the same; `rescues` counts how often that
@@ -201,7 +201,7 @@ class Worker(WorkerHandle):
                 "part of the experiment"
             )
         if cause is not None:  # something that is not ours to explain: say where
-            message += _place(cause)
+            message += place(cause)
         message = _tail(message, ERROR_LIMIT)
         details = "" if cause is None else _tail("".join(traceback.format_exception(error)), DETAILS_LIMIT)
         waited = error.seconds if isinstance(error, NoProgress) else 0.0
@@ -272,10 +272,3 @@ class Worker(WorkerHandle):
 def _tail(text: str, most: int) -> str:
     """Return the last `most` characters of `text`, marked where something is missing."""
     return text if len(text) <= most else f"[…]{text[3 - most :]}"
-
-
-def _place(error: BaseException) -> str:
-    """Return " (FILE, line N, in FUNCTION)" of where `error` was raised, "" when it never
-    was."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
