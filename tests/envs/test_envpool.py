@@ -152,6 +152,16 @@ def test_tasks_and_settings_that_there_are_not_are_told_with_the_nearest(pool):
         pool("CartPole-v1", 0)
 
 
+def test_infos_are_those_of_the_task(pool):
+    environment = pool("HalfCheetah-v5", 2)
+    driver = Driver(environment)
+    driver.tick()
+    driver.tick()
+    (info, _) = environment.episode_infos(0, [0, 1])
+    assert {"x_position", "reward_run"} <= info.keys()
+    assert not {"env_id", "players", "elapsed_step"} & info.keys()
+
+
 @pytest.mark.parametrize("name", ["CartPole-v1", "HalfCheetah-v5", "CheetahRun-v1", "FrozenLake-v1"])
 def test_the_contract_of_environments_holds(pool, name):
     findings = check_environment(EnvPool(id=name, num_threads=1), seconds=0.2)

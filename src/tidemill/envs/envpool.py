@@ -126,6 +126,7 @@ class EnvPool(EnvironmentConfig):
 _SETTINGS = tuple(each.name for each in fields(EnvPool) if each.name not in ("id", "kwargs"))
 # families that draw; MuJoCo's end the process where there is no OpenGL
 _DRAWN = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid")
+_BOOKKEEPING = ("env_id", "players", "elapsed_step", "ram")  # in infos, and no statistics of episodes
 _TRAINING = {"reward_clip": "clipped to -1, 0 and 1", "episodic_life": "of one life"}  # Atari's
 
 
@@ -174,6 +175,10 @@ class Pool(VectorLanes):
 
     def seed(self, seed: int) -> None:
         """Do nothing: an environment of a pool cannot be seeded again."""
+
+    def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
+        infos = super().episode_infos(group, seats)
+        return [{key: info[key] for key in info if key not in _BOOKKEEPING} for info in infos]
 
 
 def _unbounded(space: Any) -> Any:
