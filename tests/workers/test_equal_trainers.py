@@ -404,10 +404,9 @@ def test_who_shares_a_process() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             experiment.replace(together=together).check()
-    with pytest.raises(ConfigError, match="have one count"):
-        experiment.replace(
-            together=("source", "trainer"), workers={**experiment.workers, "source": Source(count=3)}
-        ).check()
+    more = shared.replace(workers={**experiment.workers, "source": Source(count=3)})
+    more.check()
+    assert more.processes() == [*shared.processes(), ["source-2"]]
 
 
 def test_those_that_go_on_take_one_state_and_draw_numbers_of_their_own(tmp_path: Path) -> None:

@@ -216,9 +216,10 @@ class Experiment(Config):
     workers: configurations of the groups of workers, by the group's name
     limits: when the run ends
     together: names of groups whose workers share a process (or thread) and take turns in
-        it: actor-0 with trainer-0, actor-1 with trainer-1, and so on, so that the groups
-        must have one `count`. So every core both gathers and trains; and an actor that
-        waits for its trainer's leave to step (`ReplayTrainer`) has it at once
+        it: actor-0 with trainer-0, actor-1 with trainer-1, and so on; a worker whose
+        number no other group has is alone. So every core both gathers and trains, or all
+        gather and one trains then; and an actor that waits for its trainer's leave to
+        step (`ReplayTrainer`) has it at once
     curriculum: the stages that environments go through, in order; none: their resets are
         given nothing. The last one is what is trained for: `evaluate` and `play` are in
         that
@@ -264,11 +265,11 @@ class Experiment(Config):
 
     def processes(self) -> list[list[str]]:
         """Return the workers that share a process, for each process, in order."""
-        shared = (
-            [[f"{group}-{i}" for group in self.together] for i in range(self.workers[self.together[0]].count)]
-            if self.together
-            else []
-        )
+        counts = {group: self.workers[group].count for group in self.together}
+        shared = [
+            [f"{group}-{i}" for group, count in counts.items() if i < count]
+            for i in range(max(counts.values(), default=0))
+        ]
         return [
             [name] for name, config in self.members() if name.rpartition("-")[0] not in self.together
         ] + shared
@@ -486,19 +487,14 @@ class Experiment(Config):
             raise ConfigError(
                 "the experiment has no trainer, so nothing would ever end it; add one to workers"
             )
-        counts = {}
         for group in self.together:
             if group not in self.workers:
                 raise ConfigError(
                     f'together names "{group}", which is no group of workers; '
                     f"{did_you_mean(group, self.workers)}"
                 )
-            counts[group] = self.workers[group].count
-        if len(set(counts.values())) > 1 or len(counts) < len(self.together):
-            raise ConfigError(
-                f"together = {self.together}: these groups must be different and have one count, and they "
-                f"have {counts}"
-            )
+        if len(set(self.together)) < len(self.together):
+            raise ConfigError(f"together = {self.together}: these groups must be different")
         self.check_judged()
         self.check_conditions()
         for group, config in self.workers.items():

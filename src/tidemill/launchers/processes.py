@@ -115,9 +115,9 @@ class ProcessesLauncher(Launcher):
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The runner sleeps mostly, and those that take turns wait for nobody but each
+        # The runner sleeps mostly, and where some take turns all wait for nobody but each
         # other, and shortly: they need not leave it a core.
-        own_cores = len(processes) < cores() + all(len(names) > 1 for names in processes)
+        own_cores = len(processes) < cores() + any(len(names) > 1 for names in processes)
         kept = self._cores(experiment, processes)
         text = json.dumps(encode(experiment))
         for names, core in zip(processes, kept, strict=True):

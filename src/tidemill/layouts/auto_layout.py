@@ -49,7 +49,7 @@ from tidemill.native.library import VARIABLE
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
-FORMAT = 4  # of the probe: costs of another one are measured anew
+FORMAT = 5  # of the probe: costs of another one are measured anew
 _LARGEST = 10_000  # bytes of a file of costs
 
 

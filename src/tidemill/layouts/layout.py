@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.config import LAYOUT, Config
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -32,9 +33,10 @@ TICK = 40e-6
 WAKING = {True: 130e-6, False: 220e-6}
 HANDOVER = {True: 15e-6, False: 30e-6}  # and for each lane
 COLD = 80e-6  # core seconds of a tick of one lane after a wait, without the lane's own
-# of a trainer's part of a minibatch: below, summing gradients and calling the library
-# cost more than the arithmetic
-LEAST_ROWS = 128
+# Seconds by which a minibatch takes longer for each other trainer, and for each byte that
+# they sum: a sum of 40 KB takes 22 µs, and the slower one is waited for; in runs both
+# together were 100 to 200 (benchmarks/gradient_sums.py)
+SUM, SUMMED_BYTE = 90e-6, 0.25e-9
 NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer processes is taken,
 ALMOST = 0.01  # and among those with as many, within this, the one with fewer targets
 # an environment waits when its step takes so much longer than its work, and so long
@@ -54,11 +56,13 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wall: seconds that pass in it, those in which others had the core not counted
     infer: core seconds per row acted on, without those of the calls:
     call: core seconds of the calls of policies in a tick, however many rows they answer
-    train: core seconds per row trained on, all epochs
+    train: core seconds per row trained on, all epochs, in whole minibatches
     rows: rows per env step
     parallel: whether equal trainers can share the algorithm
     threaded: whether the environment can be stepped in threads; known of those that wait
     one_core: whether lanes in threads are served as quickly by one core
+    minibatch: core seconds of a minibatch that do not shrink with its rows
+    sums: bytes of what equal trainers sum in each minibatch
     """
 
     env: float
@@ -70,14 +74,17 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallel: bool
     threaded: bool = False
     one_core: bool = False
+    minibatch: float = 0.0
+    sums: int = 0
 
     def __post_init__(self) -> None:
         for name in ("env", "wall", "infer", "train", "rows"):
             value = getattr(self, name)
             if not 0 < value < 1e6:
                 raise ValueError(f"{name} = {value} is no cost")
-        if not 0 <= self.call < 1e6:
-            raise ValueError(f"call = {self.call} is no cost")
+        for name in ("call", "minibatch", "sums"):
+            if not 0 <= (value := getattr(self, name)) < 1e12:
+                raise ValueError(f"{name} = {value} is no cost")
 
     @property
     def waits(self) -> bool:
@@ -106,7 +113,8 @@ class Layout:
     out. Its text (`str`, `parse`) reproduces it exactly.
 
     actors, trainers: how many there are
-    together: whether actor i and trainer i take turns in one process
+    together: whether actor i and trainer i take turns in one process; an actor without a
+        trainer of its number has a process of its own
     lanes, ring: environments of a target, targets of an actor
     sample_steps: rows by which a sample advances
     slots: sample slots per target
@@ -126,9 +134,9 @@ class Layout:
     one_core: bool = False
 
     def __post_init__(self) -> None:
-        if self.together and self.actors != self.trainers:
+        if self.together and self.actors < self.trainers:
             raise ConfigError(
-                f"--layout {self}: together needs as many actors as trainers, not {self.actors} and "
+                f"--layout {self}: together needs an actor for each trainer, not {self.actors} for "
                 f"{self.trainers}; make them equal, or leave together out"
             )
 
@@ -158,7 +166,12 @@ class Layout:
         if self.together:
             if self.actors == 1:
                 return f"1 process, an actor of {lanes} and a trainer by turns"
-            return f"{self.actors} processes, each an actor of {lanes} and a trainer by turns"
+            if self.actors == self.trainers:
+                return f"{self.actors} processes, each an actor of {lanes} and a trainer by turns"
+            trainers = "a trainer by turns with one"
+            if self.trainers > 1:
+                trainers = f"{self.trainers} trainers by turns with as many"
+            return f"{self.actors} processes, each an actor of {lanes}, and {trainers}"
         actors = f"{self.actors} actors, each of" if self.actors > 1 else "an actor of"
         return f"{actors} {lanes} beside {'a trainer' if self.trainers == 1 else f'{self.trainers} trainers'}"
 
@@ -391,7 +404,9 @@ def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
     near = _nearly(promised, NEARLY)
     kind = min((not layout.together, layout.processes) for layout, _ in near)
     alike = [(layout, speed) for layout, speed in near if (not layout.together, layout.processes) == kind]
-    return min((layout for layout, _ in _nearly(alike, ALMOST)), key=lambda layout: layout.ring)
+    return min(
+        (layout for layout, _ in _nearly(alike, ALMOST)), key=lambda layout: (layout.ring, layout.trainers)
+    )
 
 
 def _nearly(promised: list[tuple[Layout, float]], share: float) -> list[tuple[Layout, float]]:
@@ -403,11 +418,12 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
     """Yield the layouts that are possible on so many cores, and the env steps per second
     that each promises."""
     parts = _Parts(experiment)
-    minibatch = getattr(parts.trainers.algorithm, "minibatch_size", 0)
-    most_trainers = max(1, minibatch // LEAST_ROWS) if costs.parallel else 1
-    train = costs.rows * costs.train
-    beside = _by_turns if parts.trainers.max_policy_lag == 0 else min
+    algorithm = parts.trainers.algorithm
+    minibatch = int(getattr(algorithm, "minibatch_size", 0))
+    most_trainers = max(1, minibatch) if costs.parallel else 1
+    lag = parts.trainers.max_policy_lag
     if costs.waits:
+        beside = _by_turns if lag == 0 else min
         if parts.threads is None or not costs.threaded:
             return
         for layout in _waiting(experiment, costs.one_core, cores, most_trainers):
@@ -416,14 +432,28 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
             # what a tick of a target takes of its actor
             served = WAKING[layout.one_core] + costs.call + layout.lanes * own
             turn = max(costs.wall + served, layout.ring * served)
-            yield layout, beside(layout.actors * layout.ring * layout.lanes / turn, layout.trainers / train)
+            train = costs.rows * trained(algorithm, costs, layout.trainers)
+            yield layout, beside(layout.actors * layout.ring * layout.lanes / turn, 1 / train)
         return
-    for layout in _computing(experiment, cores, most_trainers):
+    # actors fill all slots while a sample waits for its update: its oldest row may be as
+    # many versions old as there are slots
+    ahead = lag is not None and lag >= parts.actors.slots
+    for layout in _computing(experiment, cores, most_trainers, ahead):
         gather = costs.env + costs.rows * costs.infer + (TICK + costs.call) / layout.lanes
-        if layout.together:
-            yield layout, layout.actors / (gather + train)
-        else:
-            yield layout, beside(layout.actors / gather, layout.trainers / train)
+        train = costs.rows * trained(algorithm, costs, layout.trainers)
+        speed = _by_turns if layout.together else min
+        yield layout, speed(layout.actors / gather, 1 / train)
+
+
+def trained(algorithm: AlgorithmConfig, costs: Costs, trainers: int) -> float:
+    """Return the seconds in which so many equal trainers train on a row, all epochs: each
+    has its share of the rows, all of what a minibatch costs besides, and the sums."""
+    rows, epochs = int(getattr(algorithm, "minibatch_size", 1)), int(getattr(algorithm, "epochs", 1))
+    others = trainers - 1
+    # large sums are cut, so that nobody reads more than twice their size
+    sums = others * SUM + min(others, 2) * SUMMED_BYTE * costs.sums
+    besides = min(costs.minibatch * epochs / rows, costs.train)
+    return (costs.train - besides) / trainers + besides + sums * epochs / rows
 
 
 def _by_turns(acting: float, training: float) -> float:
@@ -431,16 +461,16 @@ def _by_turns(acting: float, training: float) -> float:
     return 1 / (1 / acting + 1 / training)
 
 
-def _computing(experiment: Experiment, cores: int, most_trainers: int) -> Iterator[Layout]:
-    """Equal processes that gather and train by turns, and actors beside trainers: never
-    more processes than cores."""
+def _computing(experiment: Experiment, cores: int, most_trainers: int, ahead: bool) -> Iterator[Layout]:
+    """Processes that all gather, and then train, or some of them; where actors may be
+    ahead of the trainers (`Trainer.max_policy_lag`), these beside those, too: never more
+    processes than cores."""
     own = layout_of(experiment)
     for actors in (n for n in range(1, cores + 1) if own.lanes % n == 0):
         apart = replace(own, actors=actors, lanes=own.lanes // actors)
-        if actors <= most_trainers:
-            yield replace(apart, trainers=actors, together=True, slots=1)
-        for trainers in range(1, min(most_trainers, cores - actors, actors) + 1):
-            if actors % trainers == 0:
+        for trainers in (n for n in range(1, min(most_trainers, actors) + 1) if actors % n == 0):
+            yield replace(apart, trainers=trainers, together=True, slots=1)
+            if ahead and actors + trainers <= cores:
                 yield replace(apart, trainers=trainers)
 
 

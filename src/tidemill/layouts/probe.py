@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter, sleep
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from tidemill.api.algorithm import ROW_FIELDS, AlgorithmConfig, DataParallel, Sample
+from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig
@@ -56,6 +56,8 @@ class Arithmetic(msgspec.Struct):
     train: float
     rows: int
     parallel: bool
+    minibatch: float
+    sums: int
 
 
 def measure(experiment: Experiment, source: str | None = None) -> Costs:
@@ -79,8 +81,8 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
     (actors,) = experiment.groups(Actors).values()
     (trainer,) = experiment.groups(Trainer).values()
     groups = match_agents(agents, actors.agents)
-    infer = call = train = 0.0
-    parallel = True
+    infer = call = 0.0
+    trained = Training(0.0, True, 0.0, 0)
     for spec, group in zip(actors.agents, groups, strict=True):
         spaces, config = seen_by(spec, agents[group[0]].spaces), experiment.policies[spec.policy]
         with placeholder_weights():
@@ -88,12 +90,12 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
         per_row, per_call = measure_policy(policy, config, spaces, actors.lanes * len(group))
         infer, call = infer + len(group) * per_row, call + per_call
         if trainer.samples in spec.streams and spec.policy == trainer.policy:
-            cost, parallel = measure_learner(
+            found = measure_learner(
                 trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group)
             )
-            train += len(group) * cost
-    rows = sum(map(len, groups))
-    return Arithmetic(infer=infer / rows, call=call, train=train / rows, rows=rows, parallel=parallel)
+            trained = found._replace(row=trained.row + len(group) * found.row)
+    rows, (train, parallel, minibatch, sums) = sum(map(len, groups)), trained
+    return Arithmetic(infer / rows, call, train / rows, rows, parallel, minibatch, sums)
 
 
 @contextmanager
@@ -261,6 +263,16 @@ def answering(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -
     return timed(act, COMPUTING / 2, precise=True).each[0]
 
 
+class Training(NamedTuple):
+    """What training costs: core seconds of a row, all epochs; whether equal trainers can
+    share the algorithm; what a minibatch costs besides, and the bytes that they sum."""
+
+    row: float
+    parallel: bool
+    minibatch: float
+    sums: int
+
+
 def measure_learner(
     config: AlgorithmConfig,
     policy: Policy,
@@ -268,34 +280,48 @@ def measure_learner(
     spaces: Spaces,
     spec: AgentSpec,
     seats: int,
-) -> tuple[float, bool]:
-    """Return the core seconds of training on a row, all epochs, and whether equal
-    trainers can share the algorithm.
-
-    As many rows as a minibatch has, if there is time, since calls cost the less per row
-    the more rows they get.
+) -> Training:
+    """Return what training costs, by as many rows as a batch has, if there is time: what
+    is done once in an update, and the calls of a minibatch, cost the less per row the
+    more rows they get. What a minibatch costs besides its rows is seen by half ones.
     """
     calm = {
         name: value for name, value in (("target_kl", None), ("learning_rate", 1e-8)) if hasattr(config, name)
     }
     # so that updates of the same rows again and again lead nowhere
-    algorithm = config.replace(**calm).build(policy, 0)
-    most, rows = min(int(getattr(config, "minibatch_size", FEW_ROWS)), seats * spec.sample_steps), FEW_ROWS
+    config = config.replace(**calm)
+    algorithm, most, rows = config.build(policy, 0), seats * spec.sample_steps, FEW_ROWS
+    while True:
+        sample = make_sample(policy, policy_config, spaces, spec, min(seats, rows), rows)
+        trained = int(np.count_nonzero(sample.trained()))
+        if rows == FEW_ROWS:
+            algorithm.update([sample], 0.0)  # what happens once only
+        cost = _updating(algorithm, sample, COMPUTING if rows >= most else 0.0)
+        fits = int(COMPUTING / cost)
+        if rows >= most or fits < 2 * trained:
+            break
+        rows = min(most, fits)
+    size = getattr(config, "minibatch_size", 1)
+    if not isinstance(algorithm, DataParallel):
+        return Training(cost, False, 0.0, 0)
+    if not 2 <= size <= trained:  # less than a minibatch says nothing of it
+        return Training(cost, True, 0.0, algorithm.largest_sum)
+    half = config.replace(minibatch_size=size // 2).build(policy, 0)
+    # twice as many minibatches for the same rows
+    more = _updating(half, sample, COMPUTING) - cost
+    besides = max(more, 0.0) * size / int(getattr(config, "epochs", 1))
+    return Training(cost, True, besides, algorithm.largest_sum)
+
+
+def _updating(algorithm: Algorithm, sample: Sample, seconds: float) -> float:
+    """Return the core seconds per row of updates with `sample`."""
+    trained = int(np.count_nonzero(sample.trained()))
 
     def update() -> int:
         algorithm.update([sample], 0.0)
         return trained
 
-    while True:
-        sample = make_sample(policy, policy_config, spaces, spec, min(seats, rows), rows)
-        trained = int(np.count_nonzero(sample.trained()))
-        if rows == FEW_ROWS:
-            update()  # what happens once only
-        cost, _ = timed(update, COMPUTING if rows >= most else 0.0, precise=True).each
-        fits = int(COMPUTING / cost)
-        if rows >= most or fits < 2 * trained:
-            return cost, isinstance(algorithm, DataParallel)
-        rows = min(most, fits)
+    return timed(update, seconds, precise=True).each[0]
 
 
 def make_sample(
