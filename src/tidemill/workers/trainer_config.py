@@ -131,7 +131,9 @@ class Trainer(TrainerConfig):
         dropped and counted; it is looked at before each use. None: no sample is dropped.
         Actors are not held back, so that a low limit throws work away; but for 0, which
         is synchronous training: each actor sends one sample per update, waits for that,
-        and goes on with the new version (see `workers.lockstep`): nothing is dropped
+        and goes on with the new version (see `workers.lockstep`): nothing is dropped. A
+        layout that is chosen has actors gather while a trainer learns only where this
+        is a number no less than their `slots`
     """
 
     retired: ClassVar[dict[str, tuple[Any, str]]] = {
