@@ -79,6 +79,7 @@ SYSTEMS = {
     )
 }
 ALL = tuple(SYSTEMS)
+SMALL = (TIDEMILL, "stable_baselines3", "cleanrl_style")
 WORKS = {
     work.name: work
     for work in (
@@ -90,6 +91,9 @@ WORKS = {
             target=True,
         ),
         Work("half_cheetah", "HalfCheetah-v5", ALL),
+        Work("cartpole_small", "CartPole-v1, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL),
+        Work("hopper_small", "Hopper-v5, the same", SMALL),
+        Work("half_cheetah_small", "HalfCheetah-v5, the same", SMALL),
         Work("pong", "ALE/Pong-v5, 4 epochs", ALL, "agent steps/s"),
         Work("pong_one_epoch", "ALE/Pong-v5, 1 epoch", ALL, "agent steps/s"),
         Work("cartpole_served", "CartPole-v1 with policy workers", (TIDEMILL,), inline="cartpole"),

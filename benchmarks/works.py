@@ -37,14 +37,22 @@ ROLLOUT = 128
 
 
 def _ppo(
-    name: str, environment: EnvironmentConfig, lanes: int, policy: ActorCritic | None = None, **algorithm: Any
+    name: str,
+    environment: EnvironmentConfig,
+    lanes: int,
+    policy: ActorCritic | None = None,
+    *,
+    rollout: int = ROLLOUT,
+    minibatches: int = 4,
+    **algorithm: Any,
 ) -> Experiment:
-    plain = PPO(minibatch_size=ROLLOUT * lanes // 4, normalise_returns=False, **algorithm)
+    rows = rollout * lanes // minibatches
+    plain = PPO(minibatch_size=rows, normalise_returns=False, **algorithm)
     return Experiment(
         name=name,
         policies={"policy": policy or ActorCritic()},
         workers={
-            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=ROLLOUT),)),
+            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=rollout),)),
             "trainer": Trainer(algorithm=plain),
         },
     )
@@ -79,6 +87,28 @@ def _pong(name: str, epochs: int) -> Experiment:
     environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions="bfloat16")
     return _ppo(
         name, environment, 32, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01
+    )
+
+
+def cartpole_small() -> Experiment:
+    """CartPole-v1, batches as Stable-Baselines3 has them: 8 lanes of 256 rows,
+    minibatches of 64, 10 epochs."""
+    return _small("CartPole-v1")
+
+
+def hopper_small() -> Experiment:
+    """The same with Hopper-v5."""
+    return _small("Hopper-v5")
+
+
+def half_cheetah_small() -> Experiment:
+    """The same with HalfCheetah-v5."""
+    return _small("HalfCheetah-v5")
+
+
+def _small(environment: str) -> Experiment:
+    return _ppo(
+        environment, Gymnasium(id=environment), 8, rollout=256, minibatches=32, epochs=10, learning_rate=3e-4
     )
 
 

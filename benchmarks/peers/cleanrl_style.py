@@ -13,6 +13,9 @@ LAYOUTS = {
     "half_cheetah": {"envs": 64, "threads": 1, "vector": "EnvPool, 2 threads"},
     "pong": {"envs": 8, "threads": 2, "vector": "AtariVectorEnv, 2 threads"},
     "pong_one_epoch": {"envs": 8, "threads": 2, "vector": "AtariVectorEnv, 2 threads"},
+    "cartpole_small": {"envs": 8, "threads": 1, "vector": "SyncVectorEnv"},
+    "hopper_small": {"envs": 8, "threads": 1, "vector": "EnvPool, 2 threads"},
+    "half_cheetah_small": {"envs": 8, "threads": 1, "vector": "EnvPool, 2 threads"},
 }
 ARGS, WORK, LAYOUT = common.arguments(LAYOUTS)
 os.environ["OMP_NUM_THREADS"] = str(LAYOUT["threads"])
@@ -31,7 +34,7 @@ torch.set_num_threads(LAYOUT["threads"])
 def make_envs(count):
     """Return the vector environment, its observation and action spaces, and whether a
     finished environment's next row is its reset."""
-    if ARGS.work == "cartpole":
+    if LAYOUT["vector"] == "SyncVectorEnv":
         same_step = gym.vector.AutoresetMode.SAME_STEP
         envs = gym.vector.SyncVectorEnv(
             [lambda: gym.make(WORK.environment)] * count, copy=False, autoreset_mode=same_step
@@ -40,7 +43,7 @@ def make_envs(count):
     if ARGS.work == "cartpole_vector":
         envs = gym.make_vec(WORK.environment, num_envs=count, vectorization_mode="vector_entry_point")
         return envs, envs.single_observation_space, envs.single_action_space, True
-    if ARGS.work == "half_cheetah":
+    if LAYOUT["vector"].startswith("EnvPool"):
         import envpool
 
         envs = envpool.make_gymnasium(WORK.environment, num_envs=count, num_threads=2, seed=ARGS.seed)
@@ -127,7 +130,7 @@ def main():
 
     meter = common.Meter(ARGS.seconds, WORK.target)
     returns, finished, trained = np.zeros(count), deque(maxlen=100), 0
-    first = envs.reset(seed=ARGS.seed) if ARGS.work != "half_cheetah" else envs.reset()
+    first = envs.reset() if LAYOUT["vector"].startswith("EnvPool") else envs.reset(seed=ARGS.seed)
     next_obs, next_done = torch.from_numpy(np.array(first[0], as_float)), torch.zeros(count)
     done = np.zeros(count, bool)
     meter.start()

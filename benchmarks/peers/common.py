@@ -41,12 +41,17 @@ class Work:
 
 _CARTPOLE = Work("CartPole-v1", "mlp", epochs=4, learning_rate=3e-3, target=475.0)
 _PONG = Work("ALE/Pong-v5", "nature", epochs=4, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01)
+_SMALL = Work("", "mlp", epochs=10, learning_rate=3e-4, rollout=256, minibatches=32)
 WORKS = {
     "cartpole": _CARTPOLE,
     "cartpole_vector": _CARTPOLE,
     "half_cheetah": Work("HalfCheetah-v5", "mlp", epochs=4, learning_rate=3e-4),
     "pong": _PONG,
     "pong_one_epoch": replace(_PONG, epochs=1),
+    # batches as Stable-Baselines3 has them: 8 lanes of 256 rows, minibatches of 64
+    "cartpole_small": replace(_SMALL, environment="CartPole-v1", target=475.0),
+    "hopper_small": replace(_SMALL, environment="Hopper-v5"),
+    "half_cheetah_small": replace(_SMALL, environment="HalfCheetah-v5"),
 }
 
 

@@ -14,6 +14,9 @@ LAYOUTS = {
     "half_cheetah": {"envs": 64, "threads": 1, "vector": "DummyVecEnv"},
     "pong": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
     "pong_one_epoch": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
+    "cartpole_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
+    "hopper_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
+    "half_cheetah_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
     "dqn": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
     "sac": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
 }
