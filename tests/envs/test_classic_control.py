@@ -6,8 +6,7 @@ import pytest
 from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.envs import lanes
-from tidemill.envs.batch_lanes import BATCHES, FEWEST_LANES, BatchLanes
+from tidemill.envs.batch_lanes import BATCHES, BatchLanes
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.testing.check_env import check_environment
 
@@ -130,8 +129,8 @@ def test_what_is_asked_of_gymnasium_is_gymnasiums():
         environment.close()
     drawn = Gymnasium(id="Pendulum-v1").build(LANES, 0, render=True)
     assert type(drawn) is LaneLoop
-    assert type(Gymnasium(id="Pendulum-v1").build(FEWEST_LANES - 1, 0)) is LaneLoop
-    assert isinstance(Gymnasium(id="Pendulum-v1").build(FEWEST_LANES, 0), BatchLanes)
+    assert type(Gymnasium(id="Pendulum-v1").build(BatchLanes.fewest - 1, 0)) is LaneLoop
+    assert isinstance(Gymnasium(id="Pendulum-v1").build(BatchLanes.fewest, 0), BatchLanes)
 
 
 def test_each_class_in_the_table_is_one_that_gymnasium_registers():
@@ -143,7 +142,7 @@ def test_each_class_in_the_table_is_one_that_gymnasium_registers():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_contract_of_environments_holds(name, monkeypatch):
-    monkeypatch.setattr(lanes, "FEWEST_LANES", 2)  # as many as the check builds
+    monkeypatch.setattr(BatchLanes, "fewest", 2)  # as many as the check builds
     looked = []
     findings = check_environment(
         Gymnasium(id=name), seconds=0.1, look=lambda _, environment: looked.append(environment) or []

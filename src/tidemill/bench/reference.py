@@ -45,6 +45,7 @@ from tidemill.bench.plain_mlps import PlainMLPs
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.schema import Arrays, Schema, allocate
+from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, end_session, obey, random_rows, timed
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_device import convolution_type
@@ -65,7 +66,7 @@ def env_part(config: ActorConfig, environment: Environment) -> tuple[Callable[[]
     """Return a function that steps every lane some times and returns how many env steps
     that were, and whether the environment steps elsewhere than in the thread that calls
     it."""
-    if isinstance(config.environment, Gymnasium):
+    if isinstance(config.environment, Gymnasium) and isinstance(environment, LaneLoop):
         return plain_lanes([plain(config.environment) for _ in range(config.lanes)]), False
     vector = getattr(environment, "env", None)
     if vector is not None and hasattr(vector, "num_envs"):

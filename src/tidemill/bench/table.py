@@ -13,7 +13,6 @@ from tidemill.core.clock import PLACES
 
 PUBLISHED: dict[tuple[str, str], tuple[str, dict[str, float]]] = {
     ("Gymnasium", "CartPole-v1"): ("mlp 64×64 tanh", {"env": 6.1, "infer": 0.44, "train": 0.94}),
-    ("Gymnasium", "HalfCheetah-v5"): ("", {"env": 44.0}),
     ("Atari", "ALE/Pong-v5"): ("nature cnn bfloat16", {"env": 245.0, "infer": 58.0, "train": 275.0}),
 }
 """(kind of environment, id) → network, and part → core-µs per unit, on `MACHINE` with

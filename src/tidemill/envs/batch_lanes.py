@@ -10,15 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.gymnasium_registry import fps_of
 from tidemill.envs.reset_options import reset_env, take_options
-from tidemill.envs.spaces import action_caster, from_gymnasium
+from tidemill.envs.spaces import action_caster, spaces_of
 from tidemill.envs.tick_check import TickCheck
 
 _CLASSIC = "tidemill.envs.classic_control"
+_MUJOCO = {
+    "ant": "Ant",
+    "half_cheetah": "HalfCheetah",
+    "hopper": "Hopper",
+    "humanoid": "Humanoid",
+    "humanoidstandup": "HumanoidStandup",
+    "inverted_double_pendulum": "InvertedDoublePendulum",
+    "inverted_pendulum": "InvertedPendulum",
+    "pusher": "Pusher",
+    "reacher": "Reacher",
+    "swimmer": "Swimmer",
+    "walker2d": "Walker2d",
+}
 BATCHES: dict[str, tuple[str, str]] = {
     "gymnasium.envs.classic_control.acrobot:AcrobotEnv": (_CLASSIC, "Acrobot"),
     "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv": (
@@ -27,11 +39,14 @@ BATCHES: dict[str, tuple[str, str]] = {
     ),
     "gymnasium.envs.classic_control.mountain_car:MountainCarEnv": (_CLASSIC, "MountainCar"),
     "gymnasium.envs.classic_control.pendulum:PendulumEnv": (_CLASSIC, "Pendulum"),
+    **{
+        f"gymnasium.envs.mujoco.{module}_v{version}:{kind}Env": ("tidemill.envs.mujoco_tasks", kind)
+        for version in (4, 5)
+        for module, kind in _MUJOCO.items()
+    },
 }
 """By class of a Gymnasium environment: module and name of the `BatchLanes` that stand for
 its lanes. A subclass, or an environment in wrappers, steps itself."""
-FEWEST_LANES = 4
-"""With fewer lanes the calls of numpy take as long as Gymnasium's code."""
 
 
 class BatchLanes(Environment):
@@ -41,17 +56,18 @@ class BatchLanes(Environment):
     that it leaves (`_load`).
 
     env: the environment that resets lanes, without a wrapper
+    fewest: number of lanes from which on it saves time: with fewer the calls of numpy
+        take as long as Gymnasium's code
     """
+
+    fewest = 4
 
     def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
         """Take over `env`; `name` is what messages call it. After `limit` steps an
         episode is cut; 0: never."""
         self.env, self.name, self.lanes = env, name, lanes
         self.max_episode_steps = limit
-        self._spaces = Spaces(
-            from_gymnasium(env.observation_space, f"{name}: observation_space"),
-            from_gymnasium(env.action_space, f"{name}: action_space"),
-        )
+        self._spaces = spaces_of(env, name)
         self.agents = (AgentInfo("agent", self._spaces),)
         self.render_fps = fps_of(env)
         self._cast = action_caster(self._spaces.action)
@@ -64,6 +80,12 @@ class BatchLanes(Environment):
         self._stepped: tuple[Array, Array, Array] | None = None
         self._begun: dict[int, Any] = {}  # first observations of the lanes that were reset
         self._idle = np.ones(lanes, np.bool_)  # finished and not yet reset
+
+    @classmethod
+    def fits(cls, env: Any) -> bool:
+        """Return whether the lanes are equal to `env`; it may be reset and stepped to
+        find out."""
+        return True
 
     @abstractmethod
     def _step(self, actions: Array) -> tuple[Array, Array, Array]:
@@ -149,8 +171,9 @@ class BatchLanes(Environment):
         return observation
 
 
-def batch_of(env: Any) -> type[BatchLanes] | None:
-    """Return the class that steps lanes of `env` by whole arrays; None where there is
-    none, or `env` has wrappers."""
+def batch_of(env: Any, lanes: int) -> type[BatchLanes] | None:
+    """Return the class that steps so many lanes of `env` by whole arrays; None where
+    there is none, or it saves no time, or `env` has wrappers."""
     module, kind = BATCHES.get(f"{type(env).__module__}:{type(env).__qualname__}", ("", ""))
-    return getattr(import_module(module), kind) if module else None
+    batch: type[BatchLanes] | None = getattr(import_module(module), kind) if module else None
+    return batch if batch is not None and lanes >= batch.fewest and batch.fits(env) else None

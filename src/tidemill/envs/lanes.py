@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
-from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
+from tidemill.api.spaces import Dict, Tuple, leaves
 from tidemill.core.config import layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
-from tidemill.envs.batch_lanes import FEWEST_LANES, BatchLanes, batch_of
+from tidemill.envs.batch_lanes import BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.space_values import LeafReader, LeafWriter, brief, readers_of
-from tidemill.envs.spaces import from_gymnasium, nest
+from tidemill.envs.spaces import nest, spaces_of
 from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class Gymnasium(EnvironmentConfig):
         lanes among targets (`Actors.ring`), so that some step while the actor serves
         others, and where they wait keep it on one core (`Actors.one_core`): ring=16,
         lanes=4, threads=4 for 64 in all
-    vectorized: whether several lanes of an environment in `batch_lanes.BATCHES` (classic
-        control) step by whole arrays, which gives the numbers of Gymnasium's own in every
-        bit; False: Gymnasium's own code steps each. Threads, pictures and wrappers have
-        that in any case
+    vectorized: whether lanes of an environment in `batch_lanes.BATCHES` (MuJoCo, several
+        of classic control) step by whole arrays, which gives the numbers of Gymnasium's
+        own in every bit; False: Gymnasium's own code steps each. Threads, pictures and
+        wrappers have that in any case
     """
 
     id: str | None = None
@@ -98,9 +98,9 @@ class Gymnasium(EnvironmentConfig):
         own = getattr(getattr(first, "spec", None), "max_episode_steps", None)
         limit: int = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
         wrapped = limit > 0 and type(first) is gymnasium.wrappers.TimeLimit
-        if self.vectorized and lanes >= FEWEST_LANES and not (render or self.threads):
+        if self.vectorized and not (render or self.threads):
             bare = first.env if wrapped else first
-            if (batch := batch_of(bare)) is not None:
+            if (batch := batch_of(bare, lanes)) is not None:
                 return batch(bare, self.name, lanes, seed, limit)
         envs = [first, *(self.make_one() for _ in range(lanes - 1))]
         # The loop counts the steps of all lanes at once, which is 0.1 µs a step less than
@@ -177,10 +177,7 @@ class LaneLoop(Environment):
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
         self.max_episode_steps = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None) or 0
-        self._spaces = Spaces(
-            from_gymnasium(envs[0].observation_space, f"{name}: observation_space"),
-            from_gymnasium(envs[0].action_space, f"{name}: action_space"),
-        )
+        self._spaces = spaces_of(envs[0], name)
         self.agents = (AgentInfo("agent", self._spaces),)
         self.render_fps = fps_of(envs[0])
         # env steps of each lane in its episode

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ def from_gymnasium(space: "gymnasium.Space[Any]", where: str = "space") -> Space
             return Tuple(tuple(from_gymnasium(part, f"{where}.{i}") for i, part in enumerate(space.spaces)))
     raise ConfigError(
         f"{where} is a {type(space).__name__} space ({space}), which has no array of fixed shape; {_CURE}"
+    )
+
+
+def spaces_of(env: Any, name: str) -> Spaces:
+    """Return the spaces of a `gymnasium.Env` that messages call `name`."""
+    return Spaces(
+        from_gymnasium(env.observation_space, f"{name}: observation_space"),
+        from_gymnasium(env.action_space, f"{name}: action_space"),
     )
 
 

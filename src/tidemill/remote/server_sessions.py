@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.space_values import brief
-from tidemill.envs.spaces import from_gymnasium
+from tidemill.envs.spaces import spaces_of
 from tidemill.envs.tick_check import check_flag, check_number
 from tidemill.remote.wire import (
     PROTOCOL,
@@ -132,10 +131,7 @@ class Sessions:
         self.idle_seconds = idle_seconds
         self._left_seconds = left_seconds
         env = make()
-        self.spaces = Spaces(
-            from_gymnasium(env.observation_space, f"{name}: observation_space"),
-            from_gymnasium(env.action_space, f"{name}: action_space"),
-        )
+        self.spaces = spaces_of(env, name)
         self._max_episode_steps = getattr(env.spec, "max_episode_steps", None) or 0
         env.close()
         self._observations = Values(self.spaces.observation, "observation")
