@@ -127,9 +127,10 @@ class MujocoLanes(BatchLanes):
         ]
 
     def _step(self, actions: Array) -> tuple[Array, Array, Array]:
-        lanes = [lane for lane in range(self.lanes) if lane not in self._resting]
+        lanes: Sequence[int] = range(self.lanes)
         controls, datas, given = self._controls, self._data, actions
         if self._resting:
+            lanes = [lane for lane in lanes if lane not in self._resting]
             controls, datas = [controls[lane] for lane in lanes], [datas[lane] for lane in lanes]
             given = actions[lanes]
         for control, values in zip(controls, given, strict=True):
