@@ -40,7 +40,7 @@ BATCHES: dict[str, tuple[str, str]] = {
     "gymnasium.envs.classic_control.mountain_car:MountainCarEnv": (_CLASSIC, "MountainCar"),
     "gymnasium.envs.classic_control.pendulum:PendulumEnv": (_CLASSIC, "Pendulum"),
     **{
-        f"gymnasium.envs.mujoco.{module}_v{version}:{kind}Env": ("tidemill.envs.mujoco_tasks", kind)
+        f"gymnasium.envs.mujoco.{module}_v{version}:{kind}Env": ("tidemill.envs.mujoco_tasks", f"{kind}Lanes")
         for version in (4, 5)
         for module, kind in _MUJOCO.items()
     },

@@ -84,7 +84,7 @@ class Mover(MujocoLanes):
         return {"x_position": state["qpos"][:, 0], "x_velocity": parts["velocity"][:, 0]}
 
 
-class HalfCheetah(Mover):
+class HalfCheetahLanes(Mover):
     """A cheetah in a plane, which runs."""
 
     def infos(self, state: State, parts: Mapping[str, Array]) -> dict[str, Array]:
@@ -92,7 +92,7 @@ class HalfCheetah(Mover):
         return {**super().infos(state, parts), forward: parts["forward"], "reward_ctrl": -parts["ctrl"]}
 
 
-class Walker2d(Mover):
+class Walker2dLanes(Mover):
     """Two legs in a plane, which walk and must not fall."""
 
     def healthy(self, state: State) -> Array:
@@ -111,7 +111,7 @@ class Walker2d(Mover):
         return infos
 
 
-class Hopper(Walker2d):
+class HopperLanes(Walker2dLanes):
     """One leg in a plane, which hops and must not fall."""
 
     def healthy(self, state: State) -> Array:
@@ -139,7 +139,7 @@ class PlaneMover(Mover):
         }
 
 
-class Swimmer(PlaneMover):
+class SwimmerLanes(PlaneMover):
     """Three links in water, which swim."""
 
     def infos(self, state: State, parts: Mapping[str, Array]) -> dict[str, Array]:
@@ -149,7 +149,7 @@ class Swimmer(PlaneMover):
         return {**super().infos(state, parts), **told, "reward_ctrl": -parts["ctrl"]}
 
 
-class Ant(PlaneMover):
+class AntLanes(PlaneMover):
     """Four legs, which run and must not fall."""
 
     reads = ("xpos", "cfrc_ext")
@@ -232,7 +232,7 @@ class Body(MujocoLanes):
         return {"tendon_length": state["ten_length"], "tendon_velocity": state["ten_velocity"]}
 
 
-class Humanoid(Body, PlaneMover):
+class HumanoidLanes(Body, PlaneMover):
     """A humanoid that walks and must not fall."""
 
     reads = (*Body.reads, "xipos", "ten_length", "ten_velocity")
@@ -273,7 +273,7 @@ class Humanoid(Body, PlaneMover):
         }
 
 
-class HumanoidStandup(Body):
+class HumanoidStandupLanes(Body):
     """A humanoid that lies on the ground and is to stand up."""
 
     reads = (*Body.reads, "ten_length", "ten_velocity")
@@ -308,7 +308,7 @@ class HumanoidStandup(Body):
 # ---- paid for staying up ---------------------------------------------------------------
 
 
-class InvertedPendulum(MujocoLanes):
+class InvertedPendulumLanes(MujocoLanes):
     """A pole on a cart, which must not fall."""
 
     def observe(self, state: State) -> Sequence[Array]:
@@ -320,7 +320,7 @@ class InvertedPendulum(MujocoLanes):
         return Judgement(survive, ended, {"reward_survive": survive} if self.version == 5 else {})
 
 
-class InvertedDoublePendulum(MujocoLanes):
+class InvertedDoublePendulumLanes(MujocoLanes):
     """Two poles on a cart, one on the other."""
 
     reads = ("site_xpos", "qfrc_constraint")
@@ -357,7 +357,7 @@ class InvertedDoublePendulum(MujocoLanes):
 # ---- paid for being near ---------------------------------------------------------------
 
 
-class Reacher(MujocoLanes):
+class ReacherLanes(MujocoLanes):
     """An arm in a plane, whose fingertip is to come near a target."""
 
     reads = ("xpos",)
@@ -388,7 +388,7 @@ class Reacher(MujocoLanes):
         return state["xpos"][:, self._fingertip] - state["xpos"][:, self._target]
 
 
-class Pusher(MujocoLanes):
+class PusherLanes(MujocoLanes):
     """An arm that is to push a thing near a goal."""
 
     reads = ("xpos",)
