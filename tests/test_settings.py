@@ -175,6 +175,7 @@ IDLE = {
     "ActorCritic.hidden": lambda: ActorCritic(hidden=(512,)).weights(IMAGE),
     "ActorCritic.activation": lambda: ActorCritic(activation="relu").weights(IMAGE),
     "ActorCritic.convolutions": lambda: ActorCritic(convolutions="bfloat16").build(PLAIN, 0),
+    "ActorCritic.native": lambda: ActorCritic(native="baseline").weights(IMAGE),
     "ActorCritic.normalise_observations": lambda: ActorCritic(normalise_observations=True).build(CHOICES, 0),
     "ActorCritic.log_std_init": lambda: ActorCritic(log_std_init=-1.0).build(PLAIN, 0),
     "TorchNetwork.log_std_init": lambda: Own(log_std_init=-1.0).answer(PLAIN),

@@ -5,7 +5,8 @@ raw, as they are stored in rows.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import Config
@@ -78,6 +79,18 @@ def misfit(policy: Policy, out: Arrays, error: Exception) -> SchemaError:
 class PolicyConfig(Config):
     """The configuration of a policy: a subclass is what `Experiment.policies` takes. It
     imports no torch; `build` may."""
+
+    @property
+    def undecided(self) -> bool:
+        """True when settings are left to a measurement of this machine. Unmeasured it is
+        built all the same."""
+        return False
+
+    def alternatives(self) -> Sequence[Self]:
+        """Return the configurations of which the one that is quickest on this machine is
+        taken, all with the same weights; the plain one first, which is taken unless
+        another is clearly quicker. Decided ones have none but themselves."""
+        return (self,)
 
     def weights(self, spaces: Spaces) -> dict[str, Field] | None:
         """Return the fields of `Policy.parameters`, without allocating them: what a file

@@ -14,8 +14,9 @@ train: one shuffled gather, then per minibatch the clipped PPO loss, backward, t
     gradient's norm clipped, fused Adam. Per row and epoch
 
 infer and train are written plainly in torch; for MLPs once more in numpy (`plain_mlps`),
-since at their sizes torch's calls and its tanh cost more than the arithmetic, and a bound
-that takes the dearer of two plain ways would be none. The cheaper one counts. Minibatches
+since at their sizes torch's calls and its tanh cost more than the arithmetic; for
+convolutions in bfloat16 once more in float32. A bound that takes the dearer of two plain
+ways would be none: the cheaper one counts. Minibatches
 have as many rows as each of the experiment's equal trainers has of them.
 
 This is a process of its own, one on each core, all at work at the same time (`measure`
@@ -312,11 +313,7 @@ def network_parts(
     if len(encoder.images) + bool(encoder.width) != 1 or (encoder.images and config.towers(encoder) > 1):
         return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     discrete = isinstance(spaces.action, Discrete)
-    network = ReferenceNetwork(
-        config,
-        encoder,
-        spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape)),
-    )
+    outputs = spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape))
 
     def inputs(observation: Arrays) -> Tensor:
         if encoder.images:
@@ -325,37 +322,52 @@ def network_parts(
         encoder.encode(observation, flat)
         return torch.from_numpy(flat)
 
-    def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
-        head, value = network(part["input"])
-        return *log_prob_entropy(head, network.log_std, part["action"]), value
-
     columns["input"], x = inputs(seen), inputs(acted)
-    with torch.no_grad():  # as it is at the first epoch: nothing is clipped
-        every = [
-            evaluate({name: columns[name][i : i + 1024] for name in ("input", "action")})[0]
-            for i in range(0, rows, 1024)
-        ]
-    columns["log_prob"] = torch.cat(every)
-    infer = infer_part(network, x, discrete)
-    step = torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))
+
+    def in_torch(config: ActorCritic) -> tuple[ReferenceNetwork, Columns, Parts]:
+        network = ReferenceNetwork(config, encoder, outputs)
+
+        def evaluate(part: Columns) -> tuple[Tensor, Tensor, Tensor]:
+            head, value = network(part["input"])
+            return *log_prob_entropy(head, network.log_std, part["action"]), value
+
+        with torch.no_grad():  # as it is at the first epoch: nothing is clipped
+            every = [
+                evaluate({name: columns[name][i : i + 1024] for name in ("input", "action")})[0]
+                for i in range(0, rows, 1024)
+            ]
+        step = torch_step(ppo, loss_of(ppo, evaluate), list(network.parameters()))
+        own = {**columns, "log_prob": torch.cat(every)}
+        return (
+            network,
+            own,
+            {
+                "infer": infer_part(network, x, discrete),
+                "train": train_part(minibatch, own, step),
+            },
+        )
+
+    network, own, parts = in_torch(config)
     if encoder.images:
-        return f"nature cnn {str(network.dtype).removeprefix('torch.')}", {
-            "infer": infer,
-            "train": train_part(minibatch, columns, step),
-        }
+        kind = str(network.dtype).removeprefix("torch.")
+        ways = {kind: parts}
+        if network.dtype is not torch.float32:  # the bound is of what is quicker here
+            ways["float32"] = in_torch(config.replace(convolutions="float32"))[2]
+        every = {f"{part} {way}": found[part] for part in parts for way, found in ways.items()}
+        return f"nature cnn {kind}", every
     plain_mlps = plain_of(network, config, ppo)
 
     def infer_numpy() -> int:
         plain_mlps.act(x.numpy(), discrete)
         return batch
 
-    arrays = {name: column.numpy() for name, column in columns.items()}
+    arrays = {name: column.numpy() for name, column in own.items()}
     trains = {
-        "train torch": train_part(minibatch, columns, step),
+        "train torch": parts["train"],
         "train numpy": lambda: plain_mlps.epoch(minibatch, arrays),
     }
     kind = f"mlp {'×'.join(map(str, config.hidden))} {config.activation}{', shared' * network.shared}"
-    return kind, {"infer torch": infer, "infer numpy": infer_numpy, **trains}
+    return kind, {"infer torch": parts["infer"], "infer numpy": infer_numpy, **trains}
 
 
 def plain_of(network: ReferenceNetwork, config: ActorCritic, ppo: PPO) -> PlainMLPs:

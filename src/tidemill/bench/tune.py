@@ -26,7 +26,7 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillError
 from tidemill.core.secrets import hide
 from tidemill.core.user_code import refuse_while_loading
-from tidemill.layouts.auto_layout import costs_of, processor
+from tidemill.layouts.auto_layout import costs_of, decided, processor
 from tidemill.layouts.layout import Costs, Layout, apply, choose, layout_of, promises, why_unchanged
 from tidemill.workers.trainer_config import Trainer
 
@@ -109,6 +109,7 @@ def tune(
     except ConfigError as error:
         raise ConfigError(f"{experiment.name} cannot be tuned, since {error}") from None
     costs, count = costs_of(experiment, source), cores()
+    experiment, whole = decided(experiment, costs), decided(whole, costs)
     tuning = Tuning(experiment, costs, count, candidates(experiment, whole, costs, count))
     tuning.runs = len(tuning.trials) + TURNS * min(FINALISTS, len(tuning.trials))
     speed = max((speed for _, speed in promises(whole, costs, count)), default=0.0)

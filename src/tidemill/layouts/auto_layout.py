@@ -16,7 +16,7 @@ import platform
 import subprocess
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 
 from tidemill.api.experiment import Experiment
-from tidemill.core.config import encode
+from tidemill.api.policy import PolicyConfig
+from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private_files import private, private_folder
@@ -46,10 +47,17 @@ from tidemill.layouts.layout import (
 from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS, read_answer
 from tidemill.native.library import VARIABLE
+from tidemill.nets.choose_device import choose_device
+from tidemill.workers.actor import Actors
+from tidemill.workers.trainer_config import Trainer
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
 FORMAT = 5  # of the probe: costs of another one are measured anew
+HOLD_BACK = (
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"),
+    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", VARIABLE),
+)
 _LARGEST = 10_000  # bytes of a file of costs
 
 
@@ -83,15 +91,34 @@ def lay_out(
     fixed: Collection[str] = (),
     processes: bool = True,
 ) -> LaidOut:
-    """Return the experiment laid out.
+    """Return the experiment laid out, and what its policies leave undecided decided.
 
     source: the file that it came from
     layout: "auto": as its costs on this machine advise; "measure": the same, from costs
         measured anew; "given": as it is; or a layout's text
     fixed: paths of the settings that the user made; where they are a matter of layout,
         the experiment stays as it is
-    processes: whether workers get processes, for which alone layouts are chosen
+    processes: whether workers get processes, for which alone anything is measured
     """
+    found = _lay_out(experiment, source, layout, fixed, processes)
+    if found.costs is None and processes and layout != GIVEN and _measurable(experiment):
+        try:
+            found = replace(found, costs=costs_of(experiment, source, anew=layout == MEASURE))
+        except RunError as error:
+            note = f"undecided settings stay so, since costs could not be measured: {error}"
+            return replace(found, note="; ".join(filter(None, (found.note, note))))
+    if found.costs is None or not (words := found.costs.decisions()):
+        return found
+    return replace(
+        found,
+        experiment=decided(found.experiment, found.costs),
+        note="; ".join(filter(None, (found.note, words))),
+    )
+
+
+def _lay_out(
+    experiment: Experiment, source: Path | None, layout: str, fixed: Collection[str], processes: bool
+) -> LaidOut:
     if layout == GIVEN:
         return LaidOut(experiment)
     if layout not in (AUTO, MEASURE):
@@ -116,6 +143,26 @@ def lay_out(
         f"--layout {found})"
     )
     return LaidOut(apply(experiment, found), found, costs, note)
+
+
+def _measurable(experiment: Experiment) -> bool:
+    """Return whether a measurement can decide what policies leave undecided: they are
+    trained by one group of trainers, of one group of actors, on cores."""
+    actors, trainers = experiment.groups(Actors), experiment.groups(Trainer)
+    undecided = any(policy.undecided for policy in experiment.policies.values())
+    if not undecided or len(actors) != 1 or len(trainers) != 1:
+        return False
+    (trainer,) = trainers.values()
+    return (choose_device("auto", 0) if trainer.device == "auto" else trainer.device) == "cpu"
+
+
+def decided(experiment: Experiment, costs: Costs) -> Experiment:
+    """Return the experiment with the settings of its policies that `costs` decided."""
+    policies = {
+        name: decode(PolicyConfig, {**encode(experiment.policies[name]), **settings})
+        for name, settings in costs.decided.items()
+    }
+    return experiment.replace(policies={**experiment.policies, **policies})
 
 
 def check_layout(layout: str) -> None:
@@ -173,7 +220,7 @@ def _key(experiment: Experiment, source: Path | None) -> str:
         "workers": content["workers"],
         "files": sorted((path.name, digest) for path, digest in own_code(names).items()),
         "processor": processor(),
-        "native": os.environ.get(VARIABLE) or None,
+        "instructions": instructions(),
         "cores": cores(),
         "python": platform.python_version(),
         "packages": {
@@ -199,6 +246,16 @@ def processor() -> str:
             if line.startswith("model name")
         )
     return platform.processor() or platform.machine()
+
+
+def instructions() -> list[str]:
+    """Return what numeric libraries choose their kernels by: the processor's features,
+    and the environment variables that hold them back."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = next(line for line in lines if line.startswith(("flags", "Features")))
+        return [*features.split()[2:], *(f"{name}={os.environ.get(name)}" for name in HOLD_BACK)]
+    return [f"{name}={os.environ.get(name)}" for name in HOLD_BACK]
 
 
 def _read(path: Path) -> Costs | None:

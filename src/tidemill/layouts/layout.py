@@ -63,6 +63,8 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     one_core: whether lanes in threads are served as quickly by one core
     minibatch: core seconds of a minibatch that do not shrink with its rows
     sums: bytes of what equal trainers sum in each minibatch
+    decided: policy → the settings that it left undecided, as they are quickest; `infer`,
+        `call` and `train` are those of the policies that result
     """
 
     env: float
@@ -76,6 +78,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     one_core: bool = False
     minibatch: float = 0.0
     sums: int = 0
+    decided: dict[str, dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         for name in ("env", "wall", "infer", "train", "rows"):
@@ -104,6 +107,14 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         trained = microseconds(self.rows * self.train)
         return f"a step takes {step} µs{waited}, inference {acted}, training {trained}" + (
             "" if self.waits else " on a core"
+        )
+
+    def decisions(self) -> str:
+        """Return in words what was decided, "" where nothing was open."""
+        return ", ".join(
+            f"{policy}: {name} = {value}"
+            for policy, settings in self.decided.items()
+            for name, value in settings.items()
         )
 
 

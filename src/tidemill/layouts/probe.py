@@ -27,12 +27,13 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
+from tidemill.core.config import encode
 from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, obey, order_of, random_rows, start, timed
-from tidemill.layouts.layout import COLD, Costs, waits
+from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
 from tidemill.nets.weights import placeholder_weights
 from tidemill.workers.actor import Actors, AgentSpec, match_agents
 from tidemill.workers.actor_environments import seen_by
@@ -40,6 +41,9 @@ from tidemill.workers.trainer_config import Trainer
 
 SECONDS = 20  # a probe that takes longer is given up
 STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference and for training each
+# for training in each of several alternatives: whole minibatches, since those of few rows
+# cost other multiples of one another
+DECIDING = 0.5
 QUICK = 1e-3  # seconds of a step; slower environments are measured by one lane
 BUILDING = 0.15  # seconds that building all lanes may take; else there are fewer
 FEW_LANES = 2
@@ -58,6 +62,7 @@ class Arithmetic(msgspec.Struct):
     parallel: bool
     minibatch: float
     sums: int
+    decided: dict[str, dict[str, Any]]
 
 
 def measure(experiment: Experiment, source: str | None = None) -> Costs:
@@ -77,25 +82,82 @@ def measure(experiment: Experiment, source: str | None = None) -> Costs:
 
 
 def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> Arithmetic:
-    """Return what policies and learner cost where the environment has `agents`."""
+    """Return what policies and learner cost where the environment has `agents`. Policies
+    that are undecided are measured in all their alternatives, and the quickest counts."""
     (actors,) = experiment.groups(Actors).values()
     (trainer,) = experiment.groups(Trainer).values()
     groups = match_agents(agents, actors.agents)
     infer = call = 0.0
-    trained = Training(0.0, True, 0.0, 0)
+    trained, configs = NO_TRAINING, dict(experiment.policies)
     for spec, group in zip(actors.agents, groups, strict=True):
-        spaces, config = seen_by(spec, agents[group[0]].spaces), experiment.policies[spec.policy]
-        with placeholder_weights():
-            policy = config.build(spaces, 0)
-        per_row, per_call = measure_policy(policy, config, spaces, actors.lanes * len(group))
-        infer, call = infer + len(group) * per_row, call + per_call
-        if trainer.samples in spec.streams and spec.policy == trainer.policy:
-            found = measure_learner(
-                trainer.algorithm, policy, config, spaces, spec, actors.lanes * len(group)
-            )
-            trained = found._replace(row=trained.row + len(group) * found.row)
+        spaces, seats = seen_by(spec, agents[group[0]].spaces), actors.lanes * len(group)
+        options = configs[spec.policy].alternatives()
+        seconds = DECIDING if len(options) > 1 else COMPUTING
+        found = quickest([_measure_player(trainer, spec, each, spaces, seats, seconds) for each in options])
+        configs[spec.policy] = found.config
+        infer, call = infer + len(group) * found.infer, call + found.call
+        if found.trained is not NO_TRAINING:
+            trained = found.trained._replace(row=trained.row + len(group) * found.trained.row)
     rows, (train, parallel, minibatch, sums) = sum(map(len, groups)), trained
-    return Arithmetic(infer / rows, call, train / rows, rows, parallel, minibatch, sums)
+    decided = {
+        name: changes(policy, configs[name])
+        for name, policy in experiment.policies.items()
+        if configs[name] != policy
+    }
+    return Arithmetic(infer / rows, call, train / rows, rows, parallel, minibatch, sums, decided)
+
+
+class Training(NamedTuple):
+    """What training costs: core seconds of a row, all epochs; whether equal trainers can
+    share the algorithm; what a minibatch costs besides, and the bytes that they sum."""
+
+    row: float
+    parallel: bool
+    minibatch: float
+    sums: int
+
+
+NO_TRAINING = Training(0.0, True, 0.0, 0)
+
+
+class PlayerCosts(NamedTuple):
+    """What the agents of a spec cost with one configuration of their policy: core seconds
+    of a row acted on and of a call that answers one of each of its `seats`, and what
+    training on them costs."""
+
+    config: PolicyConfig
+    seats: int
+    infer: float
+    call: float
+    trained: Training
+
+    @property
+    def seconds(self) -> float:
+        """Core seconds of a row, acted on and trained on."""
+        return self.infer + self.call / self.seats + self.trained.row
+
+
+def _measure_player(
+    trainer: Trainer, spec: AgentSpec, config: PolicyConfig, spaces: Spaces, seats: int, seconds: float
+) -> PlayerCosts:
+    with placeholder_weights():
+        policy = config.build(spaces, 0)
+    acting, trained = measure_policy(policy, config, spaces, seats), NO_TRAINING
+    if trainer.samples in spec.streams and spec.policy == trainer.policy:
+        trained = measure_learner(trainer.algorithm, policy, config, spaces, spec, seats, seconds)
+    return PlayerCosts(config, seats, *acting, trained)
+
+
+def quickest(found: Sequence[PlayerCosts]) -> PlayerCosts:
+    """Return what costs least: the first one, unless another is clearly quicker."""
+    best = min(found, key=lambda each: each.seconds)
+    return best if best.seconds < (1 - NEARLY) * found[0].seconds else found[0]
+
+
+def changes(before: PolicyConfig, after: PolicyConfig) -> dict[str, Any]:
+    """Return the settings in which `after` differs, as plain data."""
+    plain = encode(before)
+    return {name: value for name, value in encode(after).items() if value != plain.get(name)}
 
 
 @contextmanager
@@ -263,16 +325,6 @@ def answering(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -
     return timed(act, COMPUTING / 2, precise=True).each[0]
 
 
-class Training(NamedTuple):
-    """What training costs: core seconds of a row, all epochs; whether equal trainers can
-    share the algorithm; what a minibatch costs besides, and the bytes that they sum."""
-
-    row: float
-    parallel: bool
-    minibatch: float
-    sums: int
-
-
 def measure_learner(
     config: AlgorithmConfig,
     policy: Policy,
@@ -280,10 +332,12 @@ def measure_learner(
     spaces: Spaces,
     spec: AgentSpec,
     seats: int,
+    seconds: float = COMPUTING,
 ) -> Training:
-    """Return what training costs, by as many rows as a batch has, if there is time: what
-    is done once in an update, and the calls of a minibatch, cost the less per row the
-    more rows they get. What a minibatch costs besides its rows is seen by half ones.
+    """Return what training costs, by as many rows as a batch has, if so many seconds are
+    enough: what is done once in an update, and the calls of a minibatch, cost the less
+    per row the more rows they get. What a minibatch costs besides its rows is seen by
+    half ones.
     """
     calm = {
         name: value for name, value in (("target_kl", None), ("learning_rate", 1e-8)) if hasattr(config, name)
@@ -296,8 +350,8 @@ def measure_learner(
         trained = int(np.count_nonzero(sample.trained()))
         if rows == FEW_ROWS:
             algorithm.update([sample], 0.0)  # what happens once only
-        cost = _updating(algorithm, sample, COMPUTING if rows >= most else 0.0)
-        fits = int(COMPUTING / cost)
+        cost = _updating(algorithm, sample, seconds if rows >= most else 0.0)
+        fits = int(seconds / cost)
         if rows >= most or fits < 2 * trained:
             break
         rows = min(most, fits)

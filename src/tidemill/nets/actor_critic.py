@@ -2,10 +2,10 @@
 the configuration, and the policy that it describes. Its networks are `numpy_actor_critic`
 and `torch_actor_critic`; only the second imports torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +54,12 @@ class ActorCritic(PolicyConfig):
     """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two
     are at least 36, and flattens the rest; ``mlp`` flattens all; ``nature_cnn`` is
     ``auto`` that refuses an observation without images."""
-    convolutions: Literal["float32", "bfloat16"] = "float32"
+    convolutions: Literal["auto", "float32", "bfloat16"] = "float32"
     """What the convolutions compute in; weights, heads and Adam are float32 always.
-    bfloat16 is about twice as fast on a CPU that has it; on one that has not, float32 is
-    taken all the same."""
+    bfloat16 is up to twice as fast on a CPU that has it, and slower on some; on one that
+    has not, float32 is taken all the same. ``auto`` is decided by a measurement before
+    processes start, and the run's configuration says for what; unmeasured it is
+    bfloat16."""
     shared_critic: bool | None = None
     """Whether the critic shares all layers but its head with the actor. None: with images
     yes, unless the critic sees more; else no."""
@@ -95,7 +97,7 @@ class ActorCritic(PolicyConfig):
         choices = {
             "activation": ("tanh", "relu"),
             "encoder": ("auto", "mlp", "nature_cnn"),
-            "convolutions": ("float32", "bfloat16"),
+            "convolutions": ("float32", "bfloat16", "auto"),
             "native": ("off", *INSTRUCTION_SETS),
         }
         if self.action_mask in self.critic_only:
@@ -108,6 +110,17 @@ class ActorCritic(PolicyConfig):
                 raise ConfigError(
                     f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}'
                 )
+
+    @property
+    def undecided(self) -> bool:
+        return self.convolutions == "auto"
+
+    def alternatives(self) -> Sequence[Self]:
+        if not self.undecided:
+            return (self,)
+        from tidemill.nets.torch_device import has_bfloat16
+
+        return [self.replace(convolutions=kind) for kind in ("float32", "bfloat16")[: 1 + has_bfloat16()]]
 
     def observation_encoder(self, spaces: Spaces) -> ObservationEncoder:
         """Return what flattens the observations. Raises `ConfigError` where the settings

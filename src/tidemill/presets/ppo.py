@@ -118,7 +118,7 @@ def atari(name: str, environment: Atari) -> Experiment:
     """Atari games: Nature CNN; 16 lanes x 129 rows of 4 x 84 x 84 bytes keep a sample
     slot under 60 MB."""
     algorithm = PPO(learning_rate=5e-4, minibatch_size=256, epochs=2, clip=0.1, entropy_coefficient=0.01)
-    policy = ActorCritic(convolutions="bfloat16") if environment.size >= SMALLEST_IMAGE else ActorCritic()
+    policy = ActorCritic(convolutions="auto") if environment.size >= SMALLEST_IMAGE else ActorCritic()
     return ppo(
         name, environment, lanes=16, sample_steps=128, policy=policy, algorithm=algorithm, steps=10_000_000
     )
