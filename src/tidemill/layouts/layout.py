@@ -37,7 +37,7 @@ COLD = 80e-6  # core seconds of a tick of one lane after a wait, without the lan
 # they sum: a sum of 40 KB takes 22 µs, and the slower one is waited for; in runs both
 # together were 100 to 200 (benchmarks/gradient_sums.py)
 SUM, SUMMED_BYTE = 90e-6, 0.25e-9
-NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer processes is taken,
+NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer workers is taken,
 ALMOST = 0.01  # and among those with as many, within this, the one with fewer targets
 # an environment waits when its step takes so much longer than its work, and so long
 WAIT_FACTOR, WAIT_SECONDS = 2.0, 0.5e-3
@@ -413,11 +413,13 @@ def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
     if not promised:
         return layout_of(experiment)
     near = _nearly(promised, NEARLY)
-    kind = min((not layout.together, layout.processes) for layout, _ in near)
-    alike = [(layout, speed) for layout, speed in near if (not layout.together, layout.processes) == kind]
-    return min(
-        (layout for layout, _ in _nearly(alike, ALMOST)), key=lambda layout: (layout.ring, layout.trainers)
-    )
+    parts = min(_parts(layout) for layout, _ in near)
+    alike = [(layout, speed) for layout, speed in near if _parts(layout) == parts]
+    return min((layout for layout, _ in _nearly(alike, ALMOST)), key=lambda layout: layout.ring)
+
+
+def _parts(layout: Layout) -> tuple[bool, int, int]:
+    return not layout.together, layout.processes, layout.trainers
 
 
 def _nearly(promised: list[tuple[Layout, float]], share: float) -> list[tuple[Layout, float]]:
