@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ctypes import addressof
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from tidemill.algorithms.minibatches import Floats, Integers
 from tidemill.core.schema import Array
 from tidemill.native.library import KernelLoss, KernelRows, address
 from tidemill.nets.native_actor_critic import NativeActorCritic
-
-if TYPE_CHECKING:
-    from tidemill.algorithms.ppo import PPO
 
 
 class NativePPO:
@@ -33,12 +30,12 @@ class NativePPO:
         self._kept: list[Array] = []  # what `_rows` has the addresses of
         self._of_weights, self._parts = address(shared), address(shared[network.size :])
 
-    def bind(self, config: PPO, inputs: Mapping[str, Array], columns: Sequence[Mapping[str, Any]]) -> None:
-        """Take minibatches from the rows of these `inputs` from now on, with the loss of
-        `config`; columns: as of `PolicyGradientLearner`."""
-        unclipped = -1.0 if config.clip_value is None else config.clip_value
-        self._loss = KernelLoss(config.clip, unclipped, config.value_coefficient, config.entropy_coefficient)
-        self.columns = columns
+    def bind(
+        self, loss: KernelLoss, inputs: Mapping[str, Array], columns: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Take minibatches from the rows of these `inputs` from now on, with this `loss`;
+        columns: as of `PolicyGradientLearner`."""
+        self._loss, self.columns = loss, columns
         scalars = columns[1]["scalars"]
         kept = [
             np.ascontiguousarray(inputs["features"], np.float32),

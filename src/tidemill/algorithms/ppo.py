@@ -13,6 +13,7 @@ from tidemill.algorithms.native_ppo import NativePPO
 from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
+from tidemill.native.library import KernelLoss
 from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.trainable import TrainablePolicy
 
@@ -90,7 +91,10 @@ class PPOLearner(PolicyGradientLearner):
         if native is None or not len(pieces):
             return super()._differentiate(source, columns, pieces, weight)
         if native.columns is not columns:
-            native.bind(self.config, source.inputs, columns)
+            config = self.config
+            unclipped = -1.0 if config.clip_value is None else config.clip_value
+            loss = KernelLoss(config.clip, unclipped, config.value_coefficient, config.entropy_coefficient)
+            native.bind(loss, source.inputs, columns)
         native.differentiate(pieces, weight)
         return len(pieces)
 

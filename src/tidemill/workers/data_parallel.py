@@ -17,6 +17,7 @@ import numpy as np
 
 from tidemill.api.algorithm import Algorithm, DataParallel, Sample
 from tidemill.api.buffer import BufferedSample, SampleCounts
+from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.clock import Clock, awake
@@ -61,9 +62,12 @@ class EqualTrainers:
         self._left = False  # alone
 
     @classmethod
-    def of(cls, context: Context, config: TrainerConfig, algorithm: Algorithm, clock: Clock) -> Self:
-        """Return those of a trainer. Raises `ConfigError` for an algorithm that cannot
-        have any, where there are some."""
+    def of(
+        cls, context: Context, config: TrainerConfig, algorithm: Algorithm, clock: Clock, *, restored: bool
+    ) -> Self:
+        """Return those of a trainer whose algorithm was `restored` from a checkpoint or
+        not. Raises `ConfigError` for an algorithm that cannot have any, where there are
+        some."""
         policy, names = config.policy, context.experiment.holders(config.policy, "sum")
         if not names:
             return cls(clock)
@@ -73,6 +77,9 @@ class EqualTrainers:
                 f"{type(config.algorithm).__name__}, since its algorithm is no DataParallel (see "
                 "tidemill.api.algorithm); set the trainer's count to 1"
             )
+        # all were given the random state of the first, which the checkpoint has
+        if restored and (own := number(context.name)):
+            algorithm.separate(own)
         others = {rank: name for rank, name in enumerate(names) if name != context.name}
         senders = {
             rank: context.endpoints.producer(f"sums/{policy}/{context.name}/{name}")

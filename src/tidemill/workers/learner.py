@@ -11,7 +11,7 @@ from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig
 from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
@@ -162,7 +162,9 @@ class Learner:
         else:
             self.algorithm = self._build_algorithm()
             self.policy.version = 0
-        self.equal_trainers = EqualTrainers.of(context, config, self.algorithm, self._clock)
+        self.equal_trainers = EqualTrainers.of(
+            context, config, self.algorithm, self._clock, restored=self.found is not None
+        )
         edges = context.edges(f"parameters/{config.policy}/")
         if edges:
             self._publisher = ParameterPublisher(context.endpoints.writer(edges[0].name), self.policy)
@@ -211,9 +213,6 @@ class Learner:
             self.algorithm = self._build_algorithm()
         self.policy.load(found.arrays["policy"], self.counters.updates)
         self.algorithm.load_state(found.arrays["algorithm"])
-        # equal trainers were given the random state of the first
-        if isinstance(self.algorithm, DataParallel) and (rank := number(self._context.name)):
-            self.algorithm.separate(rank)
         self._saved = self.counters.updates, self.counters.steps
 
     # ---- training ----------------------------------------------------------------------
