@@ -1,18 +1,24 @@
 """The kernels are chosen by TIDEMILL_NATIVE, and what cannot be had is said by name."""
 
 import shutil
+import time
 
 import pytest
 
 import tidemill
 from tidemill import ActorCritic, Gymnasium, Limits, RecurrentActorCritic
+from tidemill.api.environment import AgentInfo
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.layouts.auto_layout import lay_out
+from tidemill.layouts.probe import measure_arithmetic
 from tidemill.native import build as building
 from tidemill.native import library as native
 from tidemill.native.build import CannotCompile, build
+from tidemill.nets.native_actor_critic import NativeActorCritic
+from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.presets.ppo import ppo
 
 SPACES = Spaces(Box((3,), "float32"), Discrete(2))
@@ -118,7 +124,7 @@ def test_a_setting_that_cannot_be_had_is_refused_with_cause_and_cure(monkeypatch
         ConfigError, match=r'native = "avx2", but .* was not built .* TIDEMILL_NATIVE=off has'
     ):
         ActorCritic(native="avx2").build(SPACES, 0)
-    with pytest.raises(ConfigError, match='native = "sse9" is not known; take one of off, baseline'):
+    with pytest.raises(ConfigError, match='native = "sse9" is not known; take one of off, auto'):
         ActorCritic(native="sse9")
 
 
@@ -150,3 +156,49 @@ def test_a_run_keeps_to_the_core_that_it_names(monkeypatch, library, tmp_path, c
     monkeypatch.setattr(native, "BUILT", library)
     native.named.cache_clear()
     assert tidemill.resume(run.folder, limits={"steps": 4096}).summary.status == "completed"
+
+
+def automatic():
+    experiment = ppo("x", Gymnasium(id="CartPole-v1"), lanes=4)
+    policies = {name: each.replace(native="auto") for name, each in experiment.policies.items()}
+    return experiment.replace(policies=policies)
+
+
+def test_auto_is_decided_by_measurement_and_written_into_the_configuration(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    laid_out = lay_out(automatic(), None)
+    (policy,) = laid_out.experiment.policies.values()
+    assert policy.native in native.choices() and f"native = {policy.native}" in laid_out.note
+
+
+def test_auto_is_what_the_variable_says_and_numpy_where_the_core_is_missing(monkeypatch, library, tmp_path):
+    monkeypatch.setattr(native, "BUILT", library)
+    monkeypatch.setenv(native.VARIABLE, "baseline")
+    assert [each.native for each in ActorCritic(native="auto").alternatives()] == ["baseline"]
+    monkeypatch.delenv(native.VARIABLE)
+    assert len(ActorCritic(native="auto").alternatives()) == 2
+    monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
+    assert [each.native for each in ActorCritic(native="auto").alternatives()] == ["off"]
+    assert ActorCritic(native="auto").build(SPACES, 0).network.kernels is None
+
+
+def test_the_cheaper_of_numpy_and_the_core_is_taken(monkeypatch, library):
+    """What is slept for is not cheap."""
+    monkeypatch.setattr(native, "BUILT", library)
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    agents = [AgentInfo("agent", SPACES)]
+    for slow in (NumpyActorCritic, NativeActorCritic):
+        with monkeypatch.context() as patched:
+            begin = slow.begin
+
+            def late(self, *args, begin=begin):
+                end = time.process_time() + 0.003
+                while time.process_time() < end:
+                    pass
+                return begin(self, *args)
+
+            patched.setattr(slow, "begin", late)
+            found = measure_arithmetic(automatic(), agents)
+            ((chosen,),) = (each.values() for each in found.decided.values())
+            assert (chosen == "off") == (slow is NativeActorCritic)

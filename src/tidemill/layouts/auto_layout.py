@@ -46,7 +46,7 @@ from tidemill.layouts.layout import (
 )
 from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS, read_answer
-from tidemill.native.library import VARIABLE
+from tidemill.native.library import VARIABLE, choices
 from tidemill.nets.choose_device import choose_device
 from tidemill.workers.actor import Actors
 from tidemill.workers.trainer_config import Trainer
@@ -221,6 +221,7 @@ def _key(experiment: Experiment, source: Path | None) -> str:
         "files": sorted((path.name, digest) for path, digest in own_code(names).items()),
         "processor": processor(),
         "instructions": instructions(),
+        "native": choices(),
         "cores": cores(),
         "python": platform.python_version(),
         "packages": {

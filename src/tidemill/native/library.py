@@ -137,12 +137,24 @@ def choose(wish: str) -> Kernels | None:
         return None
 
 
+def choices() -> list[str]:
+    """Return the settings that "auto" may become on this machine: numpy, and the best
+    instruction set, unless the environment says which."""
+    if wish := os.environ.get(VARIABLE):
+        kernels = choose(wish)
+        return ["off" if kernels is None else kernels.instruction_set]
+    try:
+        return ["off", Kernels(BUILT).instruction_set]
+    except NativeUnavailable:
+        return ["off"]
+
+
 @cache
 def named(setting: str) -> Kernels | None:
     """Return the kernels of the instruction set that a policy's setting ``native`` names,
-    None for "off". Raises `ConfigError` where they cannot be had: a run keeps to what it
-    names, since others have other last bits."""
-    if setting == "off":
+    None for "off", and for "auto" outside a run. Raises `ConfigError` where they cannot
+    be had: a run keeps to what it names, since others have other last bits."""
+    if setting in ("off", "auto"):
         return None
     try:
         return Kernels(BUILT, setting)

@@ -14,7 +14,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
-from tidemill.native.library import INSTRUCTION_SETS, Kernels, asked_for
+from tidemill.native.library import INSTRUCTION_SETS, Kernels, asked_for, choices
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
@@ -81,10 +81,11 @@ class ActorCritic(PolicyConfig):
     actor does not depend on them in any way. ``global_state`` is passed over where an
     observation lacks it; parts of other names must be there."""
 
-    native: Literal["off", "baseline", "avx2", "avx512"] = "off"
+    native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "off"
     """Instruction set in which the native core computes an MLP on a CPU (docs/native.md);
-    ``off``: numpy does. A run keeps to what it names, and is refused where that cannot be
-    had. The variable ``TIDEMILL_NATIVE`` goes before."""
+    ``off``: numpy does; ``auto`` is decided as that of `convolutions` is, unmeasured it
+    is ``off``. A run keeps to what it names, and is refused where that cannot be had. The
+    variable ``TIDEMILL_NATIVE`` goes before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +99,7 @@ class ActorCritic(PolicyConfig):
             "activation": ("tanh", "relu"),
             "encoder": ("auto", "mlp", "nature_cnn"),
             "convolutions": ("float32", "bfloat16", "auto"),
-            "native": ("off", *INSTRUCTION_SETS),
+            "native": ("off", "auto", *INSTRUCTION_SETS),
         }
         if self.action_mask in self.critic_only:
             raise ConfigError(
@@ -113,9 +114,11 @@ class ActorCritic(PolicyConfig):
 
     @property
     def undecided(self) -> bool:
-        return self.convolutions == "auto"
+        return "auto" in (self.convolutions, self.native)
 
     def alternatives(self) -> Sequence[Self]:
+        if self.native == "auto":  # of an MLP; without images nothing else is open
+            return [self.replace(native=name) for name in choices()]
         if not self.undecided:
             return (self,)
         from tidemill.nets.torch_device import has_bfloat16
