@@ -110,6 +110,24 @@ def test_an_algorithm_is_its_name_or_its_settings() -> None:
         make_experiment(experiments.cartpole(), "ppo")
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"algorithm": PPO}, r"algorithm = <class .*PPO.>: write a name, .* or settings, as PPO\(epochs=4\)"),
+        ({"on_update": 3}, "on_update = 3 must be a function"),
+        ({"log": 3}, "log = 3: write names of sinks"),
+        ({"layout": 3}, '--layout 3: there is no layout "3"'),
+        ({"launch": 3}, "--launch 3: that is 3, and no subclass of Launcher"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_before_anything_is_made(
+    given: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        tidemill.train("CartPole-v1", run_dir=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_setting_is_found_by_its_last_word_or_by_its_path() -> None:
     assert setting("workers.actor.lanes", lanes=5) == 5
     assert setting("limits.mean_return", mean_return=10.5) == 10.5

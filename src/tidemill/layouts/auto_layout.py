@@ -169,7 +169,7 @@ def check_layout(layout: str) -> None:
     """Raise `ConfigError` for what is neither a word that `lay_out` takes nor a layout's
     text."""
     if layout not in (AUTO, GIVEN, MEASURE):
-        parse(layout)
+        parse(str(layout))
 
 
 def _as_chosen(experiment: Experiment, layout: Layout, besides: list[str]) -> LaidOut:

@@ -2,10 +2,10 @@
 that the run was given."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.named_class import make, named_class
 from tidemill.core.secrets import says_secret
 from tidemill.metrics.json_lines import FILE, JSONLines
@@ -35,6 +35,8 @@ def split(chosen: Sinks) -> list[str | type[MetricSink]]:
     """Return the chosen sinks one by one."""
     if isinstance(chosen, str):
         return [name for word in chosen.split(",") if (name := word.strip())]
+    if not isinstance(chosen, Iterable):
+        raise ConfigError(f"log = {chosen!r}: write names of sinks, or sinks of your own, as a list")
     return list(chosen)
 
 

@@ -29,6 +29,11 @@ def make_experiment(
 ) -> tuple[Experiment, Path | None]:
     """Return the experiment for `what` by `algorithm` ("ppo", "dqn", "sac", or settings
     such as ``PPO(epochs=4)``), and the file it came from, if any."""
+    if not (algorithm is None or isinstance(algorithm, (str, AlgorithmConfig))):
+        raise ConfigError(
+            f'algorithm = {algorithm!r}: write a name, as "ppo", or settings, as PPO(epochs=4): PPO() for '
+            "those that are usual"
+        )
     settings = algorithm if isinstance(algorithm, AlgorithmConfig) else None
     name = algorithm if isinstance(algorithm, str) else None
     if settings is not None:

@@ -12,7 +12,7 @@ from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import check_name, decode, encode
-from tidemill.core.errors import RunError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code import refuse_while_loading
@@ -94,6 +94,8 @@ def train(
     """
     refuse_while_loading("tidemill.train(…)")
     check_words(launch, run_dir, layout, log)  # before an environment is built to see what it is
+    if not (on_update is None or callable(on_update)):
+        raise ConfigError(f"on_update = {on_update!r} must be a function, of metrics and a RunControl")
     made, found = make_experiment(experiment, algorithm)
     asked = {"limits.steps": steps, "seed": seed}
     asked = {name: value for name, value in asked.items() if value is not None} | settings
