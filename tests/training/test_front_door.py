@@ -348,6 +348,17 @@ def test_what_a_callback_raises_ends_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+def test_a_callback_that_raises_at_the_last_update_lets_no_worker_be_taken_for_one_that_hangs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(metrics: dict[str, float], control: RunControl) -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        tidemill.train("CartPole-v1", steps=1, launch="inline", run_dir=tmp_path / "run", on_update=fail)
+    assert "hangs" not in capsys.readouterr().err
+
+
 def test_an_environment_is_looked_over_from_python() -> None:
     findings = tidemill.check_env(Nearest)
     assert findings and {type(finding).__name__ for finding in findings} == {"Finding"}

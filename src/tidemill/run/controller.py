@@ -332,8 +332,15 @@ class Controller:
                     member.state = State.FAILED
                     raise RunError(f"{name} is gone: {mask(self._launcher.obituary(name), self._secrets)}")
                 continue
-            for data in messages:
-                self._take(name, member, unpack_up(data))
+            unread = map(unpack_up, messages)
+            try:
+                for message in unread:
+                    self._take(name, member, message)
+            except BaseException:
+                # that the worker has ended, say, is not lost behind what was raised
+                states = [message.state for message in unread if isinstance(message, Status)]
+                member.state = [member.state, *states][-1]
+                raise
         self._look()
 
     def _record_when_due(self) -> None:
