@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tidemill.algorithms.batch_totals import BatchTotals, sums_of
 from tidemill.algorithms.formulas import gae
 from tidemill.algorithms.minibatches import gae_of, gather
-from tidemill.algorithms.policy_gradient import _sums, _whole
 from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
@@ -86,7 +86,10 @@ def main() -> None:
     repeats = 1 if options.images else options.repeats
     rows, s, acted = len(batch), sample, sample["version"] >= 0
     size = min(options.minibatch, rows)
-    source, columns = learner._source(batch, [sample]), learner._columns(batch, _whole(_sums(batch)))
+    source, columns = (
+        learner._source(batch, [sample]),
+        learner._columns(batch, BatchTotals.of(sums_of(batch))),
+    )
     order = np.random.default_rng(0).permutation(rows)[:size]
     inputs, action = (
         {k: v[:size] for k, v in part.items()}

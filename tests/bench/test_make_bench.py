@@ -17,6 +17,11 @@ compare: Any = load_file(BENCHMARKS / "compare.py", "benchmarks")
 common: Any = load_file(BENCHMARKS / "peers" / "common.py", "benchmarks")
 
 
+@pytest.mark.parametrize("script", [file.name for file in sorted(BENCHMARKS.glob("*.py"))])
+def test_each_benchmark_finds_what_it_imports(script: str) -> None:
+    load_file(BENCHMARKS / script, "benchmarks")
+
+
 def test_the_quick_bench_writes_figures_table_and_plot(tmp_path: Path) -> None:
     (tmp_path / "benchmarks.md").write_text("# Benchmarks\n\nWritten by hand.\n")
     words = [sys.executable, str(BENCHMARKS / "compare.py"), "--quick", "--docs", str(tmp_path)]
