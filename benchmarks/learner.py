@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from tidemill.algorithms.batch_totals import BatchTotals, sums_of
-from tidemill.algorithms.formulas import gae
 from tidemill.algorithms.minibatches import gae_of, gather
+from tidemill.algorithms.policy_gradient_formulas import gae
 from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space

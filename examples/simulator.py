@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, SimulatorEnvironment, Trainer
 from tidemill.bridge import worlds
-from tidemill.bridge.world_side.sources import copy_sources
+from tidemill.bridge.world_side.language_files import copy_sources
 from tidemill.core.errors import ConfigError
 
 FOLDER = Path("simulators").absolute()

@@ -64,11 +64,11 @@ from tidemill.trained.evaluate import evaluate as evaluate
 from tidemill.trained.load import load as load
 from tidemill.trained.plot import plot as plot
 from tidemill.training.check_env import check_env as check_env
+from tidemill.training.iteration_runners import AsyncTrainRunner as AsyncTrainRunner
+from tidemill.training.iteration_runners import TrainRunner as TrainRunner
+from tidemill.training.iteration_runners import read_iterations as read_iterations
 from tidemill.training.result import Result as Result
 from tidemill.training.result import Summary as Summary
-from tidemill.training.runners import AsyncTrainRunner as AsyncTrainRunner
-from tidemill.training.runners import TrainRunner as TrainRunner
-from tidemill.training.runners import read_iterations as read_iterations
 from tidemill.training.train import resume as resume
 from tidemill.training.train import train as train
 from tidemill.workers.actor_config import Actors as Actors

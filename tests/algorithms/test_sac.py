@@ -7,8 +7,8 @@ import torch
 from tests.algorithms.restoring import check_restored
 from torch.nn import functional
 
+from tidemill.algorithms.action_value_formulas import differentiate_actor, soft_values
 from tidemill.algorithms.sac import SAC
-from tidemill.algorithms.value_formulas import differentiate_actor, soft_values
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.blas_threads import limit_threads

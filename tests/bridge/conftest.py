@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.bridge.world_side.sources import sources_folder
+from tidemill.bridge.world_side.language_files import sources_folder
 
 Build = Callable[..., Path]
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")

@@ -18,7 +18,7 @@ import pytest
 from tests.bridge.conftest import STRICT, Build
 from tests.bridge.raw_trainer import CHANGE, CLOSE, RESET, STEP, Group, RawTrainer
 
-from tidemill.bridge.world_side.sources import sources_folder
+from tidemill.bridge.world_side.language_files import sources_folder
 
 SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 LAYOUTS = ["0", "0.3.0", "0.3.2"]

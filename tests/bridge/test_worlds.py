@@ -12,7 +12,7 @@ from tests.bridge.conftest import Build
 from tests.bridge.raw_trainer import CLOSE, RESET, STEP, Group, RawTrainer
 
 from tidemill.bridge.protocol.side_channels import EnvironmentParameters
-from tidemill.bridge.world_side.sources import sources_folder
+from tidemill.bridge.world_side.language_files import sources_folder
 
 WORLDS = ["reach", "corridor"]
 

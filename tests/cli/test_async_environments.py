@@ -13,7 +13,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets.environment_names import environment_from
 from tidemill.presets.experiments import experiment_for
 from tidemill.run.folder import RunFolder
-from tidemill.training.runners import AsyncTrainRunner
+from tidemill.training.iteration_runners import AsyncTrainRunner
 
 CODE = """
 import gymnasium

@@ -14,7 +14,7 @@ import torch
 from tests.nets.test_actor_critic import ACTIONS, draw, stir
 from torch import nn
 
-from tidemill.algorithms.formulas import differentiate_surrogate, differentiate_value_loss
+from tidemill.algorithms.policy_gradient_formulas import differentiate_surrogate, differentiate_value_loss
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.errors import ConfigError

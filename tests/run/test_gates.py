@@ -21,7 +21,7 @@ from tidemill.core.user_code import load_attribute, load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import Limiter
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
-from tidemill.training.runners import read_iterations
+from tidemill.training.iteration_runners import read_iterations
 from tidemill.training.train import train
 
 FILE = Path(__file__).with_name("watched.py")

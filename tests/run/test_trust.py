@@ -33,8 +33,8 @@ from tidemill import (
     Trainer,
 )
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.policy_header import write_header
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.api.weights_header import write_header
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as Simulators
 from tidemill.core.config import encode
 from tidemill.core.errors import RunError, SimulatorError, Untrusted

@@ -11,8 +11,8 @@ import pytest
 
 import tidemill
 from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
-from tidemill.api.policy_header import write_header
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Spaces, Tuple
+from tidemill.api.weights_header import write_header
 from tidemill.core.errors import (
     CheckpointError,
     ConfigError,
@@ -324,7 +324,7 @@ import sys
 sys.path.insert(0, {str(tmp_path)!r})
 import numpy as np, tidemill
 from own import OwnForExport
-from tidemill.api.policy_header import write_header
+from tidemill.api.weights_header import write_header
 from tidemill.api.spaces import Box, Discrete, Spaces
 from pathlib import Path
 from tidemill.core.safetensors_io import pack

@@ -11,7 +11,7 @@ from tests.workers.test_trainer import Bench
 
 from tidemill.api.control_messages import Notice, State
 from tidemill.api.experiment import Limits
-from tidemill.api.policy_header import read_header
+from tidemill.api.weights_header import read_header
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.safetensors_io import unpack
 from tidemill.store.parameter_database import LATEST, PARAMETERS, ParameterDatabase

@@ -8,6 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from tidemill.algorithms.action_value_formulas import (
+    Floats,
+    bootstrap_values,
+    differentiate_cross_entropy,
+    differentiate_huber,
+    n_step_returns,
+    project,
+)
 from tidemill.algorithms.adam import Adam, AdamSettings, spoilt
 from tidemill.algorithms.learner_state import (
     check_learner_state,
@@ -15,14 +23,6 @@ from tidemill.algorithms.learner_state import (
     random_state,
     set_random_state,
     unprefixed,
-)
-from tidemill.algorithms.value_formulas import (
-    Floats,
-    bootstrap_values,
-    differentiate_cross_entropy,
-    differentiate_huber,
-    n_step_returns,
-    project,
 )
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy, PolicyConfig

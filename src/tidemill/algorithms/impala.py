@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.algorithms.batch_totals import BatchTotals
-from tidemill.algorithms.formulas import differentiate_policy_gradient, vtrace
 from tidemill.algorithms.minibatches import Floats, take_rows
 from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
+from tidemill.algorithms.policy_gradient_formulas import differentiate_policy_gradient, vtrace
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError

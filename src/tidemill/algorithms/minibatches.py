@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.algorithms.array_library import Library
-from tidemill.algorithms.formulas import gae
+from tidemill.algorithms.policy_gradient_formulas import gae
 from tidemill.api.algorithm import Sample
 from tidemill.core.schema import Arrays
 from tidemill.nets.trainable import TrainablePolicy

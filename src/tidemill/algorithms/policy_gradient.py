@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tidemill.algorithms.adam import AdamSettings, spoilt
 from tidemill.algorithms.array_library import Library, NumpyLibrary
 from tidemill.algorithms.batch_totals import SUMS, BatchTotals, sums_of
-from tidemill.algorithms.formulas import differentiate_value_loss
 from tidemill.algorithms.learner_state import (
     check_learner_state,
     prefixed,
@@ -34,6 +33,7 @@ from tidemill.algorithms.minibatches import (
     take_leaves,
     trained_rows,
 )
+from tidemill.algorithms.policy_gradient_formulas import differentiate_value_loss
 from tidemill.api.algorithm import DataParallel, Sample, run_alone
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar
 
-from tidemill.algorithms.formulas import gae
+from tidemill.algorithms.policy_gradient_formulas import gae
 from tidemill.api.algorithm import PostProcessor
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field, Schema

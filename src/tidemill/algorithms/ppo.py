@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.algorithms.batch_totals import BatchTotals
-from tidemill.algorithms.formulas import differentiate_surrogate
 from tidemill.algorithms.minibatches import Floats, Integers, Rows, gae_of, take_rows
 from tidemill.algorithms.native_ppo import NativePPO
 from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
+from tidemill.algorithms.policy_gradient_formulas import differentiate_surrogate
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.native.library import KernelLoss

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from tidemill.algorithms.action_value_formulas import Floats, differentiate_actor, n_step_returns, soft_values
 from tidemill.algorithms.adam import Adam, spoilt
 from tidemill.algorithms.learner_state import (
     check_learner_state,
@@ -15,7 +16,6 @@ from tidemill.algorithms.learner_state import (
     set_random_state,
     unprefixed,
 )
-from tidemill.algorithms.value_formulas import Floats, differentiate_actor, n_step_returns, soft_values
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.config import acting

@@ -18,7 +18,7 @@ def examples(
     ),
 ) -> None:
     """Copy the examples here: experiments of every kind, each one file that trains."""
-    from tidemill.bridge.world_side.sources import copy_files
+    from tidemill.bridge.world_side.language_files import copy_files
 
     root = _PACKAGE / "examples"  # in a wheel
     if not root.is_dir():

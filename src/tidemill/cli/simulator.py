@@ -27,7 +27,7 @@ def sources(
 ) -> None:
     """Copy the simulator's side of the bridge here: the C header, the Unity package (C#),
     and example worlds."""
-    from tidemill.bridge.world_side.sources import copy_sources
+    from tidemill.bridge.world_side.language_files import copy_sources
 
     for path in copy_sources(folder):
         print(path)

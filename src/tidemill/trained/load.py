@@ -11,8 +11,8 @@ import numpy as np
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig, check_weights
-from tidemill.api.policy_header import read_header, read_spaces
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves, schema_of_space
+from tidemill.api.weights_header import read_header, read_spaces
 from tidemill.core.clock import Clock
 from tidemill.core.config import decode
 from tidemill.core.errors import (

@@ -17,8 +17,8 @@ from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Sav
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy, check_weights
-from tidemill.api.policy_header import plain_spaces, write_header
 from tidemill.api.spaces import Spaces
+from tidemill.api.weights_header import plain_spaces, write_header
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.core.memory import Need

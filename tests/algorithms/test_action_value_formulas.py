@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.algorithms.value_formulas import (
+from tidemill.algorithms.action_value_formulas import (
     bootstrap_values,
     differentiate_cross_entropy,
     differentiate_huber,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.bridge.world_side.sources import copy_sources, source_files, sources_folder
+from tidemill.bridge.world_side.language_files import copy_sources, source_files, sources_folder
 from tidemill.core.errors import ConfigError
 
 

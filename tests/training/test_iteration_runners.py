@@ -30,8 +30,8 @@ from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
+from tidemill.training.iteration_runners import read_iterations
 from tidemill.training.replay_slots import with_slots
-from tidemill.training.runners import read_iterations
 from tidemill.training.train import resume, train
 
 FILE = Path(__file__).parents[1] / "run" / "limited.py"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.algorithms import losses
 
-from tidemill.algorithms import formulas as f
+from tidemill.algorithms import policy_gradient_formulas as f
 from tidemill.nets.normaliser import merge_moments
 
 NAN = np.nan
