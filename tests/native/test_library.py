@@ -57,7 +57,7 @@ def test_a_wish_that_is_not_known_is_refused(monkeypatch):
 
 
 def test_without_the_library_numpy_computes_and_says_so_and_require_fails(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
+    monkeypatch.setattr(native, "BUILT", tmp_path / "libkernels.so.1")
     monkeypatch.setenv(native.VARIABLE, "baseline")
     with pytest.warns(RuntimeWarning, match=r"numpy computes the networks: .* was not built"):
         assert native.asked_for("off") is None
@@ -83,7 +83,7 @@ def test_kernels_of_another_version_are_refused_by_name(monkeypatch, library):
 
 
 def test_a_file_that_is_no_library_is_refused_by_name(tmp_path):
-    broken = tmp_path / "kernels.so"
+    broken = tmp_path / "libkernels.so.1"
     broken.write_bytes(b"\x7fELF nothing")
     with pytest.raises(native.NativeUnavailable, match="cannot be loaded"):
         native.Kernels(broken)
@@ -101,7 +101,7 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(building, "SOURCE", broken)
     with pytest.raises(CannotCompile, match=r"broken.c:1:22: error"):
         build(tmp_path)
-    assert not list(tmp_path.glob("*.so"))
+    assert not list(tmp_path.glob("*.so*"))
 
 
 def test_version_numbers_of_both_sides_are_one(library):
@@ -118,7 +118,7 @@ def test_a_policy_s_setting_names_the_instruction_set_and_the_variable_goes_befo
 
 
 def test_a_setting_that_cannot_be_had_is_refused_with_cause_and_cure(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
+    monkeypatch.setattr(native, "BUILT", tmp_path / "libkernels.so.1")
     monkeypatch.delenv(native.VARIABLE, raising=False)
     with pytest.raises(
         ConfigError, match=r'native = "avx2", but .* was not built .* TIDEMILL_NATIVE=off has'
@@ -149,7 +149,7 @@ def test_a_run_keeps_to_the_core_that_it_names(monkeypatch, library, tmp_path, c
         launch="inline",
     )
     assert "the native core (baseline) computes policy" in capsys.readouterr().out
-    monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
+    monkeypatch.setattr(native, "BUILT", tmp_path / "libkernels.so.1")
     native.named.cache_clear()
     with pytest.raises((ConfigError, RunError), match='native = "baseline", but'):
         tidemill.resume(run.folder, limits={"steps": 4096})
@@ -178,7 +178,7 @@ def test_auto_is_what_the_variable_says_and_numpy_where_the_core_is_missing(monk
     assert [each.native for each in ActorCritic(native="auto").alternatives()] == ["baseline"]
     monkeypatch.delenv(native.VARIABLE)
     assert len(ActorCritic(native="auto").alternatives()) == 2
-    monkeypatch.setattr(native, "BUILT", tmp_path / "kernels.so")
+    monkeypatch.setattr(native, "BUILT", tmp_path / "libkernels.so.1")
     assert [each.native for each in ActorCritic(native="auto").alternatives()] == ["off"]
     assert ActorCritic(native="auto").build(SPACES, 0).network.kernels is None
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 SOURCE = Path(__file__).with_name("kernels.c")
-LIBRARY = "kernels.so"
+# not NAME.so, which importlib would take for a module of this package
+LIBRARY = "libkernels.so.1"
 
 FLAGS = "-std=c11 -O3 -fPIC -fvisibility=hidden -ffp-contract=fast -fno-math-errno -fno-trapping-math"
 BASELINE = "-DISA=baseline -DFIRST"
