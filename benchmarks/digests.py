@@ -67,7 +67,7 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import PolicyConfig
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.store.checkpoint import read_newest
 from tidemill.trained.retrain import retrain
 

@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import SpecEvaluation, evaluate
 from tidemill.trained.plot import plot

@@ -96,7 +96,7 @@ def main() -> None:
         for part in (learner.policy.prepare(batch.observation), columns[0])
     )
     if options.images:  # torch computes these
-        from tidemill.nets.torch_device import tensors
+        from tidemill.nets.torch_copies import tensors
 
         inputs, action = tensors(inputs), tensors(action)
     passes = options.epochs * rows / size  # minibatches' worth of work in an update

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from tidemill.api.experiment import Experiment
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import evaluate

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 
 
 class Burn(gymnasium.Env):
@@ -87,7 +87,7 @@ def slow_learner():
 
 def main():
     """Print what `bench` says of each."""
-    from tidemill.bench.measure import bench
+    from tidemill.bench.efficiency import bench
     from tidemill.layouts.auto_layout import lay_out
 
     parser = argparse.ArgumentParser(

@@ -15,7 +15,7 @@ from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.spaces import Box, Spaces
 from tidemill.core.errors import RunError
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
-from tidemill.nets.torch_device import Mirror
+from tidemill.nets.torch_copies import Mirror
 
 BOXES = Spaces(Box((3,), "float32"), Box((2,), "float32", (-1.0, -3.0), (1.0, 5.0)))
 NORMALISED = ActorCritic(hidden=(8, 8), normalise_observations=True)

@@ -19,7 +19,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate, poison
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.recurrent import RecurrentActorCritic
-from tidemill.nets.torch_device import Mirror
+from tidemill.nets.torch_copies import Mirror
 
 SPACES = Spaces(Box((3,), "float32"), Discrete(3))
 NETS = {

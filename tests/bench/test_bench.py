@@ -32,9 +32,9 @@ from tidemill import (
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
-from tidemill.bench import measure, table
+from tidemill.bench import efficiency, table
 from tidemill.bench.advice import Advice, WorkerShares
-from tidemill.bench.measure import (
+from tidemill.bench.efficiency import (
     Bench,
     Cost,
     Run,
@@ -58,7 +58,7 @@ from tidemill.bench.table import tables
 from tidemill.cli.main import app
 from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.layouts import auto_layout as lay_out
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.training.train import Result
@@ -198,8 +198,8 @@ def test_evaluations_between_updates_are_no_updates(tmp_path: Path, monkeypatch:
         {"step": 300, "eval/return/mean": 9.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    monkeypatch.setattr(measure, "train", lambda *_, **__: Result(tmp_path, {"status": "completed"}))
-    found = measure.run_for(experiment(Gymnasium(id="CartPole-v1")), None, 4.0)
+    monkeypatch.setattr(efficiency, "train", lambda *_, **__: Result(tmp_path, {"status": "completed"}))
+    found = efficiency.run_for(experiment(Gymnasium(id="CartPole-v1")), None, 4.0)
     assert (found.steps_per_second, found.updates) == (100, 2)
 
 
@@ -363,7 +363,7 @@ def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_end
         wait_until(lambda: (tmp_path / "servers").exists(), 60, "an environment was built")
         return [], [], []  # and then has no answer for as long as anybody waits
 
-    monkeypatch.setattr(measure, "select", patience)
+    monkeypatch.setattr(efficiency, "select", patience)
     (tmp_path / "broken.py").write_text(
         BROKEN.replace('raise ValueError("the ball is lost")', "__import__('time').sleep(600)")
     )
@@ -489,7 +489,7 @@ def test_figures_are_in_their_file_before_tables_are_shown(
     def seen_enough(_: Any) -> Any:
         raise BrokenPipeError
 
-    monkeypatch.setattr(measure, "bench", lambda *_: SimpleNamespace(plain=lambda: {"bound": 5}))
+    monkeypatch.setattr(efficiency, "bench", lambda *_: SimpleNamespace(plain=lambda: {"bound": 5}))
     monkeypatch.setattr(table, "tables", seen_enough)
     CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "given", "--json", str(tmp_path / "x.json")])
     assert json.loads((tmp_path / "x.json").read_bytes()) == {"bound": 5}
@@ -499,14 +499,14 @@ def test_a_bench_that_a_signal_ends_has_its_status(monkeypatch: pytest.MonkeyPat
     def ended(*_: Any, **__: Any) -> Result:
         return Result(Path(), {"status": "interrupted", "reason": "SIGTERM"})
 
-    monkeypatch.setattr(measure, "train", ended)
-    monkeypatch.setattr(measure, "bench", lambda *given: measure.run_for(*given[:3]))
+    monkeypatch.setattr(efficiency, "train", ended)
+    monkeypatch.setattr(efficiency, "bench", lambda *given: efficiency.run_for(*given[:3]))
     result = CliRunner().invoke(app, ["bench", "CartPole-v1", "--layout", "given"])
     assert result.exit_code == 143 and "interrupted by SIGTERM: nothing was measured" in result.output
 
 
 def test_a_bound_of_cores_beside_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "choose_device", lambda device, _: "cpu" if device == "cpu" else "cuda:0")
+    monkeypatch.setattr(efficiency, "choose_device", lambda device, _: "cpu" if device == "cpu" else "cuda:0")
     made, facts = experiment(Gymnasium(id="CartPole-v1")), {"network": "mlp 8 tanh"}
     cost = Cost(1e-6, 1e-6, (1e-6,), {})
     costs, run = dict.fromkeys(("env", "infer", "train"), cost), Run(1.0, 1.0, 100, 0.0, ())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidemill import DQN, PPO, Actors, Experiment, QNetwork, Replay, ReplayActors, ReplayTrainer, Trainer
-from tidemill.core.user_code import load_attribute, load_file
+from tidemill.core.user_code_loading import load_attribute, load_file
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 compare: Any = load_file(BENCHMARKS / "compare.py", "benchmarks")

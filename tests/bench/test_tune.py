@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Scripted, Trainer
 from tidemill.bench import tune as tuning
-from tidemill.bench.measure import Run
+from tidemill.bench.efficiency import Run
 from tidemill.bench.tune import candidates, check_out, literal_of, source_text, table, tune, undivided, write
 from tidemill.cli import measuring
 from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, Interrupted, RunError
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.layouts.layout import Costs, Layout, apply, layout_of, why_unchanged
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)

@@ -12,7 +12,7 @@ import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, SimulatorEnvironment, Trainer
 from tidemill.bridge.worlds import corridor, reach
 from tidemill.cli.main import app
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.presets.environment_names import environment_from
 from tidemill.presets.experiments import experiment_for
 from tidemill.trained.evaluate import evaluate

@@ -15,7 +15,7 @@ from tidemill.core.secrets import HIDDEN, check_revealed, hide, hide_words, know
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.metrics.writer import MetricsWriter
 from tidemill.remote.rest_config import Rest, token_of
-from tidemill.workers.episode_info import InfoReader
+from tidemill.workers.info_numbers import InfoReader
 
 SECRETS = (
     "token", "api_key", "X-Api-Key", "accessToken", "APIKey", "OPENAI_API_KEY", "password", "db_password",

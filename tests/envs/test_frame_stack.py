@@ -17,7 +17,7 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Space, Spaces, Tuple, schema_of_space
 from tidemill.core.schema import poison
 from tidemill.core.thread_loop import run_ready
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.frame_stack import stacked

@@ -10,7 +10,7 @@ import pytest
 import tidemill
 from tidemill.algorithms.minibatches import gae_of, gather
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.run.folder import RunFolder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -15,7 +15,7 @@ from tidemill.core import memory
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import MemfdSegment, Need
 from tidemill.core.schema import Field
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.layouts.memory_plan import MemoryPlan, make_plan
 from tidemill.run.folder import RunFolder
 from tidemill.training.train import train

@@ -207,7 +207,7 @@ def test_a_processor_without_bfloat16_convolves_in_float32():
     script = """if True:
         import torch
         from tidemill import ActorCritic
-        from tidemill.nets.torch_device import convolution_type
+        from tidemill.nets.torch_copies import convolution_type
         convolutions = ActorCritic(convolutions="bfloat16").convolutions
         assert convolution_type(convolutions, torch.device("cpu")) is torch.float32
         assert convolution_type("bfloat16", torch.device("meta")) is torch.bfloat16

@@ -23,7 +23,7 @@ from tidemill.nets import choose_device as devices
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.choose_device import check_device, choose_device
 from tidemill.nets.gpu_acting import LANES, DeviceActing
-from tidemill.nets.torch_device import Mirror, Staging
+from tidemill.nets.torch_copies import Mirror, Staging
 from tidemill.nets.torch_network import TorchNetwork
 
 VECTOR = Box((3,), "float32")

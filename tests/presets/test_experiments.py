@@ -8,7 +8,7 @@ import pytest
 import tidemill
 from tidemill import Gymnasium, PettingZoo
 from tidemill.core.errors import ConfigError
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.presets.base import Presets
 from tidemill.presets.experiments import ALGORITHMS, experiment_for
 from tidemill.presets.ppo import TUNED, ppo

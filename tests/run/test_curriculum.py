@@ -33,7 +33,7 @@ from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import run_lifecycle as life
 from tidemill.run.folder import RunFolder

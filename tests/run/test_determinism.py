@@ -12,7 +12,7 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill import Gymnasium, Limits
 from tidemill.core.errors import CheckpointError, RunError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets import experiments as presets
 from tidemill.store.checkpoint import read_checkpoint, read_newest

@@ -36,7 +36,7 @@ from tests.run.watching import (
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.launcher import Job
 from tidemill.core.errors import RunError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.run import interrupts
 from tidemill.run.controller import Controller

@@ -24,7 +24,7 @@ from tidemill import (
 )
 from tidemill.api.control_messages import Episodes
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.envs.atari import Atari
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.episode_windows import EpisodeWindows, read_saved_episodes

@@ -10,7 +10,7 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 
 from tidemill import Actors, AgentSpec, Drawn, Evaluation, Experiment, Limits, Policy, PolicyConfig, Scripted
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
 from tidemill.training.train import Result, resume, train

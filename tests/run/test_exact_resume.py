@@ -31,7 +31,7 @@ from tidemill import (
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.store.checkpoint import read_newest

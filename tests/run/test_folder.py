@@ -29,7 +29,7 @@ from tidemill import (
     train,
 )
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.user_code import file_digest
+from tidemill.core.user_code_loading import file_digest
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder, command
 
 

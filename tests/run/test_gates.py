@@ -17,7 +17,7 @@ import pytest
 from tests.run.watching import Run
 
 from tidemill.core.seeding import derive_seed
-from tidemill.core.user_code import load_attribute, load_file
+from tidemill.core.user_code_loading import load_attribute, load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import Limiter
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
@@ -222,7 +222,7 @@ def test_windows_stacks_and_states_of_slots_never_mix(tmp_path: Path, launch: st
 LIVE = """
 import sys
 from pathlib import Path
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 load_file(Path(sys.argv[1]), "test").live(Path(), resume=bool(sys.argv[2]))
 """
 

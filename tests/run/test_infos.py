@@ -28,13 +28,13 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.errors import ConfigError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
 from tidemill.run.resume_point import ResumePoint
 from tidemill.store.query import Query
 from tidemill.training.train import Result, train
-from tidemill.workers.episode_info import LONGEST, MOST, PACKED_INFO, InfoReader, pack, unpack
+from tidemill.workers.info_numbers import LONGEST, MOST, PACKED_INFO, InfoReader, pack, unpack
 
 experiments = load_file(EXPERIMENTS, "test")
 

@@ -38,7 +38,7 @@ from tidemill.api.stream import Offered
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
-from tidemill.core.user_code import load_attribute, load_file
+from tidemill.core.user_code_loading import load_attribute, load_file
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay

@@ -23,7 +23,7 @@ from tidemill import (
     SquashedGaussian,
 )
 from tidemill.core.errors import ConfigError, TidemillError
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.presets.environment_names import environment_from
 from tidemill.presets.experiments import ALGORITHMS, experiment_for
 from tidemill.store.checkpoint import read_newest

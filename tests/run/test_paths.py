@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.core.user_code import environment_of_ours
+from tidemill.core.user_code_loading import environment_of_ours
 
 PLANTED = ("random", "secrets", "numbers", "json", "psutil")
 ENVIRONMENT = """

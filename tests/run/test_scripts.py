@@ -23,7 +23,7 @@ from tidemill import (
     train,
 )
 from tidemill.core.errors import ConfigError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 
 SCRIPT = """
 from dataclasses import dataclass
@@ -178,7 +178,7 @@ def test_nothing_begins_a_run_while_a_file_is_loaded(
         "def experiment(): return experiment_for('x', tidemill.Gymnasium(id='CartPole-v1'), 'dqn')\n"
     )
     file.write_text(
-        "import tidemill\nfrom tidemill.bench.tune import tune\nfrom tidemill.bench.measure import "
+        "import tidemill\nfrom tidemill.bench.tune import tune\nfrom tidemill.bench.efficiency import "
         f"bench\n{dqn}{call}\n"
     )
     with pytest.raises(

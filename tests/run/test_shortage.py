@@ -18,7 +18,7 @@ from tests.run.watching import EXPERIMENTS, ended_well
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import RunError
 from tidemill.core.memory import resident_bytes
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.layouts.memory_plan import MemoryPlan
 from tidemill.training.train import train
 

@@ -4,7 +4,7 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill.api.control_messages import State
 from tidemill.core.clock import awake
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.run.progress import Member
 from tidemill.run.stall_report import explain_stall
 from tidemill.transports.local import LocalBell, LocalLink

@@ -11,7 +11,7 @@ from tests.run.watching import EXPERIMENTS, wait_until
 
 from tidemill import PPO, ActorCritic, RecurrentActorCritic
 from tidemill.api.experiment import Experiment
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.control_socket import tell
 from tidemill.testing.scripted import Scripted, reward_of

@@ -39,7 +39,7 @@ from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as Sim
 from tidemill.core.config import encode
 from tidemill.core.errors import RunError, SimulatorError, Untrusted
 from tidemill.core.safetensors_io import pack
-from tidemill.core.user_code import expect, file_digest, load_file
+from tidemill.core.user_code_loading import expect, file_digest, load_file
 from tidemill.presets.experiments import experiment_for
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder
 from tidemill.run.trust import MOST, allow, named
@@ -60,7 +60,7 @@ class Own(gymnasium.Env):
 @pytest.fixture(autouse=True)
 def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is remembered yet, and what this process is to look at has no end."""
-    monkeypatch.setattr("tidemill.core.user_code._FILES.digests", {})
+    monkeypatch.setattr("tidemill.core.user_code_loading._FILES.digests", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config"

@@ -13,7 +13,7 @@ import pytest
 from tidemill import Gymnasium, Slots
 from tidemill.api.stream import Offered
 from tidemill.core.errors import CheckpointError, RunError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.replay.retrain_journal import FORMAT, JournalReader, JournalWriter, Task, journal_path
 from tidemill.store.checkpoint import read_newest
 from tidemill.trained import retrain as retraining

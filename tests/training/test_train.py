@@ -11,7 +11,7 @@ from tests.run.watching import EXPERIMENTS
 
 from tidemill import Limits
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.metrics import record_pace
 from tidemill.metrics.json_lines import read_metrics

@@ -12,7 +12,7 @@ import tidemill
 from tidemill.api.edges import Edge
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.transports.local import LocalBell, LocalLink
 from tidemill.transports.shared import EventBell, SharedTransport
 from tidemill.transports.table import TRANSPORTS, find_transport

@@ -33,7 +33,7 @@ from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError
 from tidemill.core.schema import Arrays, Field, Schema, poison, schema_of
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.training.train import train

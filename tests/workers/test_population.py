@@ -35,7 +35,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.training.train import resume, train

@@ -10,7 +10,7 @@ from tests.run.watching import EXPERIMENTS
 from tidemill import PPO, Limits, Query, Scripted
 from tidemill.api.algorithm import AlgorithmConfig, Sample
 from tidemill.core.errors import ConfigError
-from tidemill.core.user_code import load_file
+from tidemill.core.user_code_loading import load_file
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.training.train import train
 from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings

@@ -15,7 +15,7 @@ from torch.optim.adam import adam
 from tidemill.algorithms.adam import BETAS, Optimiser
 from tidemill.algorithms.array_library import Library
 from tidemill.core.schema import Array, Arrays
-from tidemill.nets.torch_device import Staging, host_empty
+from tidemill.nets.torch_copies import Staging, host_empty
 from tidemill.nets.torch_gradients import bind
 from tidemill.nets.trainable import Network
 

@@ -24,14 +24,8 @@ from fractions import Fraction
 from math import isfinite
 from typing import ClassVar, TypeVar
 
-from tidemill.api.curriculum import (
-    PROGRESS,
-    Stage,
-    check_condition,
-    check_curriculum,
-    check_measured,
-    episode_metrics,
-)
+from tidemill.api.conditions import PROGRESS, check_condition, check_measured, episode_metrics
+from tidemill.api.curriculum import Stage, check_curriculum
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
@@ -61,7 +55,7 @@ class Limits(Config):
     return_of: whose: a policy, or POLICY/AGENTS where several agent specs play it; needed
         where several policies are trained. "any": the first that reaches it
     until: a condition on what the run measures, e.g. "evaluation/return >= 475"; what is
-        measured: see `tidemill.api.curriculum`
+        measured: see `tidemill.api.conditions`
     """
 
     steps: int | None = None
@@ -450,7 +444,7 @@ class Experiment(Config):
 
     def check_conditions(self, updates: Collection[str] | None = None) -> None:
         """Raise `ConfigError` for a stage that could never end, or a condition on what
-        nobody measures (see `tidemill.api.curriculum`). Where nobody knows that before
+        nobody measures (see `tidemill.api.conditions`). Where nobody knows that before
         the first update, it is looked at with what `updates` return."""
         limited = [name for name, config in self.workers.items() if config.limited]
         told = {

@@ -49,7 +49,7 @@ from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, end_session, obey, random_rows, timed
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.nets.torch_device import convolution_type
+from tidemill.nets.torch_copies import convolution_type
 from tidemill.nets.trainable import TrainablePolicy
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import seen_by

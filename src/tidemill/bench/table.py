@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.bench.measure import Bench
+from tidemill.bench.efficiency import Bench
 from tidemill.core.clock import PLACES
 
 PUBLISHED: dict[tuple[str, str], tuple[str, dict[str, float]]] = {

@@ -20,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.api.experiment import Experiment
-from tidemill.bench.measure import MOST_DROPPED, run_for
+from tidemill.bench.efficiency import MOST_DROPPED, run_for
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillError
 from tidemill.core.secrets import hide
-from tidemill.core.user_code import refuse_while_loading
+from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.layouts.auto_layout import costs_of, decided, processor
 from tidemill.layouts.layout import Costs, Layout, apply, choose, layout_of, promises, why_unchanged
 from tidemill.workers.trainer_config import Trainer
@@ -288,7 +288,7 @@ def source_text(tuning: Tuning, out: Path, source: Path | None) -> str:
             "may be made of\n\n"
         )
         imports = "from pathlib import Path\n\n"
-    loader = "from tidemill.core.user_code import load_file\n" if source is not None else ""
+    loader = "from tidemill.core.user_code_loading import load_file\n" if source is not None else ""
     cores = f"{tuning.cores} core{'s' * (tuning.cores > 1)}"
     machine = f"{processor()}, {cores}, Python {platform.python_version()}"
     return f'''"""{experiment.name}, as `tidemill tune` found it fastest: {best.speed:,.0f} env steps/s{gain}.

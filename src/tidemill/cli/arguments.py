@@ -11,7 +11,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import read_setting, set_path
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import says_secret
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.presets.environment_names import FORMS, environment_from, is_named
 from tidemill.workers.actor_config import ActorConfig
 

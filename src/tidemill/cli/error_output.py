@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from tidemill.core.errors import Interrupted, TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
-from tidemill.core.user_code import is_installed
+from tidemill.core.user_code_loading import is_installed
 from tidemill.run.trust import Trust
 
 P = ParamSpec("P")

@@ -28,8 +28,8 @@ def bench(
 ) -> None:
     """Measure how fast an experiment runs, how fast this machine could run it, and what
     holds it back."""
-    from tidemill.bench.measure import bench as measure
-    from tidemill.bench.measure import check_seconds
+    from tidemill.bench.efficiency import bench as measure
+    from tidemill.bench.efficiency import check_seconds
     from tidemill.bench.table import tables
     from tidemill.layouts.auto_layout import lay_out
 

@@ -151,7 +151,7 @@ def replay(
 ) -> None:
     """Play a recording to a trainer, in the place of the simulator; or, with --against,
     into a simulator to see whether it answers alike."""
-    from tidemill.bridge.kit.record import replay as play
+    from tidemill.bridge.kit.playback import replay as play
     from tidemill.bridge.kit.recording import Recording
     from tidemill.bridge.kit.replay_recording import compare
     from tidemill.bridge.kit.trial_trainer import Program

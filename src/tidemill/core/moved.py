@@ -29,6 +29,7 @@ MOVED = {
     "tidemill.api.label": "tidemill.api.weights_header",
     "tidemill.api.outside": "tidemill.api.external_code",
     "tidemill.api.policy_header": "tidemill.api.weights_header",
+    "tidemill.bench.measure": "tidemill.bench.efficiency",
     "tidemill.bridge.channels": "tidemill.bridge.protocol.side_channels",
     "tidemill.bridge.environment": "tidemill.bridge.trainer_side.environment",
     "tidemill.bridge.files": "tidemill.bridge.protocol.files",
@@ -45,6 +46,7 @@ MOVED = {
     "tidemill.bridge.spaces": "tidemill.bridge.trainer_side.spaces",
     "tidemill.bridge.specs": "tidemill.bridge.protocol.specs",
     "tidemill.bridge.tables": "tidemill.bridge.protocol.tables",
+    "tidemill.bridge.trainer_side.lane": "tidemill.bridge.trainer_side.simulator_lane",
     "tidemill.bridge.turns": "tidemill.bridge.protocol.handover",
     "tidemill.bridge.world": "tidemill.bridge.world_side.world",
     "tidemill.bridge.world_side.sources": "tidemill.bridge.world_side.language_files",
@@ -55,8 +57,9 @@ MOVED = {
     "tidemill.core.query": "tidemill.store.query",
     "tidemill.core.reading": "tidemill.core.untrusted_files",
     "tidemill.core.rings": "tidemill.core.bell_batching",
-    "tidemill.core.source": "tidemill.core.user_code",
+    "tidemill.core.source": "tidemill.core.user_code_loading",
     "tidemill.core.threads": "tidemill.core.blas_threads",
+    "tidemill.core.user_code": "tidemill.core.user_code_loading",
     "tidemill.core.versions": "tidemill.store.parameter_database",
     "tidemill.envs.check": "tidemill.testing.check_env",
     "tidemill.envs.making": "tidemill.envs.parallel_build",
@@ -72,12 +75,14 @@ MOVED = {
     "tidemill.nets.q_policy": "tidemill.nets.q_network",
     "tidemill.nets.recurrent_policy": "tidemill.nets.recurrent",
     "tidemill.nets.squashed_gaussian_policy": "tidemill.nets.squashed_gaussian",
+    "tidemill.nets.torch_device": "tidemill.nets.torch_copies",
     "tidemill.nets.torch_network_policy": "tidemill.nets.torch_network",
     "tidemill.nets.torch_policy": "tidemill.nets.torch_backend",
     "tidemill.nets.torch_recurrent": "tidemill.nets.torch_actor_critic",
     "tidemill.nets.towers": "tidemill.nets.mlp",
     "tidemill.replay.journal": "tidemill.replay.retrain_journal",
     "tidemill.replay.store": "tidemill.replay.row_storage",
+    "tidemill.replay_training.slot_faults": "tidemill.replay_training.slot_fault_notices",
     "tidemill.run.arrange": "tidemill.layouts.auto_layout",
     "tidemill.run.evaluate": "tidemill.trained.evaluate",
     "tidemill.run.layout": "tidemill.layouts.layout",
@@ -99,6 +104,8 @@ MOVED = {
     "tidemill.training.runners": "tidemill.training.iteration_runners",
     "tidemill.workers.blocks": "tidemill.workers.sample_writers",
     "tidemill.workers.buffers": "tidemill.workers.buffer_worker",
+    "tidemill.workers.counters": "tidemill.workers.trainer_counters",
+    "tidemill.workers.episode_info": "tidemill.workers.info_numbers",
     "tidemill.workers.exact": "tidemill.replay_training.exact",
     "tidemill.workers.frames": "tidemill.envs.frame_stack",
     "tidemill.workers.gang": "tidemill.replay_training.ready_environments",
@@ -110,7 +117,7 @@ MOVED = {
     "tidemill.workers.rating": "tidemill.workers.elo_rating",
     "tidemill.workers.records": "tidemill.workers.version_metadata",
     "tidemill.workers.rows": "tidemill.workers.row_schema",
-    "tidemill.workers.said": "tidemill.workers.episode_info",
+    "tidemill.workers.said": "tidemill.workers.info_numbers",
     "tidemill.workers.shares": "tidemill.replay_training.credit_grants",
     "tidemill.workers.stepwise": "tidemill.replay_training.transitions",
 }
@@ -118,8 +125,16 @@ MOVED = {
 # Of each module: old names in it, and what they are called now: a name in it, or of
 # another module, "MODULE:NAME".
 RENAMED = {
+    "tidemill.api.curriculum": {
+        name: f"tidemill.api.conditions:{name}"
+        for name in ("PROGRESS", "episode_metric", "episode_metrics", "holds")
+    },
     "tidemill.api.buffer": {"Counts": "SampleCounts", "Held": "BufferedSample"},
     "tidemill.api.control_messages": {"Statistics": "WorkerStatistics", "Tallied": "EnvironmentStatistics"},
+    "tidemill.bridge.kit.record": {
+        name: f"tidemill.bridge.kit.playback:{name}"
+        for name in ("Playback", "PlaybackResult", "RecordedSideChannels", "replay")
+    },
     "tidemill.core.tally": {"Told": "TallyEntry"},
     "tidemill.envs.frame_stack": {
         "build_environment": "tidemill.workers.actor_environments:build_environment",

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from tidemill.core.errors import ConfigError, TidemillError, did_you_mean, place
 from tidemill.core.resource_shortage import why
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 
 T = TypeVar("T")
 

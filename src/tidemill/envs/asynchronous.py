@@ -12,7 +12,7 @@ from typing import Any
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.user_code import Code, name_of_code
+from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
 from tidemill.envs.lane_coroutines import LaneCoroutines
 from tidemill.envs.lane_threads import CLOSE_SECONDS

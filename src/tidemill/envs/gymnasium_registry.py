@@ -13,7 +13,7 @@ from typing import Any
 from tidemill.api.external_code import Outside, called, names_nothing, quoted
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.secrets import hide, known, mask, reveal
-from tidemill.core.user_code import import_module, is_installed, load_attribute, module_file
+from tidemill.core.user_code_loading import import_module, is_installed, load_attribute, module_file
 
 _INSTALL = {  # by the start of an entry point: what pip installs
     "ale_py": "ale-py",

@@ -14,7 +14,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.user_code import Code, import_module, name_of_code
+from tidemill.core.user_code_loading import Code, import_module, name_of_code
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.gymnasium_registry import call_maker, load_maker, pictures
 from tidemill.envs.multi_agent import AgentLanes, AgentView

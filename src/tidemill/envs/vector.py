@@ -13,7 +13,7 @@ from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Spaces, leaves
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
-from tidemill.core.user_code import Code, name_of_code
+from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.gymnasium_registry import arguments, call_maker, find_spec, fps_of, load_maker, outside
 from tidemill.envs.reset_options import take_options
 from tidemill.envs.space_values import LeafReader, readers_of

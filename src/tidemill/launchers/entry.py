@@ -28,7 +28,7 @@ from tidemill.core.errors import TidemillError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
-from tidemill.core.user_code import begin_to_work, expect, load_file, travel
+from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ENDING, ProcessSetup
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport

@@ -32,7 +32,7 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
-from tidemill.core.user_code import environment_of_ours, own_path
+from tidemill.core.user_code_loading import environment_of_ours, own_path
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport
 

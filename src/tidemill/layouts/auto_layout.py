@@ -30,7 +30,7 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.secrets import hide, known, mask
-from tidemill.core.user_code import named_files, named_modules, own_code
+from tidemill.core.user_code_loading import named_files, named_modules, own_code
 from tidemill.launchers.processes import kill_session
 from tidemill.layouts.cost_measurement import order_of, start
 from tidemill.layouts.layout import (

@@ -25,7 +25,7 @@ from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
 from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays
-from tidemill.core.user_code import begin_to_work, environment_of_ours, load_file, own_path, travel
+from tidemill.core.user_code_loading import begin_to_work, environment_of_ours, load_file, own_path, travel
 from tidemill.testing.check_env import keep_allowed, sample_actions
 from tidemill.transports.local import LocalBell
 

@@ -121,7 +121,7 @@ class ActorCritic(PolicyConfig):
             return [self.replace(native=name) for name in choices()]
         if not self.undecided:
             return (self,)
-        from tidemill.nets.torch_device import has_bfloat16
+        from tidemill.nets.torch_copies import has_bfloat16
 
         return [self.replace(convolutions=kind) for kind in ("float32", "bfloat16")[: 1 + has_bfloat16()]]
 

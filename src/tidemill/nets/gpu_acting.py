@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import Distribution
-from tidemill.nets.torch_device import DeviceEvent, Mirror, host_empty, torch_type
+from tidemill.nets.torch_copies import DeviceEvent, Mirror, host_empty, torch_type
 
 LANES = 2  # batches under way: one is copied while the other is computed
 LEAST_ROWS = 8  # of a recorded size

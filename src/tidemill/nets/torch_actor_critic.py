@@ -14,7 +14,7 @@ from tidemill.nets.cells import check_stretches
 from tidemill.nets.masks import FORBIDDEN
 from tidemill.nets.mlp import Floats
 from tidemill.nets.torch_backend import TorchBackend
-from tidemill.nets.torch_device import Mirror, convolution_type
+from tidemill.nets.torch_copies import Mirror, convolution_type
 from tidemill.nets.torch_gradients import bind, leaf
 from tidemill.nets.trainable import ActionEvaluation
 from tidemill.nets.weights import CONVOLUTIONS, ActorCriticShape, views

@@ -14,7 +14,7 @@ from torch import Tensor
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import Distribution
 from tidemill.nets.gpu_acting import DeviceActing
-from tidemill.nets.torch_device import Mirror, tensors
+from tidemill.nets.torch_copies import Mirror, tensors
 from tidemill.nets.torch_gradients import bind, weighed
 from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 

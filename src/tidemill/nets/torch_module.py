@@ -14,7 +14,7 @@ from tidemill.core.schema import allocate
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.masks import FORBIDDEN, ActionMask
 from tidemill.nets.torch_backend import TorchBackend
-from tidemill.nets.torch_device import Mirror, tensors
+from tidemill.nets.torch_copies import Mirror, tensors
 
 
 class ModuleNetwork(TorchBackend):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.errors import ConfigError
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 
 
 class Family(NamedTuple):

@@ -6,7 +6,7 @@ from typing import cast
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.user_code import load_attribute
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.presets.base import Presets
 
 ALGORITHMS = {

@@ -29,7 +29,7 @@ from tidemill.core.errors import (
     SessionLost,
 )
 from tidemill.core.secrets import reveal
-from tidemill.core.user_code import name_of_code
+from tidemill.core.user_code_loading import name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
 from tidemill.envs.space_values import brief

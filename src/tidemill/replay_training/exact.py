@@ -29,14 +29,14 @@ from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.core.seeding import derive_seed
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
 from tidemill.replay_training.open_episodes import LONGEST, SENT, OpenEpisode, newest_slots
-from tidemill.replay_training.slot_faults import SlotFaults
+from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent_spec import INLINE
-from tidemill.workers.episode_info import InfoReader
+from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.ring import EnvRing, EnvTarget
 from tidemill.workers.sample_writers.base import Seats
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from tidemill.api.environment import Environment, EnvironmentConfig
 from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError
-from tidemill.replay_training.slot_faults import SlotFaults
+from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec

@@ -31,7 +31,7 @@ from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.actor_memory import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.counted_episodes import next_counted
-from tidemill.workers.episode_info import InfoReader
+from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.row_schema import row_schema
 
 

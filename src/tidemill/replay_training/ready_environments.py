@@ -20,11 +20,11 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.schema import Arrays
 from tidemill.core.thread_loop import run_ready
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
-from tidemill.replay_training.slot_faults import SlotFaults
+from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_parts import ActorParts
-from tidemill.workers.episode_info import InfoReader, Numbers
+from tidemill.workers.info_numbers import InfoReader, Numbers
 from tidemill.workers.sample_writers.base import Seats
 
 LOOK_AGAIN = 0.1

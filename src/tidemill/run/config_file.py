@@ -10,7 +10,7 @@ from tidemill.core.config import brought_up_to_date, decode, encode
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import check_revealed, hide
 from tidemill.core.untrusted_files import read_json, read_plain
-from tidemill.core.user_code import expect, load_file
+from tidemill.core.user_code_loading import expect, load_file
 from tidemill.run.trust import Trust, allow, named
 
 

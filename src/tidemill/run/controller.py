@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from tidemill.api.conditions import holds
 from tidemill.api.control_messages import (
     ENDED,
     Configure,
@@ -37,7 +38,6 @@ from tidemill.api.control_messages import (
     pack,
     unpack_up,
 )
-from tidemill.api.curriculum import holds
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops

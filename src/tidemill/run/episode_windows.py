@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from tidemill.api.conditions import episode_metric
 from tidemill.api.control_messages import Episodes
-from tidemill.api.curriculum import episode_metric
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import RunError
-from tidemill.workers.episode_info import NONE, Numbers, by_name
+from tidemill.workers.info_numbers import NONE, Numbers, by_name
 
 # checkpoints of each policy of whose time the last episodes are known: the newest ones,
 # should one be damaged

@@ -35,7 +35,7 @@ from tidemill.core.private_files import private, private_folder
 from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import check_revealed, hide, known
 from tidemill.core.untrusted_files import read_json, read_plain
-from tidemill.core.user_code import expect, load_file, own_code
+from tidemill.core.user_code_loading import expect, load_file, own_code
 from tidemill.run.source_info import source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
 from tidemill.store.checkpoint import checkpoints

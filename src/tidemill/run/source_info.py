@@ -15,7 +15,7 @@ from tidemill.core.config import Config, encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.secrets import hide_words
-from tidemill.core.user_code import is_installed, only_here_in, why_only_here
+from tidemill.core.user_code_loading import is_installed, only_here_in, why_only_here
 
 _PACKAGES = ("tidemill", "numpy", "torch", "gymnasium", "msgspec", "safetensors")
 

@@ -34,7 +34,7 @@ from tidemill.api.external_code import Outside, names_nothing, quoted
 from tidemill.core.config import Config, member
 from tidemill.core.errors import Untrusted
 from tidemill.core.secrets import references
-from tidemill.core.user_code import file_digest, is_installed, module_file, module_places, own_code
+from tidemill.core.user_code_loading import file_digest, is_installed, module_file, module_places, own_code
 
 Trust = bool | Callable[[str], bool]
 """The user's word for all that a folder names: given, not given, or asked for with the

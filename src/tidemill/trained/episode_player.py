@@ -21,7 +21,7 @@ from tidemill.transports.local import LocalBell
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.block_agent import BlockAgent
-from tidemill.workers.episode_info import InfoReader, Numbers
+from tidemill.workers.info_numbers import InfoReader, Numbers
 from tidemill.workers.ring import EnvTarget
 from tidemill.workers.sample_writers.unread import Unread
 

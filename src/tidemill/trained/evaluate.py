@@ -24,7 +24,7 @@ from tidemill.trained.load import LoadedPolicy, Weights
 from tidemill.trained.progress_bar import ProgressBar
 from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.counted_episodes import counted_of
-from tidemill.workers.episode_info import means
+from tidemill.workers.info_numbers import means
 
 LANES = 10
 RESAMPLES = 2000  # of the bootstrap; the ends of a 95 % interval move by about 2 % of its width

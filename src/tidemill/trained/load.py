@@ -28,7 +28,7 @@ from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Array, Arrays, Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.untrusted_files import read_json, read_plain
-from tidemill.core.user_code import expect, load_file, own_code
+from tidemill.core.user_code_loading import expect, load_file, own_code
 from tidemill.envs.spaces import action_caster, nest, paths
 from tidemill.nets.weights import placeholder_weights
 from tidemill.run.folder import RunFolder

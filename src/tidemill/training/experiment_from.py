@@ -13,7 +13,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import encode, set_path
 from tidemill.core.errors import ConfigError, TidemillError, did_you_mean
-from tidemill.core.user_code import load_attribute, name_of_code
+from tidemill.core.user_code_loading import load_attribute, name_of_code
 from tidemill.presets.base import run_name
 from tidemill.presets.environment_names import environment_from, is_named
 from tidemill.presets.experiments import ALGORITHMS, experiment_for

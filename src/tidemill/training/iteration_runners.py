@@ -19,7 +19,7 @@ from typing import Any
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.user_code import refuse_while_loading
+from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.metrics.json_lines import each_record
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.trainer_config import ReplayTrainer

@@ -15,7 +15,7 @@ from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
-from tidemill.core.user_code import refuse_while_loading
+from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.launchers.table import LAUNCHERS, make_launcher
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split

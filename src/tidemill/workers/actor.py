@@ -26,8 +26,8 @@ from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.inference_clients import make_clients
+from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
 

@@ -11,8 +11,8 @@ from tidemill.core.clock import Clock
 from tidemill.streams.samples import sample_producer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.episode_info import InfoReader
 from tidemill.workers.inference_clients import ClientKey
+from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.sample_writers.base import WriterTerms

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.workers.episode_info import FIELD, NONE, Numbers
+from tidemill.workers.info_numbers import FIELD, NONE, Numbers
 from tidemill.workers.sample_writers.base import SampleWriter, Seats
 
 Episode = tuple[float, int, int, Numbers]

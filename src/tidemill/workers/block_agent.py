@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
 from tidemill.core.schema import Arrays, Schema, allocate
-from tidemill.workers import episode_info
+from tidemill.workers import info_numbers
 from tidemill.workers.agent import Agent
 from tidemill.workers.sample_writers.base import Columns, Seats
 from tidemill.workers.sample_writers.fixed import AlignedBlock
@@ -48,7 +48,7 @@ class BlockAgent(Agent):
     ) -> None:
         super().__init__(schema, seats, deterministic, client, writer)
         self._final_values = writer.final_values
-        self._packs_info = episode_info.FIELD in schema
+        self._packs_info = info_numbers.FIELD in schema
         self._version = self.policy = -1  # of the newest answer
         self.begun = _NOBODY
         """The seats whose episodes begin with the request in flight."""
@@ -290,8 +290,8 @@ class BlockAgent(Agent):
                 [o.policy for o in self._others], [len(o.acting) // self._lanes for o in self._others]
             )
         for place, numbers in enumerate(heard) if self._packs_info else ():
-            block[episode_info.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = (
-                episode_info.pack(numbers)
+            block[info_numbers.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = (
+                info_numbers.pack(numbers)
             )
 
     def _erase(self, block: Arrays, at: Any) -> None:

@@ -62,7 +62,7 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counted_episodes import counted_of
 from tidemill.workers.elo_rating import performance
-from tidemill.workers.episode_info import FIELD, Numbers, by_name, means, unpack
+from tidemill.workers.info_numbers import FIELD, Numbers, by_name, means, unpack
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
 MOST_EPISODES = 256  # that are taken in one poll

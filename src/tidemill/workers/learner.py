@@ -30,10 +30,10 @@ from tidemill.store.checkpoint import FoundCheckpoint, checkpoint_name, read_new
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
-from tidemill.workers.counters import Counters, TrainingLimits
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
+from tidemill.workers.trainer_counters import Counters, TrainingLimits
 from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 

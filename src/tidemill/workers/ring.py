@@ -16,7 +16,7 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_parts import ActorParts
 from tidemill.workers.agent import Agent
 from tidemill.workers.block_agent import BlockAgent
-from tidemill.workers.episode_info import InfoReader, Numbers
+from tidemill.workers.info_numbers import InfoReader, Numbers
 from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock

@@ -36,7 +36,7 @@ from tidemill.core.errors import ConfigError, PeerLost, RecordingError, Tidemill
 
 SIMULATORS = str(Path(__file__).parents[1] / "simulators.py")
 REPLAY = (
-    "import pathlib, sys; from tidemill.bridge.kit.record import replay; played = "
+    "import pathlib, sys; from tidemill.bridge.kit.playback import replay; played = "
     "replay(pathlib.Path(sys.argv[1])); print(played)"
 )
 

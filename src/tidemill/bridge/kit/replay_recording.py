@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.bridge.kit.record import RecordedSideChannels
+from tidemill.bridge.kit.playback import RecordedSideChannels
 from tidemill.bridge.kit.recording import Exchange, Recording
 from tidemill.bridge.kit.trial_trainer import Program
 from tidemill.bridge.protocol.specs import ActionTuple, BehaviorSpec, DecisionSteps, TerminalSteps

@@ -10,15 +10,15 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called, quoted
 from tidemill.bridge.protocol.samplers import parameter
 from tidemill.bridge.protocol.side_channels import Channels, SideChannel
-from tidemill.bridge.trainer_side.lane import Lane, close_all, start_all
 from tidemill.bridge.trainer_side.lanes import SEEDS, SimulatorLanes
 from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator
+from tidemill.bridge.trainer_side.simulator_lane import Lane, close_all, start_all
 from tidemill.bridge.trainer_side.spaces import Group
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
 from tidemill.core.secrets import reveal
-from tidemill.core.user_code import is_expected, load_attribute
+from tidemill.core.user_code_loading import is_expected, load_attribute
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.bridge.protocol.samplers import parameter
 from tidemill.bridge.protocol.specs import BehaviorSpec
 from tidemill.bridge.protocol.tables import RESET, STEP
-from tidemill.bridge.trainer_side.lane import Lane, LaneGroup, Place, close_all
+from tidemill.bridge.trainer_side.simulator_lane import Lane, LaneGroup, Place, close_all
 from tidemill.bridge.trainer_side.spaces import Group, describe, form_of
 from tidemill.bridge.trainer_side.waiter import Waiter
 from tidemill.core.errors import ConfigError, EnvironmentFault

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.core.schema import Arrays, Field
-from tidemill.workers.episode_info import FIELD, PACKED_INFO
+from tidemill.workers.info_numbers import FIELD, PACKED_INFO
 from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms
 from tidemill.workers.sample_writers.full import Full
 

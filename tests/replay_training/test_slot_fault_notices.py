@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tidemill.core.errors import EnvironmentFault
-from tidemill.replay_training import slot_faults as module
-from tidemill.replay_training.slot_faults import LOOK, TELL, SlotFaults
+from tidemill.replay_training import slot_fault_notices as module
+from tidemill.replay_training.slot_fault_notices import LOOK, TELL, SlotFaults
 
 
 @pytest.fixture

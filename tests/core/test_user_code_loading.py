@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.core.errors import ConfigError
-from tidemill.core.user_code import load_attribute, load_file, own_path, travel
+from tidemill.core.user_code_loading import load_attribute, load_file, own_path, travel
 
 
 def test_a_file_can_import_what_lies_beside_it_where_nothing_installed_has_that_name(

@@ -20,7 +20,7 @@ from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
-from tidemill.core.user_code import refuse_while_loading
+from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.launchers.processes import kill_session
 from tidemill.layouts.cost_measurement import order_of, start
 from tidemill.metrics.json_lines import read_metrics
