@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.api.transport import Bell, Link
-from tidemill.core.errors import DeadlineError, SchemaError
+from tidemill.core.errors import ConfigError, DeadlineError, SchemaError
 from tidemill.core.memory import LocalSegment, MemfdSegment, Segment
 from tidemill.core.schema import Field
-from tidemill.transports import shared
+from tidemill.native.library import BUILT, Kernels, NativeUnavailable
+from tidemill.transports import ordered_words, shared
 from tidemill.transports.local import LocalBell, LocalLink, local_endpoints
-from tidemill.transports.shared import EventBell, SocketLink
+from tidemill.transports.shared import EventBell, SharedTransport, SocketLink
 from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, SlotWriter
 
 SCHEMA = {"number": Field((), "int64"), "data": Field((3,), "float32")}
@@ -73,11 +76,34 @@ class Kind:
             os.close(descriptor)
 
 
-@pytest.fixture(params=["local", pytest.param("shared", marks=needs_linux)])
+KINDS = ["local", *(pytest.param(name, marks=needs_linux) for name in ("shared", "ordered by the core"))]
+
+
+@contextmanager
+def kind_of(name: str) -> Iterator[Kind]:
+    """Ends in threads, in processes, and in processes of a processor such as ARM."""
+    with pytest.MonkeyPatch.context() as patched:
+        if name == "ordered by the core":
+            try:
+                Kernels(BUILT)
+            except NativeUnavailable as error:
+                pytest.skip(str(error))
+            patched.setattr(ordered_words, "IN_ORDER", False)
+        made = Kind(name)
+        yield made
+        made.close()
+
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Iterator[Kind]:
-    made = Kind(request.param)
-    yield made
-    made.close()
+    with kind_of(request.param) as made:
+        yield made
+
+
+@pytest.fixture(params=KINDS[1:])
+def between_processes(request: pytest.FixtureRequest) -> Iterator[Kind]:
+    with kind_of(request.param) as made:
+        yield made
 
 
 class TestChannel:
@@ -142,9 +168,12 @@ class TestChannel:
         slots=st.integers(1, 4),
         moves=st.lists(st.sampled_from(["reserve", "commit", "take", "release"]), max_size=80),
     )
-    @pytest.mark.parametrize("name", ["local", pytest.param("shared", marks=needs_linux)])
+    @pytest.mark.parametrize("name", KINDS)
     def test_order_and_bound_hold_and_nothing_is_lost(self, name: str, slots: int, moves: list[str]) -> None:
-        kind = Kind(name)
+        with kind_of(name) as kind:
+            self.check_moves(kind, slots, moves)
+
+    def check_moves(self, kind: Kind, slots: int, moves: list[str]) -> None:
         producer, consumer, _, _ = self.make(kind, slots)
         sent = received = released = 0
         reserved = False
@@ -175,7 +204,6 @@ class TestChannel:
                 released += 1
             for number, views in held:  # nobody writes what is held
                 assert (views["number"] == number).all() and (views["data"] == number).all()
-        kind.close()
 
 
 class TestCell:
@@ -375,7 +403,9 @@ WRITER = """
 import sys, numpy as np
 from tidemill.core.memory import MemfdSegment
 from tidemill.core.schema import Field
+from tidemill.transports import ordered_words
 from tidemill.transports.slots import SlotWriter
+ordered_words.IN_ORDER = sys.argv[3] == "True"
 writer = SlotWriter(MemfdSegment(int(sys.argv[1])), [])
 writer.offer({"a": Field((20000,), "float32"), "b": Field((77,), "int64")})
 a, b = np.empty(20000, np.float32), np.empty(77, np.int64)
@@ -385,12 +415,12 @@ for version in range(int(sys.argv[2])):
 """
 
 
-@needs_linux
-def test_a_cell_is_never_torn() -> None:
+def test_a_cell_is_never_torn(between_processes: Kind) -> None:
     descriptor = os.memfd_create("cell")
-    last = 20_000
+    last = 10_000
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(descriptor), str(last)], pass_fds=[descriptor]
+        [sys.executable, "-c", WRITER, str(descriptor), str(last), str(ordered_words.IN_ORDER)],
+        pass_fds=[descriptor],
     )
     try:
         reader = SlotReader(MemfdSegment(descriptor))
@@ -475,6 +505,15 @@ def test_no_ring_is_lost_between_processes() -> None:
         for descriptor in descriptors:
             os.close(descriptor)
     assert rescues == 0
+
+
+def test_processes_that_nothing_orders_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ordered_words, "IN_ORDER", False)
+    monkeypatch.setattr(ordered_words, "BUILT", tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"need the native core, .* not built .* --launch threads"):
+        SharedTransport([], {})
+    monkeypatch.setattr(ordered_words, "IN_ORDER", True)
+    SharedTransport([], {}).close()
 
 
 def test_workers_of_one_thread_are_woken_by_what_comes_to_any_of_them() -> None:

@@ -2,17 +2,21 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tidemill.algorithms.batch_totals import BatchTotals
 from tidemill.algorithms.minibatches import Floats, take_rows
+from tidemill.algorithms.native_traces import native_vtrace
 from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
 from tidemill.algorithms.policy_gradient_formulas import differentiate_policy_gradient, vtrace
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
+from tidemill.nets.native_actor_critic import NativeActorCritic
+from tidemill.nets.trainable import TrainablePolicy
 
 BEYOND = 1.001
 """Ratios that are cut off by less than a thousandth are not counted as clipped: on the
@@ -68,6 +72,12 @@ class ImpalaLearner(PolicyGradientLearner):
 
     config: Impala
 
+    def __init__(self, config: Impala, policy: TrainablePolicy, seed: int) -> None:
+        super().__init__(config, policy, seed)
+        network, self._vtrace = policy.network, vtrace
+        if isinstance(network, NativeActorCritic):
+            self._vtrace = partial(native_vtrace, network.kernels)
+
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
         config, acted = self.config, sample["version"] >= 0
         # those that were cut and the last ones among them: their values are bootstrap
@@ -79,7 +89,7 @@ class ImpalaLearner(PolicyGradientLearner):
             rho.reshape(-1)[rows] = np.exp(log_prob - take_rows([sample], [rows], "log_prob"))
         value.reshape(-1)[rows] = values
         done, truncated = sample["done"], sample["truncated"]
-        return vtrace(
+        return self._vtrace(
             sample["reward"],
             value,
             done,

@@ -48,11 +48,16 @@ LogRatio = Callable[[Sample, Integers], Floats]
 which all acted."""
 
 
-def gae_of(gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Estimate:
-    """Return what estimates advantages and values' targets by `gae`. With `log_ratio`
-    traces are corrected for how far the policy has moved since it acted; without,
-    estimates that the rows have already (`tidemill.algorithms.post_processors.GAE`) are
-    taken as they are."""
+def gae_of(
+    gamma: float,
+    lam: float,
+    log_ratio: LogRatio | None = None,
+    formula: Callable[..., tuple[Floats, Floats]] = gae,
+) -> Estimate:
+    """Return what estimates advantages and values' targets by `gae`, or by the `formula`
+    of the native core. With `log_ratio` traces are corrected for how far the policy has
+    moved since it acted; without, estimates that the rows have already
+    (`tidemill.algorithms.post_processors.GAE`) are taken as they are."""
 
     def estimate(sample: Sample) -> tuple[Floats, Floats]:
         fields: dict[str, NDArray[Any]] = dict(sample)
@@ -64,7 +69,7 @@ def gae_of(gamma: float, lam: float, log_ratio: LogRatio | None = None) -> Estim
             acted = np.flatnonzero((version >= 0) & ~(done | truncated))
             rho = np.ones(version.shape, np.float32)
             rho.reshape(-1)[acted] = np.exp(log_ratio(sample, acted))
-        return gae(fields["reward"], fields["value"], done, truncated, version >= 0, gamma, lam, rho)
+        return formula(fields["reward"], fields["value"], done, truncated, version >= 0, gamma, lam, rho)
 
     return estimate
 

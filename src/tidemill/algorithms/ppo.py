@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy as np
 from tidemill.algorithms.batch_totals import BatchTotals
 from tidemill.algorithms.minibatches import Floats, Integers, Rows, gae_of, take_rows
 from tidemill.algorithms.native_ppo import NativePPO
+from tidemill.algorithms.native_traces import native_gae
 from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
-from tidemill.algorithms.policy_gradient_formulas import differentiate_surrogate
+from tidemill.algorithms.policy_gradient_formulas import differentiate_surrogate, gae
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.native.library import KernelLoss
@@ -77,12 +79,14 @@ class PPOLearner(PolicyGradientLearner):
     def __init__(self, config: PPO, policy: TrainablePolicy, seed: int) -> None:
         super().__init__(config, policy, seed)
         network = policy.network
-        self._native = NativePPO(network, self._shared) if isinstance(network, NativeActorCritic) else None
+        self._native, self._gae = None, gae
+        if isinstance(network, NativeActorCritic):
+            self._native, self._gae = NativePPO(network, self._shared), partial(native_gae, network.kernels)
 
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
         config = self.config
         log_ratio = self._log_ratio if config.correct_off_policy else None
-        return gae_of(config.gamma, config.gae_lambda, log_ratio)(sample)
+        return gae_of(config.gamma, config.gae_lambda, log_ratio, self._gae)(sample)
 
     def _differentiate(
         self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float

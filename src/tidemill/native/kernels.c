@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define VERSION 1 /* library.py's */
+#define VERSION 2 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178
@@ -666,6 +666,75 @@ void EXPORT(adam)(int64_t n, float *restrict weights, const float *restrict grad
     }
 }
 
+/* ---- advantages ---- */
+
+/* Rows [steps, seats] of a sample, see algorithms/policy_gradient_formulas.py. */
+typedef struct {
+    int64_t steps, seats;
+    const float *reward, *value;
+    const uint8_t *done, *truncated, *acted;
+    const float *rho; /* of GAE NULL: no ratios */
+    float *advantage, *target;
+} Trajectory;
+
+static inline float kept(const Trajectory *rows, int64_t i)
+{
+    float value = rows->value[i];
+    return rows->acted[i] & !rows->done[i] ? value : 0;
+}
+
+static inline int trained(const Trajectory *rows, int64_t i)
+{
+    return rows->acted[i] & !rows->done[i] & !rows->truncated[i];
+}
+
+/* r + γ V' - V, of a row before the last. */
+static inline float residual(const Trajectory *rows, int64_t i, float gamma)
+{
+    float delta = kept(rows, i + rows->seats) * gamma + rows->reward[i] - kept(rows, i);
+    return trained(rows, i) ? delta : 0;
+}
+
+static inline float cut_ratio(const Trajectory *rows, int64_t i, float most)
+{
+    float rho = rows->rho[i], least = rho > most ? most : rho; /* NaN stays */
+    return trained(rows, i) && i < (rows->steps - 1) * rows->seats ? least : 0;
+}
+
+/* `gae`; decay: γ λ. */
+void EXPORT(gae)(const Trajectory *rows, float gamma, float decay)
+{
+    int64_t seats = rows->seats, last = (rows->steps - 1) * seats;
+    float *advantage = rows->advantage;
+    for (int64_t i = last; i < last + seats; i++)
+        advantage[i] = 0, rows->target[i] = kept(rows, i);
+    for (int64_t t = last - seats; t >= 0; t -= seats)
+        for (int64_t i = t; i < t + seats; i++) {
+            float next = rows->rho ? cut_ratio(rows, i + seats, 1) : 1;
+            float carried = (trained(rows, i) ? decay : 0) * next * advantage[i + seats];
+            advantage[i] = residual(rows, i, gamma) + carried;
+            rows->target[i] = kept(rows, i) + (rows->rho ? cut_ratio(rows, i, 1) : 1) * advantage[i];
+        }
+}
+
+/* `vtrace`; decay: γ λ. The target holds v - V until the row before has read it. */
+void EXPORT(vtrace)(const Trajectory *rows, float gamma, float decay, float rho_clip, float c_clip)
+{
+    int64_t seats = rows->seats, last = (rows->steps - 1) * seats;
+    for (int64_t i = last; i < last + seats; i++)
+        rows->advantage[i] = rows->target[i] = 0;
+    for (int64_t t = last - seats; t >= 0; t -= seats)
+        for (int64_t i = t; i < t + seats; i++) {
+            float rho = cut_ratio(rows, i, rho_clip), delta = residual(rows, i, gamma);
+            float gap = rows->target[i + seats];
+            rows->target[i] = rho * delta + cut_ratio(rows, i, c_clip) * decay * gap;
+            rows->advantage[i] = rho * (delta + gamma * gap);
+            rows->target[i + seats] = kept(rows, i + seats) + gap;
+        }
+    for (int64_t i = 0; i < seats; i++)
+        rows->target[i] += kept(rows, i);
+}
+
 int64_t EXPORT(scratch)(const Network *net) { return plan(net, NULL, NULL); }
 
 int64_t EXPORT(version)(void) { return VERSION; }
@@ -685,5 +754,21 @@ __attribute__((visibility("default"))) int64_t tidemill_instruction_sets(void)
 #else
     return 1;
 #endif
+}
+
+/* The words by which processes tell each other what lies in the memory that they share. Fences
+   beside the acquiring load and the releasing store: of a value that is rewritten while it is
+   copied, the copy is read before the mark that says so, and a mark is written before what it
+   announces. On x86-64 both are plain moves. */
+__attribute__((visibility("default"))) uint64_t tidemill_read_word(const uint64_t *word)
+{
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+
+__attribute__((visibility("default"))) void tidemill_write_word(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
 }
 #endif

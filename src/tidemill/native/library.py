@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 1
+VERSION = 2
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -56,6 +56,16 @@ class KernelLoss(ctypes.Structure):
     )
 
 
+class KernelTrajectory(ctypes.Structure):
+    """The rows of a sample; the fields are those of ``Trajectory`` in kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("steps", "seats")),
+        *((name, ctypes.c_void_p) for name in ("reward", "value", "done", "truncated", "acted", "rho")),
+        *((name, ctypes.c_void_p) for name in ("advantage", "target")),
+    )
+
+
 _I, _P, _D = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "version": (_I, []),
@@ -64,6 +74,8 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "ppo": (None, [_P, _P, _P, _P, _I, _D, _P, _P]),
     "square": (_D, [_I, _P]),
     "adam": (None, [_I, _P, _P, _P, _P, _P]),
+    "gae": (None, [_P, *[ctypes.c_float] * 2]),
+    "vtrace": (None, [_P, *[ctypes.c_float] * 4]),
 }
 """What each kernel returns and takes."""
 
@@ -107,6 +119,8 @@ class Kernels:
     ppo: Any
     square: Any
     adam: Any
+    gae: Any
+    vtrace: Any
     scratch: Any
 
 

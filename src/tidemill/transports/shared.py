@@ -18,6 +18,7 @@ from tidemill.core.bell_batching import ring
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import MemfdSegment
 from tidemill.core.thread_loop import own
+from tidemill.transports.ordered_words import check_order
 from tidemill.transports.slots import SlotEndpoints
 
 MESSAGE_LIMIT = 64 << 20  # bytes of one control message
@@ -142,6 +143,7 @@ class SharedTransport(Transport):
     """Channels and cells in memory that processes share: a memfd for each edge."""
 
     def __init__(self, edges: Sequence[Edge], bells: Mapping[str, int]) -> None:
+        check_order()
         self._ends, self._bells = ends_by_worker(edges), bells
         self._segments: dict[str, int] = {}
         try:

@@ -1,12 +1,9 @@
 """Channel and Cell over a memory segment: used by the local transport (threads) and the
 shared one (processes) alike.
 
-Only the cost per message matters here: an index is one aligned 8-byte word, which x86-64
-reads and writes whole and in order (total store order); data are written before the word
-that announces them. Nothing is copied, packed or allocated per message.
-
-Python has no fence, so that processes on a weakly ordered CPU (ARM) are not covered.
-Threads are ordered by Python's lock.
+Only the cost per message matters here: an index is one aligned 8-byte word, read and
+written whole and in order (see `ordered_words`); data are written before the word that
+announces them. Nothing is copied, packed or allocated per message.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +16,7 @@ from tidemill.api.transport import Bell, Consumer, Endpoints, Link, Producer, Re
 from tidemill.core.errors import DeadlineError, SchemaError
 from tidemill.core.memory import Segment
 from tidemill.core.schema import ALIGNMENT, Arrays, Field, Schema, layout, views
+from tidemill.transports.ordered_words import words_of
 
 _WORDS = ALIGNMENT // 8
 # Positions of words at the start of a segment, each on its own cache line so that the two
@@ -51,7 +49,7 @@ def _create(segment: Segment, description: _Description, stride: int) -> tuple[m
     start = _data_start(len(packed))
     memory = segment.create(start + stride * description.slots)
     memory[_DESCRIPTION : _DESCRIPTION + len(packed)] = packed
-    words = memory[:_DESCRIPTION].cast("Q")
+    words = words_of(segment, memory[:_DESCRIPTION])
     words[_LENGTH] = len(packed)
     words[_MAGIC] = _READY
     return memory, start
@@ -61,7 +59,7 @@ def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
     memory = segment.attach()
     if memory is None or len(memory) < _DESCRIPTION:
         return None
-    words = memory[:_DESCRIPTION].cast("Q")
+    words = words_of(segment, memory[:_DESCRIPTION])
     if not words[_MAGIC]:
         return None
     if words[_MAGIC] != _READY:
@@ -104,7 +102,7 @@ class SlotProducer(Producer):
     def offer(self, schema: Schema, lead: tuple[int, ...], slots: int) -> None:
         stride = layout(schema, lead)[1]
         memory, start = _create(self._segment, _Description(dict(schema), lead, slots), stride)
-        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._words = words_of(self._segment, memory[:_DESCRIPTION])
         self._slots = [views(schema, lead, memory, start + i * stride) for i in range(slots)]
         self._count = slots
         self._ring()
@@ -145,7 +143,7 @@ class SlotConsumer(Consumer):
             raise SchemaError(
                 f"{description.slots} slots of {stride} bytes do not fit a segment of {len(memory)} bytes"
             )
-        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._words = words_of(self._segment, memory[:_DESCRIPTION])
         self._views = [
             views(self.schema, self.lead, memory, start + i * stride) for i in range(description.slots)
         ]
@@ -189,9 +187,10 @@ class SlotWriter(Writer):
     def offer(self, schema: Schema) -> None:
         stride = ALIGNMENT + layout(schema, ())[1]
         memory, start = _create(self._segment, _Description(dict(schema), (), _BUFFERS), stride)
-        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._words = words_of(self._segment, memory[:_DESCRIPTION])
         self._marks = [
-            memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)
+            words_of(self._segment, memory[start + i * stride : start + i * stride + ALIGNMENT], "q")
+            for i in range(_BUFFERS)
         ]
         self._values = [views(schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)]
         for ring in self._rings:
@@ -230,9 +229,10 @@ class SlotReader(Reader):
             raise SchemaError(
                 f"{_BUFFERS} values of {stride} bytes do not fit a segment of {len(memory)} bytes"
             )
-        self._words = memory[:_DESCRIPTION].cast("Q")
+        self._words = words_of(self._segment, memory[:_DESCRIPTION])
         self._marks = [
-            memory[start + i * stride : start + i * stride + ALIGNMENT].cast("q") for i in range(_BUFFERS)
+            words_of(self._segment, memory[start + i * stride : start + i * stride + ALIGNMENT], "q")
+            for i in range(_BUFFERS)
         ]
         self._values = [
             views(self.schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)
