@@ -76,9 +76,11 @@ SYSTEMS = {
         System("stable_baselines3", "Stable-Baselines3", "stable_baselines3"),
         System("sample_factory", "Sample Factory", "sample-factory"),
         System("cleanrl_style", "CleanRL-style file", "torch"),
+        System("fused_jax", "PPO as one program of JAX", "jax"),
     )
 }
-ALL = tuple(SYSTEMS)
+ALL = (TIDEMILL, "stable_baselines3", "sample_factory", "cleanrl_style")
+NATIVE = (TIDEMILL, "cleanrl_style", "fused_jax")
 SMALL = (TIDEMILL, "stable_baselines3", "cleanrl_style")
 WORKS = {
     work.name: work
@@ -87,7 +89,13 @@ WORKS = {
         Work(
             "cartpole_vector",
             "CartPole-v1, Gymnasium's native vector environment",
-            (TIDEMILL, "cleanrl_style"),
+            NATIVE,
+            target=True,
+        ),
+        Work(
+            "cartpole_vector_small",
+            "The same, 8 lanes of 256 rows, minibatches of 64, 10 epochs",
+            NATIVE,
             target=True,
         ),
         Work("half_cheetah", "HalfCheetah-v5", ALL),

@@ -64,8 +64,8 @@ def cartpole() -> Experiment:
 
 
 def cartpole_vector() -> Experiment:
-    """CartPole-v1, Gymnasium's native vector environment."""
-    return _ppo("cartpole_vector", GymnasiumVector(id="CartPole-v1"), 256, learning_rate=3e-3)
+    """CartPole-v1, Gymnasium's native vector environment; minibatches of 2,048."""
+    return _ppo("cartpole_vector", GymnasiumVector(id="CartPole-v1"), 64, learning_rate=3e-3)
 
 
 def half_cheetah() -> Experiment:
@@ -93,22 +93,27 @@ def _pong(name: str, epochs: int) -> Experiment:
 def cartpole_small() -> Experiment:
     """CartPole-v1, batches as Stable-Baselines3 has them: 8 lanes of 256 rows,
     minibatches of 64, 10 epochs."""
-    return _small("CartPole-v1")
+    return _small(Gymnasium(id="CartPole-v1"))
+
+
+def cartpole_vector_small() -> Experiment:
+    """The same with Gymnasium's native vector environment."""
+    return _small(GymnasiumVector(id="CartPole-v1"))
 
 
 def hopper_small() -> Experiment:
     """The same with Hopper-v5."""
-    return _small("Hopper-v5")
+    return _small(Gymnasium(id="Hopper-v5"))
 
 
 def half_cheetah_small() -> Experiment:
     """The same with HalfCheetah-v5."""
-    return _small("HalfCheetah-v5")
+    return _small(Gymnasium(id="HalfCheetah-v5"))
 
 
-def _small(environment: str) -> Experiment:
+def _small(environment: Gymnasium | GymnasiumVector) -> Experiment:
     return _ppo(
-        environment, Gymnasium(id=environment), 8, rollout=256, minibatches=32, epochs=10, learning_rate=3e-4
+        str(environment.id), environment, 8, rollout=256, minibatches=32, epochs=10, learning_rate=3e-4
     )
 
 

@@ -9,7 +9,8 @@ import common
 
 LAYOUTS = {
     "cartpole": {"envs": 64, "threads": 1, "vector": "SyncVectorEnv"},
-    "cartpole_vector": {"envs": 256, "threads": 1, "vector": "Gymnasium's own"},
+    "cartpole_vector": {"envs": 64, "threads": 1, "vector": "Gymnasium's own"},
+    "cartpole_vector_small": {"envs": 8, "threads": 1, "vector": "Gymnasium's own"},
     "half_cheetah": {"envs": 64, "threads": 1, "vector": "EnvPool, 2 threads"},
     "pong": {"envs": 8, "threads": 2, "vector": "AtariVectorEnv, 2 threads"},
     "pong_one_epoch": {"envs": 8, "threads": 2, "vector": "AtariVectorEnv, 2 threads"},
@@ -40,7 +41,7 @@ def make_envs(count):
             [lambda: gym.make(WORK.environment)] * count, copy=False, autoreset_mode=same_step
         )
         return envs, envs.single_observation_space, envs.single_action_space, False
-    if ARGS.work == "cartpole_vector":
+    if LAYOUT["vector"] == "Gymnasium's own":
         envs = gym.make_vec(WORK.environment, num_envs=count, vectorization_mode="vector_entry_point")
         return envs, envs.single_observation_space, envs.single_action_space, True
     if LAYOUT["vector"].startswith("EnvPool"):
