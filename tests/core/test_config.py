@@ -255,3 +255,12 @@ def test_set_leaves_the_original_alone() -> None:
     before = json.dumps(encode(PLAN))
     set_path(PLAN, "options.new", "1")
     assert json.dumps(encode(PLAN)) == before
+
+
+def test_a_setting_whose_type_nobody_knows_is_told_by_its_class() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Misspelt(Brain):
+        size: "flaot" = 1  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ConfigError, match=r"^plan: .* setting of Misspelt cannot be read: name 'flaot'"):
+        decode(Brain, encode(Misspelt()), "plan")

@@ -125,6 +125,29 @@ def test_a_network_of_the_wrong_width_is_refused_before_anything_runs():
         JoinedNetwork(extra=1).build(Spaces(OBSERVATION, ACTIONS["discrete"]), 1)
 
 
+class OfNumpy(torch.nn.Module):
+    def forward(self, observation):
+        return np.zeros((2, 4)), np.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (None, r"network\(\) returned None; it must return an instance of Module$"),
+        (lambda observation: observation, r"network\(\) returned <function .*an instance of Module$"),
+        (OfNumpy(), r"network gave \['ndarray', 'ndarray'\] for 2 rows; it must return \(head \[2, 4\]"),
+    ],
+)
+def test_what_is_no_network_is_refused_and_named(made, told):
+    @dataclass(frozen=True, kw_only=True)
+    class Wrong(JoinedNetwork):
+        def network(self, spaces, outputs):
+            return made
+
+    with pytest.raises(ConfigError, match=told):
+        Wrong().build(Spaces(OBSERVATION, ACTIONS["discrete"]), 1)
+
+
 def test_frozen_weights_are_not_trained():
     @dataclass(frozen=True, kw_only=True)
     class Frozen(JoinedNetwork):

@@ -65,7 +65,7 @@ def small() -> tidemill.Experiment:
         ("Makes", "--launch Makes: it cannot be made: ValueError: no cluster ({own}, line 13, in __init__)"),
         ("Checks", "KeyError: 'no room' ({own}, line 17, in check)"),
         ("Launches", "the workers cannot be started: ValueError: no node ({own}, line 21, in launch)"),
-        ("Waits", "ValueError: no answer ({own}, line 25, in wait)"),
+        ("Waits", "Waits cannot wait: ValueError: no answer ({own}, line 25, in wait)"),
         ("NoProgram", "the workers cannot be started: No such file or directory: /no/such/program"),
     ],
 )

@@ -199,7 +199,16 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt | ChangeSettings
 Up = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Saving | Notice
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _plain(value: Any) -> float:
+    """Return a number of numpy's or torch's as Python's."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise SchemaError(f"{value!r:.200} was to be reported, which is no number") from None
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _down: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 _up: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
 
@@ -227,9 +236,9 @@ def unpack_down(data: bytes) -> Down:
         raise SchemaError(f"a control message to a worker cannot be read: {error}") from None
 
 
-def unpack_up(data: bytes) -> Up:
-    """Return the message from a worker. Raises `SchemaError` for anything else."""
+def unpack_up(data: bytes, worker: str = "a worker") -> Up:
+    """Return the message from `worker`. Raises `SchemaError` for anything else."""
     try:
         return _up.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SchemaError(f"a control message from a worker cannot be read: {error}") from None
+        raise SchemaError(f"a control message from {worker} cannot be read: {error}") from None

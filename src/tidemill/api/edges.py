@@ -17,7 +17,7 @@ credits: a cell from a trainer that limits its producers' steps to each of them
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from tidemill.core.errors import ConfigError, did_you_mean
 
@@ -53,6 +53,10 @@ class Port:
     in_turn: bool = False
     gathers: bool = False
     lag_bounded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.role not in (roles := get_args(Role)):
+            raise ConfigError(f'a port is no end called "{self.role}"; {did_you_mean(str(self.role), roles)}')
 
 
 @dataclass(frozen=True)

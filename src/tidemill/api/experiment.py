@@ -30,7 +30,7 @@ from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
 from tidemill.core.config import Config, check_name, check_several, layout_setting
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, did_you_mean, returned
 from tidemill.core.memory import Need
 from tidemill.core.seeding import derive_seed
 from tidemill.store.parameter_database import RESERVED
@@ -271,8 +271,8 @@ class Experiment(Config):
     def ends(self) -> Iterator[tuple[str, Port]]:
         """Yield the ends of streams of every single worker, as (worker, port)."""
         for name, config in self.members():
-            for port in config.ports():
-                yield name, port
+            for port in returned(config.ports(), Sequence, config.ports):
+                yield name, returned(port, Port, config.ports)
 
     def ends_of(self, stream: str, role: Role) -> Iterator[tuple[str, Port]]:
         """Yield the ends that are `role` of `stream`, as (worker, port)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tidemill.api.edges import group_of
 from tidemill.api.experiment import Context, Experiment, WorkerHandle
 from tidemill.api.transport import Endpoints, Link
+from tidemill.core.errors import returned
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Job:
         """Return one of the experiment's workers, not yet configured. See `Context` for
         what it is given."""
         config = self.experiment.workers[group_of(worker)]
-        return config.build(
-            Context(self.experiment, worker, config, endpoints, self.folder, self.resume, spin, math_threads)
-        )
+        folder, resume = self.folder, self.resume
+        context = Context(self.experiment, worker, config, endpoints, folder, resume, spin, math_threads)
+        return returned(config.build(context), WorkerHandle, config.build)
 
 
 class Launcher(ABC):

@@ -114,7 +114,8 @@ def field_of(space: Space) -> Field:
             return Field((len(space.nvec),), "int64")
         case MultiBinary():
             return Field((space.n,), "int8")
-    raise SchemaError(f"{space} has parts; flatten it first")
+    cure = "Dict and Tuple have parts; one of Gymnasium goes through envs.spaces.from_gymnasium"
+    raise SchemaError(f"{space!r} is no leaf of api.spaces: {cure}")
 
 
 def leaves(space: Space, name: str) -> dict[str, Space]:

@@ -191,7 +191,10 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
             f'{path}.kind: no {family.__name__} is called "{kind}"; '
             f"{did_you_mean(str(kind), kinds.keys() - {family.__name__} or kinds)}"
         )
-    hints = typing.get_type_hints(cls)
+    try:
+        hints = typing.get_type_hints(cls)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise ConfigError(f"{path}: the type of a setting of {kind} cannot be read: {error}") from None
     names = [f.name for f in dataclasses.fields(cls)]
     for key in data:
         if key in cls.retired:

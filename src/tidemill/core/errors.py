@@ -33,6 +33,9 @@ TidemillError
 import traceback
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class TidemillError(Exception):
@@ -152,6 +155,16 @@ def place(error: BaseException, counts: Callable[[str], bool] = bool) -> str:
     of the files that count which led there; "" where there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if counts(frame.filename)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+
+
+def returned(found: Any, kind: type[T], by: Callable[..., Any]) -> T:
+    """Return what was `found` by a call of a part that may be a user's own. Raises
+    `ConfigError` unless it is a `kind`."""
+    if not isinstance(found, kind):
+        raise ConfigError(
+            f"{by.__qualname__}() returned {found!r:.200}; it must return an instance of {kind.__name__}"
+        )
+    return found
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:

@@ -33,6 +33,6 @@ def make(chosen: type[T], setting: str, *given: object) -> T:
         return chosen(*given)
     except TidemillError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {why(error)}{place(error, lambda file: file != __file__)}"
         raise ConfigError(f"{setting} {chosen.__name__}: it cannot be made: {what}") from error

@@ -29,7 +29,7 @@ from tidemill.api.transport import Handle, Link, Transport
 from tidemill.core import memory
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, RunError, returned
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.user_code_loading import environment_of_ours, own_path
@@ -188,7 +188,7 @@ class ProcessesLauncher(Launcher):
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
         with open(log, "wb", opener=private) as output, _signals_blocked():
             process = subprocess.Popen(
-                self.command([end.worker for end in order.ends]),
+                returned(self.command([end.worker for end in order.ends]), list, self.command),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from tidemill.api.spaces import Spaces, schema_of_space
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, returned
 from tidemill.core.schema import allocate
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.masks import FORBIDDEN, ActionMask
@@ -36,7 +36,8 @@ class ModuleNetwork(TorchBackend):
         self._mask = mask
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(seed.generate_state(1)[0]))
-            self._module = make(spaces, self.distribution.size).eval().to(self.device)
+            made = returned(make(spaces, self.distribution.size), Module, make)
+        self._module = made.eval().to(self.device)
         self._log_std = (
             torch.full((self.distribution.deviations,), log_std_init).to(self.device).requires_grad_()
         )
@@ -53,7 +54,7 @@ class ModuleNetwork(TorchBackend):
             seen = tensors(allocate(schema_of_space(spaces.observation, "obs"), (rows,)))
             found = self._module({name: tensor.to(self.device) for name, tensor in seen.items()})
         shapes = [
-            list(part.shape) if isinstance(part, Tensor) else part
+            list(part.shape) if isinstance(part, Tensor) else type(part).__name__
             for part in (found if isinstance(found, tuple) else (found,))
         ]
         if shapes != [[rows, outputs], [rows]]:

@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
 from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer
-from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio
 from tidemill.replay.retrain_journal import JournaledConsumer, JournalWriter, journal_path
 from tidemill.replay_training.credit_grants import CreditGrants
@@ -82,9 +82,8 @@ class ReplayIngest:
             )
             source = JournaledConsumer(source, self.journal)
         self.policy_lag = PolicyLag(source)
-        buffer = config.buffer.build(self.policy_lag, demand)
-        assert isinstance(buffer, ReplayBuffer)
-        self.buffer = buffer
+        build = config.buffer.build
+        self.buffer = returned(build(self.policy_lag, demand), ReplayBuffer, build)
         self.limiter = self._limit(found, slots is not None, tell)
         facts = {} if found is None else found.facts
         self.phases = Phases(

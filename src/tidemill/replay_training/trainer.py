@@ -262,7 +262,7 @@ class ReplayTrainerWorker(Worker):
             self._journal.task(progress)
         metrics = learner.algorithm.update([held.sample for held in taken], progress)
         self.clock.enter(left)
-        lags = learner.lags(taken)
+        metrics = learner.with_lags(metrics, taken)
         learner.finish_update()
         self._buffer.release()
         self.limiter.finish_task()
@@ -271,7 +271,7 @@ class ReplayTrainerWorker(Worker):
         if not self.limiter.owed:
             self._publish_newest()
         self._progress_at = awake()  # while tasks are owed, steps may have to wait for them
-        self._metrics.count({**metrics, **lags}, self._progress_at - began)
+        self._metrics.count(metrics, self._progress_at - began)
 
     def _publish_newest(self) -> None:
         """Publish the weights, unless the newest ones are."""

@@ -42,7 +42,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.config import encode
-from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean, place
+from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean, place, returned
 from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import known, mask
 from tidemill.layouts.memory_plan import MemoryPlan, make_plan
@@ -174,12 +174,15 @@ class Controller:
     def _live(self) -> None:
         try:
             try:
-                links = self._launcher.launch(self.job)
+                links = returned(self._launcher.launch(self.job), dict, self._launcher.launch)
             except TidemillError:
                 raise
             except Exception as error:
                 raise RunError(f"the workers cannot be started: {_cause(error)}") from error
             configs = dict(self.job.experiment.members())
+            if wrong := ", ".join(sorted(configs.keys() ^ links.keys())):
+                what = f"{type(self._launcher).__name__}.launch()"
+                raise RunError(f"{what} must return a link for each worker, and no more: {wrong}")
             self.members = {name: Member(configs[name], link) for name, link in links.items()}
             self._configure()
             self.began = True
@@ -201,7 +204,11 @@ class Controller:
                 member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()
             ):
                 break
-            self._launcher.wait(0.1)
+            try:
+                self._wait(0.1)
+            except RunError as error:
+                self.notices.append(str(error))
+                return
             for name, member in living.items():
                 messages = member.link.receive()
                 if messages is None:
@@ -211,7 +218,7 @@ class Controller:
                     )
                 for data in messages or ():
                     try:
-                        self._take(name, member, unpack_up(data))
+                        self._take(name, member, unpack_up(data, name))
                     except TidemillError as error:
                         self.notices.append(str(error))
             self._look()
@@ -323,8 +330,14 @@ class Controller:
         )
         return finished and awake() - self.members[name].heard > SILENT
 
+    def _wait(self, seconds: float, least: float = 0.0) -> None:
+        try:
+            self._launcher.wait(seconds, least)
+        except Exception as error:
+            raise RunError(f"{type(self._launcher).__name__} cannot wait: {_cause(error)}") from error
+
     def _hear(self, least: float = 0.0) -> None:
-        self._launcher.wait(0.1, least)
+        self._wait(0.1, least)
         for name, member in self.members.items():
             messages = member.link.receive()
             if messages is None:
@@ -332,7 +345,7 @@ class Controller:
                     member.state = State.FAILED
                     raise RunError(f"{name} is gone: {mask(self._launcher.obituary(name), self._secrets)}")
                 continue
-            unread = map(unpack_up, messages)
+            unread = (unpack_up(data, name) for data in messages)
             try:
                 for message in unread:
                     self._take(name, member, message)
@@ -406,7 +419,11 @@ class Controller:
             self._merge(name, message.facts)
         if message.state is State.COMPLETED and not self.reason and not self._finishing:
             if not member.config.limited:
-                raise RunError(f"{name} ended before it was told to")
+                said = f": {message.reason}" if message.reason else ""
+                raise RunError(
+                    f"{name} ended before it was told to{said}; only workers of a configuration with "
+                    "limited = True may"
+                )
             self.reason = message.reason
 
     def _take_statistics(self, name: str, member: Member, message: WorkerStatistics) -> None:
@@ -603,7 +620,7 @@ class Controller:
 def _cause(error: Exception) -> str:
     """Return what a user reads of what a launcher has raised: of the system's errors what
     they say and of which file, of others where they come from, too."""
-    if isinstance(error, (OSError, RuntimeError)):
+    if isinstance(error, OSError) or why(error) != str(error):
         file = getattr(error, "filename", None)
         return f"{why(error)}: {file}" if file else why(error)
     return f"{type(error).__name__}: {error}{place(error)}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tidemill.api.environment import Environment
 from tidemill.api.spaces import Spaces
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, returned
 from tidemill.envs.frame_stack import FrameStack, stacked
 from tidemill.envs.step_limit import StepLimit
 from tidemill.workers.actor_config import ActorConfig
@@ -14,7 +14,8 @@ from tidemill.workers.agent_spec import PlayerSpec, match_agents
 def build_environment(actors: ActorConfig, lanes: int, seed: int, render: bool = False) -> Environment:
     """Return the environment of `actors` with `lanes` lanes, as its agents see it: with
     their frame stacks and the step limit. See `EnvironmentConfig.build`."""
-    environment = actors.environment.build(lanes, seed, render)
+    build = actors.environment.build
+    environment: Environment = returned(build(lanes, seed, render), Environment, build)
     try:
         if actors.max_episode_steps:
             environment = StepLimit(environment, actors.max_episode_steps)

@@ -34,7 +34,7 @@ from tidemill.api.control_messages import (
 )
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
-from tidemill.core.errors import NoProgress, TidemillError, place
+from tidemill.core.errors import NoProgress, TidemillError, place, returned
 from tidemill.core.resource_shortage import why
 
 # seconds: a sleeping worker looks again all the same; `rescues` counts how often that
@@ -112,7 +112,7 @@ class Worker(WorkerHandle):
 
     def configure(self, facts: Facts | None = None) -> None:
         """Become READY."""
-        own = self._configure(facts or Facts())
+        own = returned(self._configure(facts or Facts()), Facts, self._configure)
         self._enter(Status(State.READY, own))
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class Worker(WorkerHandle):
         try:
             if not self._obey() or self.state is not State.RUNNING:
                 return False
-            result = self._poll()
+            result = returned(self._poll(), PollResult, self._poll)
             self.polls += 1
             self._samples += result.sample_count
             self._batches += result.batch_count

@@ -20,7 +20,7 @@ from tidemill.api.policy import Policy, check_weights
 from tidemill.api.spaces import Spaces
 from tidemill.api.weights_header import plain_spaces, write_header
 from tidemill.core.clock import Clock, awake
-from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
+from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean, returned
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
@@ -181,7 +181,8 @@ class Learner:
         path = (name, adopted) if adopted else (name,)
         config = with_settings(self._config.algorithm, self._changed)
         self._know_settings(config)
-        return config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
+        built = config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
+        return returned(built, Algorithm, config.build)
 
     def _know_settings(self, config: AlgorithmConfig) -> None:
         self._settings = {field_of(name): value for name, value in settings_of(config).items()}
@@ -229,13 +230,14 @@ class Learner:
             self._publisher.publish(self.policy)
             self._clock.enter(left)
 
-    def lags(self, batch: Sequence[BufferedSample]) -> dict[str, float]:
-        """Return how many versions the rows that enter the loss are behind on average,
-        and the oldest one."""
+    def with_lags(self, metrics: dict[str, float], batch: Sequence[BufferedSample]) -> dict[str, float]:
+        """Return what the update of `batch` has returned, and how many versions the rows
+        that enter the loss are behind on average, and the oldest one."""
         version = self.policy.version
         behind = sum(held.trained * version - held.stamps for held in batch)
         rows = sum(held.trained for held in batch)
         return {
+            **returned(metrics, dict, self.algorithm.update),
             "lag/mean": behind / max(rows, 1),
             "lag/max": float(max((held.lag(version) for held in batch), default=0)),
         }

@@ -14,7 +14,7 @@ import numpy as np
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
 from tidemill.api.control_messages import Adopt, Facts, State
 from tidemill.api.experiment import Context
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, returned
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.learner import Learner
 from tidemill.workers.trainer_config import Trainer
@@ -43,7 +43,7 @@ class TrainerWorker(Worker):
                 "take ReplayTrainer, or Actors in place of ReplayActors"
             )
         demand = learner.demand(config.batch_size, config.max_policy_lag)
-        self._buffer = config.buffer.build(source, demand)
+        self._buffer = returned(config.buffer.build(source, demand), Buffer, config.buffer.build)
         needs = *learner.build(), *self._buffer.needs
         copies = learner.algorithm.batch_copies
         return Facts(memory=(*needs, *demand.batches(source.offered() or (), copies)))
@@ -103,7 +103,6 @@ class TrainerWorker(Worker):
                 self._buffer.release()
                 yield PollResult(0, 1)
                 continue
-            lags = learner.lags(batch)
             learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
             left = self.clock.enter("train")
             metrics = yield from learner.equal_trainers.update(
@@ -113,6 +112,7 @@ class TrainerWorker(Worker):
                 learner.limits.progress(),
             )
             self.clock.enter(left)
+            metrics = learner.with_lags(metrics, batch)
             learner.finish_update()
             counters.rows += int(agreed.fresh)
             before, counters.steps = counters.steps, counters.rows // learner.samples.seats_per_lane
@@ -124,7 +124,7 @@ class TrainerWorker(Worker):
                 yield from learner.equal_trainers.sum(np.zeros(1))
             self._buffer.release()
             learner.limits.count_time()
-            learner.report_update({**metrics, **lags}, self.polls)
+            learner.report_update(metrics, self.polls)
             if learner.save_due():
                 learner.save()
             learner.look_at_versions()
