@@ -264,3 +264,15 @@ def test_a_setting_whose_type_nobody_knows_is_told_by_its_class() -> None:
 
     with pytest.raises(ConfigError, match=r"^plan: .* setting of Misspelt cannot be read: name 'flaot'"):
         decode(Brain, encode(Misspelt()), "plan")
+
+
+def test_a_setting_of_listed_values_takes_no_other_one_in_whatever_class():
+    @dataclass(frozen=True, kw_only=True)
+    class Chosen(Config):
+        colour: Literal["red", "blue"] = "red"
+        maybe: Literal["a", "b"] | None = None
+
+    assert Chosen(colour="blue", maybe="b").maybe == "b"
+    for settings in ({"colour": "green"}, {"maybe": "c"}, {"colour": None}):
+        with pytest.raises(ConfigError, match=r"is not known; take one of (red, blue|a, b, None)$"):
+            Chosen(**settings)

@@ -314,7 +314,7 @@ def test_a_draw_needs_a_folder(arena: Arena) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"how": "best"}, 'how = "best" is not known; take uniform or prioritised'),
+        ({"how": "best"}, 'how = "best" is not known; take one of uniform, prioritised'),
         ({"tag": "best", "how": "prioritised"}, 'tag = "best" is one version'),
         ({"tag": "best", "among": Query(limit=3)}, 'tag = "best" is one version'),
     ],

@@ -440,7 +440,7 @@ def population_of(**settings: Any) -> Experiment:
         ),
         ({"quantile": 0.6}, "quantile = 0.6 must be above 0 and at most 0.5"),
         ({"factors": ()}, "must be positive numbers"),
-        ({"resample": 2.0}, "resample = 2.0 is a probability"),
+        ({"resample": 2.0}, "resample = 2.0 must be between 0 and 1"),
         ({"steps": 0}, "steps = 0 must be at least 1"),
         ({"count": 2}, "one worker manages a population"),
     ],

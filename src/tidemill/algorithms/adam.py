@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.algorithm import AlgorithmConfig
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import Kernels, address
 
@@ -33,14 +33,6 @@ class AdamSettings(AlgorithmConfig):
     whichever the run reaches first."""
     adam_epsilon: float = 1e-5
     """Added to Adam's denominator."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.learning_rate_schedule not in ("constant", "linear"):
-            raise ConfigError(
-                f'learning_rate_schedule = "{self.learning_rate_schedule}" is not known; take constant or '
-                "linear"
-            )
 
     def check_endless(self) -> None:
         self.refuse_idle(

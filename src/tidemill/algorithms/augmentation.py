@@ -29,8 +29,7 @@ class RandomShift(ProcessorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.pixels < 1:
-            raise ConfigError(f"pixels = {self.pixels} must be at least 1; 4 is usual for images of 84")
+        self.check_least(pixels=1)
 
     def build(self, schema: Schema, policy: Policy | None, seed: int) -> Processor:
         observation = {name: field for name, field in schema.items() if name.partition(".")[0] == "obs"}

@@ -74,6 +74,11 @@ class Config:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
+            known, value = _choices(each.type), getattr(self, each.name)
+            if known and value not in known:
+                raise ConfigError(
+                    f'{each.name} = "{value}" is not known; take one of {", ".join(map(str, known))}'
+                )
             if WHEN in each.metadata and not each.metadata[WHEN](self):
                 self.refuse_idle(each.name, each.metadata[IDLE])
 
@@ -83,6 +88,18 @@ class Config:
         for name, number in least.items():
             if (value := getattr(self, name)) is not None and value < number:
                 raise ConfigError(f"{name} = {value} must be at least {number}")
+
+    def check_above_zero(self, *names: str) -> None:
+        """Raise `ConfigError` for a setting, None aside, that is not above 0."""
+        for name in names:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} = {value} must be above 0")
+
+    def check_shares(self, *names: str) -> None:
+        """Raise `ConfigError` for a setting that is not between 0 and 1."""
+        for name in names:
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ConfigError(f"{name} = {value} must be between 0 and 1")
 
     def refuse_idle(self, name: str, why: str) -> None:
         """Raise `ConfigError` if the setting `name` is not its default though it has no
@@ -105,8 +122,25 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """Return the values of a setting of this type where they are listed: a `Literal`, or
+    one or None; else ()."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    choices = [value for part in typing.get_args(hint) for value in _choices(part)]
+    return (*choices, None) if choices and type(None) in typing.get_args(hint) else ()
+
+
 def _gone(cls: type[Config], name: str) -> str:
     return f"{cls.__name__} has no setting {name} any more: {cls.retired[name][1]}"
+
+
+def check_counts(**counts: int) -> None:
+    """Raise `ConfigError` unless every number is at least 1; names are what the user
+    calls them."""
+    for name, number in counts.items():
+        if number < 1:
+            raise ConfigError(f"{name} = {number} must be at least 1")
 
 
 def check_several(setting: str, value: object) -> None:

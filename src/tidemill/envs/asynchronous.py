@@ -11,6 +11,7 @@ from typing import Any
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
+from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
@@ -44,8 +45,7 @@ class Asynchronous(EnvironmentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
-        if self.max_episode_steps < 0:
-            raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (not known) or more")
+        self.check_least(max_episode_steps=0)
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
 
@@ -55,8 +55,7 @@ class Asynchronous(EnvironmentConfig):
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "AsyncLanes":
         """Return `lanes` copies as one environment."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         maker = load_maker(self.make, "an environment")
         envs = [call_maker(maker, self.make, maker, self.kwargs) for _ in range(lanes)]
         for name in ("reset", "step"):

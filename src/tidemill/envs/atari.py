@@ -11,7 +11,7 @@ import numpy as np
 
 from tidemill.api.environment import EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
-from tidemill.core.config import decode
+from tidemill.core.config import check_counts, decode
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.vector import VectorLanes
 
@@ -59,10 +59,7 @@ class Atari(EnvironmentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(frame_skip=1, stack=1, size=1, max_episode_steps=1, num_threads=0, noop_max=0)
-        if not 0 <= self.repeat_action_probability <= 1:
-            raise ConfigError(
-                f"repeat_action_probability = {self.repeat_action_probability} must lie between 0 and 1"
-            )
+        self.check_shares("repeat_action_probability")
 
     @classmethod
     def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
@@ -86,8 +83,7 @@ class Atari(EnvironmentConfig):
     def build(self, lanes: int, seed: int, render: bool = False) -> VectorLanes:
         """Return `lanes` games. Pictures, where asked for, are the newest frame of an
         observation: the library draws no others of many games."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         env = self._games(lanes)
         vector = Games(env, self.id, seed, self.reward_clipping, _newest_frame if render else None)
         vector.max_episode_steps = self.max_episode_steps

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside
-from tidemill.core.config import decode
+from tidemill.core.config import check_counts, decode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.gymnasium_registry import call_maker, outside
@@ -45,9 +45,7 @@ class EnvPool(EnvironmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(num_threads=0)
-        if self.max_episode_steps is not None:
-            self.check_least(max_episode_steps=1)
+        self.check_least(num_threads=0, max_episode_steps=1)
         for name in _OURS:
             if name in self.kwargs:
                 cure = (
@@ -80,8 +78,7 @@ class EnvPool(EnvironmentConfig):
 
     def build(self, lanes: int, seed: int, render: bool = False) -> VectorLanes:
         """Return the environment with `lanes` lanes."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         try:
             import envpool
         except ImportError as error:

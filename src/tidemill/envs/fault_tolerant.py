@@ -76,8 +76,7 @@ class Slots(EnvironmentConfig):
             raise ConfigError(
                 "Slots in Slots: write Slots(environment=…) once, around the environment itself"
             )
-        if self.deadline_s is not None and self.deadline_s <= 0:
-            raise ConfigError(f"deadline_s = {self.deadline_s} must be above 0; None is no deadline")
+        self.check_above_zero("deadline_s", "max_episode_seconds")
         if self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
             raise ConfigError(
                 f"backoff_s = {self.backoff_s} must not be negative, nor above max_backoff_s = "
@@ -88,11 +87,6 @@ class Slots(EnvironmentConfig):
                 f"failures = {self.failures} among the last window_steps = {self.window_steps} steps cannot "
                 "be: take 1 to window_steps; a slot that never rests for longer than backoff_s has "
                 "max_backoff_s = backoff_s"
-            )
-
-        if self.max_episode_seconds is not None and self.max_episode_seconds <= 0:
-            raise ConfigError(
-                f"max_episode_seconds = {self.max_episode_seconds} must be above 0; None is no limit"
             )
 
     @property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Dict, Tuple, leaves
-from tidemill.core.config import layout_setting
+from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
@@ -74,10 +74,7 @@ class Gymnasium(EnvironmentConfig):
                 'name an environment by exactly one of id ("CartPole-v1") and make ("FILE.py:NAME"), not id '
                 f"= {self.id!r} and make = {self.make!r}"
             )
-        if self.max_episode_steps is not None and self.max_episode_steps < 0:
-            raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
-        if self.threads < 0:
-            raise ConfigError(f"threads = {self.threads} must be 0 (step in the actor's own thread) or more")
+        self.check_least(max_episode_steps=0, threads=0)
 
     @property
     def name(self) -> str:
@@ -90,8 +87,7 @@ class Gymnasium(EnvironmentConfig):
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "LaneLoop | BatchLanes":
         """Return `lanes` copies as one environment."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         import gymnasium
 
         first = self.make_one(render)

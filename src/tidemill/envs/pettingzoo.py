@@ -13,6 +13,7 @@ import numpy as np
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.user_code_loading import Code, import_module, name_of_code
 from tidemill.envs.aec import AECLanes
@@ -62,8 +63,7 @@ class PettingZoo(EnvironmentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
-        if self.max_episode_steps < 0:
-            raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
+        self.check_least(max_episode_steps=0)
 
     @classmethod
     def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
@@ -75,8 +75,7 @@ class PettingZoo(EnvironmentConfig):
 
     def build(self, lanes: int, seed: int, render: bool = False) -> AgentLanes:
         """Return `lanes` copies as one environment."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         _need(self.make, "pettingzoo")
         from pettingzoo import ParallelEnv
 

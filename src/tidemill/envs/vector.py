@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Spaces, leaves
+from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code_loading import Code, name_of_code
@@ -58,8 +59,6 @@ class GymnasiumVector(EnvironmentConfig):
                 f"name an environment by exactly one of id and make, not id = {self.id!r} and make = "
                 f"{self.make!r}"
             )
-        if self.autoreset is not None and self.autoreset not in _MODES:
-            raise ConfigError(f'autoreset = "{self.autoreset}" must be one of {", ".join(_MODES)}')
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
@@ -69,8 +68,7 @@ class GymnasiumVector(EnvironmentConfig):
         """Return the environment with `lanes` lanes."""
         import gymnasium
 
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         name = str(self.id or self.make)
         maker: Callable[..., Any]
         accepts: Any

@@ -14,7 +14,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
-from tidemill.native.library import INSTRUCTION_SETS, Kernels, asked_for, choices
+from tidemill.native.library import Kernels, asked_for, choices
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
@@ -95,22 +95,11 @@ class ActorCritic(PolicyConfig):
                 f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one "
                 "between -20 and 20, such as 0"
             )
-        choices = {
-            "activation": ("tanh", "relu"),
-            "encoder": ("auto", "mlp", "nature_cnn"),
-            "convolutions": ("float32", "bfloat16", "auto"),
-            "native": ("off", "auto", *INSTRUCTION_SETS),
-        }
         if self.action_mask in self.critic_only:
             raise ConfigError(
                 f'"{self.action_mask}" is named by action_mask and by critic_only; a mask is for the actor: '
                 "take it out of critic_only"
             )
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f'{name} = "{getattr(self, name)}" is not known; take one of {", ".join(known)}'
-                )
 
     @property
     def undecided(self) -> bool:

@@ -37,8 +37,6 @@ class RecurrentActorCritic(ActorCritic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cell not in CELLS:
-            raise ConfigError(f'cell = "{self.cell}" is not known; take one of {", ".join(CELLS)}')
         if self.width < 1:
             raise ConfigError(
                 f"width = {self.width}: the cell needs at least 1 unit; 64 is usual, and ActorCritic is the "

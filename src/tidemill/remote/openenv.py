@@ -19,6 +19,7 @@ import msgspec
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
+from tidemill.core.config import check_counts
 from tidemill.core.errors import (
     ConfigError,
     ProtocolFault,
@@ -73,8 +74,7 @@ class OpenEnv(EnvironmentConfig):
         super().__post_init__()
         object.__setattr__(self, "translate", name_of_code(self.translate))
         check_url(self.url, SCHEMES)
-        if self.max_episode_steps < 0:
-            raise ConfigError(f"max_episode_steps = {self.max_episode_steps} must be 0 (no limit) or more")
+        self.check_least(max_episode_steps=0)
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
 
@@ -93,8 +93,7 @@ class OpenEnv(EnvironmentConfig):
     def build(self, lanes: int, seed: int, render: bool = False) -> AsyncLanes:
         """Return `lanes` sessions as one environment; each is opened by its first
         reset."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         try:
             import websockets  # noqa: F401
         except ImportError as error:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, quoted
-from tidemill.core.config import decode
+from tidemill.core.config import check_counts, decode
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import known, mask, reveal
 from tidemill.envs.asynchronous import AsyncLanes
@@ -58,10 +58,7 @@ class Rest(EnvironmentConfig):
             raise ConfigError(
                 f"attempt = {self.attempt} must be a number of seconds above 0, or None, for what calls take"
             )
-        if not 0 <= self.retries <= 1:
-            raise ConfigError(f"retries = {self.retries} must lie between 0 and 1, a share of calls")
-        if self.form not in ("threads", "loop"):
-            raise ConfigError(f'form = "{self.form}" must be "threads" or "loop"')
+        self.check_shares("retries")
 
     @property
     def draws(self) -> bool:
@@ -83,8 +80,7 @@ class Rest(EnvironmentConfig):
     def build(self, lanes: int, seed: int, render: bool = False) -> LaneLoop:
         """Return `lanes` sessions as one environment. Raises `ConfigError` when no server
         of the protocol answers."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         host = self.host()
         from tidemill.remote.session import AsyncRemoteEnv, RemoteEnv
 

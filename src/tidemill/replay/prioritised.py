@@ -1,7 +1,6 @@
 """The prioritised replay: what the algorithm was most wrong about is drawn more often."""
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import numpy as np
 from tidemill.api.buffer import Demand, ReplayBuffer
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.config import acting
-from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.replay.priorities import BlockSums, Priorities
 from tidemill.replay.replay import Replay, UniformReplay
@@ -40,12 +38,8 @@ class PrioritisedReplay(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if not (isfinite(value) and 0 <= value <= 1):
-                raise ConfigError(f"PrioritisedReplay: {name} = {value} must be between 0 and 1")
-        if self.beta_updates < 1:
-            raise ConfigError(f"PrioritisedReplay: beta_updates = {self.beta_updates} must be at least 1")
+        self.check_shares("alpha", "beta")
+        self.check_least(beta_updates=1)
 
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
         return Prioritised(self, source, demand)

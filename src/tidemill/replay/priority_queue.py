@@ -34,8 +34,7 @@ class PriorityQueue(BufferConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_reuses(self.reuses, None)
-        if self.capacity < 1:
-            raise ConfigError(f"capacity = {self.capacity} must be at least 1 row, and hold a batch")
+        self.check_least(capacity=1)
 
     def check(self, max_lag: int | None) -> None:
         check_reuses(self.reuses, max_lag)

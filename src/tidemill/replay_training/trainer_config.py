@@ -109,8 +109,7 @@ class ReplayTrainer(TrainerConfig):
                 f"evaluation_steps = {self.evaluation_steps} of each iteration: set iteration_steps, and at "
                 "least 1 of both"
             )
-        if self.max_no_progress_s <= 0:
-            raise ConfigError(f"max_no_progress_s = {self.max_no_progress_s} must be above 0")
+        self.check_above_zero("max_no_progress_s")
 
     @property
     def evaluation_lanes(self) -> int:

@@ -80,8 +80,7 @@ class Query(Config):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
                 raise ConfigError(f"where: {value!r} in {_text(condition)} is not a finite number")
         _check_form("order", self.order.removeprefix("-"))
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit = {self.limit} must be at least 1; leave it out for no limit")
+        self.check_least(limit=1)
 
     def fields(self) -> tuple[str, ...]:
         """Return every field that is asked for, each once."""

@@ -110,8 +110,6 @@ class Drawn(ParameterSource):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.how not in ("uniform", "prioritised"):
-            raise ConfigError(f'how = "{self.how}" is not known; take uniform or prioritised')
         if self.tag and self.replace(tag="") != Drawn():
             raise ConfigError(
                 f'tag = "{self.tag}" is one version, so that there is nothing to draw: leave out the tag, or '

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.core.config import acting
+from tidemill.core.config import acting, check_counts
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.tick_check import TickCheck
@@ -98,8 +98,7 @@ class Scripted(EnvironmentConfig):
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "ScriptedEnvironment":
         """Return the environment; `seed` changes nothing (`Environment.seed` does)."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         return ScriptedEnvironment(self, lanes)
 
     def length(self, lane: Any, episode: Any) -> Any:
@@ -304,10 +303,8 @@ class Free(EnvironmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.agents < 1:
-            raise ConfigError(f"agents = {self.agents} must be at least 1")
-        if not 0 <= self.death_rate <= 1:
-            raise ConfigError(f"death_rate = {self.death_rate} must lie between 0 and 1")
+        self.check_least(agents=1)
+        self.check_shares("death_rate")
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
@@ -315,8 +312,7 @@ class Free(EnvironmentConfig):
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "FreeEnvironment":
         """Return the environment with `lanes` lanes."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         return FreeEnvironment(self, lanes, seed)
 
 

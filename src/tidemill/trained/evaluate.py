@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.config import check_counts
+from tidemill.core.errors import RunError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
@@ -110,9 +111,7 @@ def evaluate(
         several
     quiet: show no progress
     """
-    for name, value in (("episodes", episodes), ("lanes", lanes)):
-        if value < 1:
-            raise ConfigError(f"{name} = {value} must be at least 1")
+    check_counts(episodes=episodes, lanes=lanes)
     folder = RunFolder.open(Path(run))
     experiment = folder.experiment(Path(file) if file is not None else None, trust).experiment
     group, actors = find_actors(experiment, actor)

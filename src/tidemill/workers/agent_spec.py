@@ -81,10 +81,7 @@ class PlayerSpec(Config):
                 f'inference stream "{self.inference}" answers with the newest version; take inference = '
                 '"inline"'
             )
-        if self.frame_stack < 1:
-            raise ConfigError(
-                f"frame_stack = {self.frame_stack} must be at least 1, the newest observation alone"
-            )
+        self.check_least(frame_stack=1)
         if len(set(self.streams)) < len(self.streams):
             raise ConfigError(f"samples = {self.streams}: a sample stream is named twice; name each once")
         super().__post_init__()

@@ -117,8 +117,7 @@ class Evaluation(WorkerConfig):
                 f"count = {self.count}: one worker evaluates a policy; give each policy an Evaluation, and "
                 "the actors a higher count"
             )
-        if self.games < 1:
-            raise ConfigError(f"games = {self.games} must be at least 1")
+        self.check_least(games=1)
         for tag in (self.tag, self.best):
             check_tag(tag)
         check_field(f"{self.name}/return")

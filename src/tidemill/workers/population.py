@@ -84,8 +84,7 @@ class Population(WorkerConfig):
             )
         if not self.factors or not all(isfinite(factor) and factor > 0 for factor in self.factors):
             raise ConfigError(f"factors = {self.factors} must be positive numbers; (0.8, 1.25) is usual")
-        if not 0 <= self.resample <= 1:
-            raise ConfigError(f"resample = {self.resample} is a probability, between 0 and 1; 0.25 is usual")
+        self.check_shares("resample")
         for name, bounds in self.explore.items():
             if len(bounds) != 2:
                 raise ConfigError(

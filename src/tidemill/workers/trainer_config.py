@@ -54,12 +54,7 @@ class TrainerConfig(WorkerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(checkpoints=1, database_versions=1)
-        if self.checkpoint_seconds <= 0:
-            raise ConfigError(f"checkpoint_seconds = {self.checkpoint_seconds} must be above 0")
-        if self.database_seconds is not None and self.database_seconds <= 0:
-            raise ConfigError(
-                f"database_seconds = {self.database_seconds} must be above 0; None pushes no versions"
-            )
+        self.check_above_zero("checkpoint_seconds", "database_seconds")
         check_device(self.device)
 
     @property

@@ -15,7 +15,7 @@ from tidemill.bridge.trainer_side.process import command_of
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.simulator_lane import Lane, close_all, start_all
 from tidemill.bridge.trainer_side.spaces import Group
-from tidemill.core.config import decode
+from tidemill.core.config import check_counts, decode
 from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
 from tidemill.core.secrets import reveal
 from tidemill.core.user_code_loading import is_expected, load_attribute
@@ -70,10 +70,7 @@ class SimulatorEnvironment(EnvironmentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(restarts=0, max_episode_steps=0)
-        if not self.start_seconds > 0 or (self.deadline is not None and not self.deadline > 0):
-            raise ConfigError(
-                f"start_seconds = {self.start_seconds} and deadline = {self.deadline} must be above 0"
-            )
+        self.check_above_zero("start_seconds", "deadline")
         if self.path is None and (self.restarts or self.arguments):
             raise ConfigError(
                 "restarts and arguments are for simulators that are started here; name one by path, or leave "
@@ -130,8 +127,7 @@ class SimulatorEnvironment(EnvironmentConfig):
     def build(self, lanes: int, seed: int, render: bool = False) -> SimulatorLanes:
         """Start `lanes` simulators and return them as an environment. Lane i is told
         ``seed + i`` as the environment parameter ``seed``."""
-        if lanes < 1:
-            raise ConfigError(f"lanes = {lanes} must be at least 1")
+        check_counts(lanes=lanes)
         if self.path is None and lanes > 1:
             raise ConfigError(
                 f"lanes = {lanes}, but an editor is one simulator; take lanes = 1, or name an executable by "
