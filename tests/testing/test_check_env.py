@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from tests.envs import games
 
-from tidemill.api.spaces import to_gymnasium
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
+from tidemill.api.spaces import Box, Discrete, Spaces, to_gymnasium
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.spaces import from_gymnasium
@@ -54,6 +55,40 @@ def test_faulty_ones_fail_with_the_fault(fault):
     findings = check_environment(Gymnasium(make=f"{GAMES}:Counter", kwargs={"fault": fault}), seconds=0.2)
     assert "fail" in [finding.level for finding in findings]
     assert "lane" in next(finding for finding in findings if finding.level == "fail").message
+
+
+class Rebound(Environment):
+    """An environment of one's own that puts arrays of its own in place of those that it
+    is given."""
+
+    agents, lanes = (AgentInfo("agent", Spaces(Box((3,), "float32"), Discrete(2))),), 2
+
+    def bind(self, groups):
+        pass
+
+    def send(self, actions, reset):
+        self.reset = reset
+
+    def ready(self):
+        return True
+
+    def recv(self, ticks):
+        (tick,) = ticks
+        tick.observation = {"obs": np.zeros((2, 3), np.float32)}
+        tick.reward[:], tick.done[:], tick.truncated[:], tick.present[:] = 0, ~self.reset, False, True
+
+    def close(self):
+        pass
+
+
+def test_arrays_that_are_put_in_the_place_of_given_ones_are_noticed():
+    class Config(EnvironmentConfig):
+        def build(self, lanes, seed, render=False):
+            return Rebound()
+
+    findings = check_environment(Config(), seconds=0.2)
+    (finding,) = (finding for finding in findings if finding.level == "fail")
+    assert "lane 0 was given what is not finite, or nothing" in finding.message
 
 
 def test_a_reset_of_the_old_kind_is_told_what_it_must_be():

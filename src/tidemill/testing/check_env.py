@@ -126,8 +126,13 @@ class Play:
                     "a tick was not ready after 60 s; the environment hangs, or nothing answers it"
                 )
             self._bell.wait(0.1)
+        buffers = [tick.observation for tick in self.ticks]
+        for tick in self.ticks:  # as actors do: what is put in an array's place is lost
+            tick.observation = dict(tick.observation)
         self.environment.recv(self.ticks)
         self.spent += time.perf_counter() - began
+        for tick, observation in zip(self.ticks, buffers, strict=True):
+            tick.observation = observation
         if self.environment.independent:
             self._count_seats()
         else:
@@ -245,8 +250,8 @@ def _play(play: Play, seconds: float) -> Iterator[Finding]:
         yield Finding("play", "fail", f"tick {ticks}: {_short(error)}", cure)
         return
     steps = ticks * environment.lanes
-    finite = f"{steps} steps with finite observations and rewards, of the declared shapes and dtypes"
-    yield Finding("play", "ok", finite)
+    played = f"{steps} steps, with observations and rewards of the declared shapes and dtypes"
+    yield Finding("play", "ok", played)
     if outside:
         cure = "declare the bounds that hold: normalisation of observations, and one-hot codes, trust them"
         yield Finding("bounds", "warn", outside, cure)
@@ -301,7 +306,11 @@ def _broken(play: Play) -> str:
 
         ends = tick.done | tick.truncated
         began = np.repeat(play.reset, len(group))
+        unfit = ~np.isfinite(tick.reward)
+        for array in tick.observation.values():
+            unfit |= tick.present & ~np.isfinite(array).reshape(len(unfit), -1).all(axis=1)
         for seats, what in (
+            (unfit, "given what is not finite, or nothing: each array is to be written into"),
             (tick.done & tick.truncated, "done and truncated at once"),
             (began & ends, "done or truncated in the first tick of its episode"),
             (began & (tick.reward != 0), "rewarded in the first tick of its episode"),
