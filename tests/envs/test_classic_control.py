@@ -7,10 +7,12 @@ from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes
+from tidemill.envs.classic_control import CartPoleVector
 from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.vector import GymnasiumVector
 from tidemill.testing.check_env import check_environment
 
-NAMES = ("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+NAMES = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 LANES = 8
 ALL = np.ones(LANES, bool)
 
@@ -25,8 +27,12 @@ def pair(name, seed=7, **settings):
 
 def swung(name, seen, actions):
     """`actions` with those of odd lanes replaced by ones that reach the goal: with the
-    movement, so that it grows."""
-    given, moving = actions.copy(), seen[1::2, {"Acrobot-v1": 4, "Pendulum-v1": 2}.get(name, 1)] > 0
+    movement, so that it grows, and under CartPole's falling pole, so that it stays."""
+    given = actions.copy()
+    if name == "CartPole-v1":
+        given[1::2] = seen[1::2] @ [0.05, 0.1, 1, 0.4] > 0
+        return given
+    moving = seen[1::2, {"Acrobot-v1": 4, "Pendulum-v1": 2}.get(name, 1)] > 0
     if given.ndim > 1:
         given[1::2] = np.where(moving, 1, -1)[:, None]
     else:
@@ -122,7 +128,7 @@ def test_what_is_asked_of_gymnasium_is_gymnasiums():
         Gymnasium(id="Pendulum-v1", threads=1),
         Gymnasium(make=Own),
         Gymnasium(make=wrapped),
-        Gymnasium(id="CartPole-v1"),
+        Gymnasium(id="Blackjack-v1"),
     ):
         environment = config.build(LANES, 0)
         assert type(environment) is LaneLoop, config
@@ -138,6 +144,27 @@ def test_each_class_in_the_table_is_one_that_gymnasium_registers():
     for name in BATCHES:
         module, _, kind = name.partition(":")
         assert {name, f"{module.rpartition('.')[0]}:{kind}"} & entries
+
+
+@pytest.mark.parametrize("settings", [{}, {"sutton_barto_reward": True}, {"max_episode_steps": 15}], ids=str)
+def test_a_thousand_steps_of_the_vector_form_are_gymnasiums_in_every_bit(settings):
+    theirs = gymnasium.make_vec("CartPole-v1", LANES, "vector_entry_point", **settings)
+    ours = GymnasiumVector(id="CartPole-v1", kwargs=settings).build(LANES, 0).env
+    assert type(ours) is CartPoleVector
+    told = [
+        environment.reset(seed=3, options={"low": -0.1, "high": 0.1})[0] for environment in (ours, theirs)
+    ]
+    assert np.array_equal(*told)
+    rng, ends = np.random.default_rng(1), np.zeros(2, int)
+    for tick in range(1000):
+        actions = rng.integers(0, 2, LANES)
+        actions[1::2] = told[0][1::2] @ [0.05, 0.1, 1, 0.4] > 0
+        (*own, _), (*of_gymnasium, _) = ours.step(actions), theirs.step(actions)
+        for mine, each in zip(own, of_gymnasium, strict=True):
+            assert mine.dtype == each.dtype and np.array_equal(mine, each), tick
+        told = [own[0]]
+        ends += own[2].sum(), own[3].sum()
+    assert (ends > 3).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

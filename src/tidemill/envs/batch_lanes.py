@@ -33,6 +33,7 @@ _MUJOCO = {
 }
 BATCHES: dict[str, tuple[str, str]] = {
     "gymnasium.envs.classic_control.acrobot:AcrobotEnv": (_CLASSIC, "Acrobot"),
+    "gymnasium.envs.classic_control.cartpole:CartPoleEnv": (_CLASSIC, "CartPole"),
     "gymnasium.envs.classic_control.continuous_mountain_car:Continuous_MountainCarEnv": (
         _CLASSIC,
         "MountainCarContinuous",

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from numpy.typing import NDArray
 
 from tidemill.core.schema import Array
 from tidemill.envs.batch_lanes import BatchLanes
@@ -15,6 +17,100 @@ def _square(values: Array) -> Array:
     """Return squares as C's `pow` has them, which Gymnasium's scalars call: about one in
     a thousand is not the product's."""
     return np.float_power(values, 2.0)
+
+
+class _CartPoles:
+    """The positions of carts and poles and their speeds, in memory that steps change.
+    Calls of numpy are most of what a step costs, so that it makes no arrays.
+
+    state: [4, lanes]: the cart's position and speed, the pole's angle and speed
+    """
+
+    def __init__(self, env: Any, lanes: int) -> None:
+        """Take the constants of `env`."""
+        self._env, self.state = env, np.zeros((4, lanes))
+        self._limits = np.array([[env.x_threshold], [env.theta_threshold_radians]])
+        self._work = np.empty((6, lanes))
+        self._moved, self._beyond = np.empty((2, lanes)), np.empty((2, lanes), np.bool_)
+
+    def step(self, actions: Array) -> NDArray[np.bool_]:
+        """Step all, pushed to the right where an action is 1, else to the left; return
+        which have fallen or left the track."""
+        env, (cos, sin, over_mass, bottom, *_), accelerations = self._env, self._work, self._work[4:]
+        (_, _, angle, spin), (acceleration, turn) = self.state, accelerations
+        np.cos(angle, out=cos)
+        np.sin(angle, out=sin)
+        np.square(spin, out=over_mass)
+        over_mass *= env.polemass_length
+        over_mass *= sin
+        over_mass += np.where(actions == 1, env.force_mag, -env.force_mag)
+        over_mass /= env.total_mass
+        np.square(cos, out=bottom)
+        bottom *= env.masspole
+        bottom /= env.total_mass
+        np.subtract(4.0 / 3.0, bottom, out=bottom)
+        bottom *= env.length
+        np.multiply(cos, over_mass, out=turn)
+        sin *= env.gravity
+        np.subtract(sin, turn, out=turn)
+        turn /= bottom
+        np.multiply(turn, env.polemass_length, out=acceleration)
+        acceleration *= cos
+        acceleration /= env.total_mass
+        np.subtract(over_mass, acceleration, out=acceleration)
+        places, speeds = self.state[::2], self.state[1::2]
+        places += np.multiply(speeds, env.tau, out=self._moved)
+        accelerations *= env.tau
+        speeds += accelerations
+        np.greater(np.abs(places, out=self._moved), self._limits, out=self._beyond)
+        return self._beyond[0] | self._beyond[1]
+
+
+class CartPole(BatchLanes):
+    """Lanes of CartPole."""
+
+    def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
+        super().__init__(env, name, lanes, seed, limit)
+        self._poles = _CartPoles(env, lanes)
+        self._punished = bool(env._sutton_barto_reward)
+
+    @classmethod
+    def fits(cls, env: Any) -> bool:
+        return bool(env.kinematics_integrator == "euler")
+
+    def _load(self, lane: int) -> None:
+        self._poles.state[:, lane] = self.env.state
+
+    def _step(self, actions: Array) -> tuple[Array, Array, Array]:
+        if np.count_nonzero(self._idle):  # where it fell, so that waiting takes it nowhere
+            self._poles.state[:, self._idle] = 0
+        over = self._poles.step(actions)
+        return self._poles.state.T, (-1.0 * over if self._punished else np.ones(self.lanes)), over
+
+
+class CartPoleVector(CartPoleVectorEnv):
+    """Gymnasium's vector form of CartPole with a step that makes fewer arrays. An action
+    is not checked."""
+
+    def reset(self, **settings: Any) -> Any:
+        seen, infos = super().reset(**settings)
+        self._poles = _CartPoles(self, self.num_envs)
+        self._poles.state[:] = self.state
+        self.state = self._poles.state
+        return seen, infos
+
+    def step(self, action: Array) -> Any:
+        terminated, begins = self._poles.step(action), self.prev_done
+        self.steps += 1
+        truncated = self.steps >= self.max_episode_steps
+        reward = -terminated.astype(np.float32) if self._sutton_barto_reward else np.ones(len(begins), "f4")
+        if count := np.count_nonzero(begins):
+            self.state[:, begins] = self.np_random.uniform(self.low, self.high, (4, count))
+            self.steps[begins] = 0
+            reward[begins] = 0
+            terminated[begins] = truncated[begins] = False
+        self.prev_done = terminated | truncated
+        return self.state.T.astype(np.float32), reward, terminated, truncated, {}
 
 
 class Pendulum(BatchLanes):
