@@ -63,7 +63,8 @@ class _CartPoles:
         accelerations *= env.tau
         speeds += accelerations
         np.greater(np.abs(places, out=self._moved), self._limits, out=self._beyond)
-        return self._beyond[0] | self._beyond[1]
+        fallen: NDArray[np.bool_] = self._beyond[0] | self._beyond[1]
+        return fallen
 
 
 class CartPole(BatchLanes):
@@ -91,6 +92,8 @@ class CartPole(BatchLanes):
 class CartPoleVector(CartPoleVectorEnv):
     """Gymnasium's vector form of CartPole with a step that makes fewer arrays. An action
     is not checked."""
+
+    state: Any
 
     def reset(self, **settings: Any) -> Any:
         seen, infos = super().reset(**settings)
