@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 import tidemill
 from tidemill import ActorCritic, Actors, Experiment, Limits, Scripted, Trainer
 from tidemill.api.control_messages import Status, pack, unpack_down, unpack_up
+from tidemill.api.plain_spaces import read_spaces
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.api.weights_header import HEADER, read_header, read_spaces, write_header
+from tidemill.api.weights_header import HEADER, read_header, write_header
 from tidemill.cli.main import app
 from tidemill.core import safetensors_io as packed
 from tidemill.core.errors import (

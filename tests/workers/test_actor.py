@@ -14,7 +14,7 @@ from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.testing.scripted import ScriptedEnvironment
-from tidemill.workers import actor_memory, parameter_refresh
+from tidemill.workers import actor_limits, parameter_refresh
 from tidemill.workers.actor import MAX_POLL_STEPS, Actors, AgentSpec, match_agents
 from tidemill.workers.parameter_refresh import PULL_TICKS
 
@@ -398,7 +398,7 @@ class Fat(Marked):
 
 
 def test_rows_that_cannot_fit_are_refused_with_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_memory, "available", lambda: 1_000_000)
+    monkeypatch.setattr(actor_limits, "available", lambda: 1_000_000)
     world_of(lanes=4, ring=2).begin()
     with pytest.raises(
         ConfigError,
@@ -459,7 +459,7 @@ def test_a_hundred_million_lanes_are_refused_before_they_are_built() -> None:
 def test_lanes_that_cannot_fit_are_refused_by_what_a_few_of_them_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(actor_memory, "available", lambda: 20_000_000_000)
+    monkeypatch.setattr(actor_limits, "available", lambda: 20_000_000_000)
     # freed at once: from then on glibc takes arrays up to this size from its heap, and
     # keeps twice as much free
     np.ones(31_000_000, np.int8)

@@ -1,6 +1,6 @@
-"""An update in torch: see `library`. Nothing in it waits for a GPU but what `target_kl`
-and the sums of equal trainers need. CPU tensors share their memory with the arrays that
-they are made of."""
+"""An update in torch, and torch's Adam: see `array_library`. Nothing in it waits for a
+GPU but what `target_kl` and the sums of equal trainers need. CPU tensors share their
+memory with the arrays that they are made of."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

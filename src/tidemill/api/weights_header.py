@@ -3,13 +3,11 @@ that trained it: configuration and spaces, no code."""
 
 import json
 from collections.abc import Mapping
-from math import isinf
 from typing import Any
 
-import msgspec
-
+from tidemill.api.plain_spaces import plain_spaces, read_spaces
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Spaces, check_space
+from tidemill.api.spaces import Spaces
 from tidemill.core.config import encode
 from tidemill.core.errors import SchemaError
 from tidemill.core.secrets import hide
@@ -18,23 +16,6 @@ from tidemill.core.untrusted_files import read_json
 HEADER = "tidemill"
 """The label's name in the header of a file of weights."""
 _FORMAT = 1
-
-
-def plain_spaces(spaces: Spaces) -> Any:
-    """Return `spaces` as JSON can hold them: infinite bounds as text, since JSON has no
-    such number. `read_spaces` reads them back."""
-    return _plain(msgspec.to_builtins(spaces))
-
-
-def read_spaces(plain: Any) -> Spaces:
-    """Return what `plain_spaces` was given. Raises `SchemaError` for anything else."""
-    try:
-        spaces = msgspec.convert(plain, Spaces, strict=False)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise SchemaError(f"these are no spaces: {error}") from None
-    check_space(spaces.observation, "observation")
-    check_space(spaces.action, "action")
-    return spaces
 
 
 def write_header(config: PolicyConfig, spaces: Spaces) -> dict[str, str]:
@@ -57,11 +38,3 @@ def read_header(text: Mapping[str, str]) -> tuple[Any, Spaces]:
     if number != _FORMAT:
         raise SchemaError(f"it has format {number}; this version of tidemill reads {_FORMAT}")
     return config, read_spaces(spaces)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, float) and isinf(value) else value

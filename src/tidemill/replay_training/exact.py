@@ -34,7 +34,7 @@ from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
 from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.actor_parts import ActorParts
+from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent_spec import INLINE
 from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.ring import EnvRing, EnvTarget
@@ -256,7 +256,7 @@ class _Again:
         return False
 
 
-def _build_target(parts: ActorParts, number: int, credits: Credits) -> ExactTarget:
+def _build_target(parts: ActorContext, number: int, credits: Credits) -> ExactTarget:
     context, environment, (spec,) = parts.context, parts.environments[number], parts.config.agents
     environment.bind(parts.groups)
     environment.on_ready(context.endpoints.bell.ring)
@@ -278,7 +278,7 @@ class ExactRing(GrantedOrder, EnvRing):
 
     targets: list[ExactTarget]  # type: ignore[assignment]
 
-    def __init__(self, targets: list[ExactTarget], parts: ActorParts, credits: Credits) -> None:
+    def __init__(self, targets: list[ExactTarget], parts: ActorContext, credits: Credits) -> None:
         super().__init__(targets, parts)
         self.rows = 0
         """Samples that all targets have sent."""
@@ -310,7 +310,7 @@ class ExactRing(GrantedOrder, EnvRing):
             )
 
     @classmethod
-    def build(cls, parts: ActorParts) -> Self:
+    def build(cls, parts: ActorContext) -> Self:
         context, (spec,) = parts.context, parts.config.agents
         credits = credits_of(context, spec)
         assert credits is not None  # steps that nobody grants are not granted in turn

@@ -28,7 +28,7 @@ from tidemill.streams.inline import InlineInferenceClient
 from tidemill.streams.samples import NullSampleProducer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import build_environment
-from tidemill.workers.actor_memory import lanes_of, players
+from tidemill.workers.actor_limits import lanes_of, players
 from tidemill.workers.base import PollResult
 from tidemill.workers.counted_episodes import next_counted
 from tidemill.workers.info_numbers import InfoReader

@@ -23,7 +23,7 @@ from tidemill.replay_training.granted_order import GrantedOrder, credits_of
 from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
-from tidemill.workers.actor_parts import ActorParts
+from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.info_numbers import InfoReader, Numbers
 from tidemill.workers.sample_writers.base import Seats
 
@@ -46,7 +46,7 @@ class ReadyBatch(GrantedOrder):
     answered are served as one batch. Environment i has the seats of `agent` from i ·
     lanes on. A round is `receive`, `begin`, the flush of requests, `send`.
 
-    flush: function that sends the buffered requests, as in `ActorParts`
+    flush: function that sends the buffered requests, as in `ActorContext`
     least: requests that are buffered before they are flushed
     credits: the credits that steps need; None: nobody limits them
     """
@@ -90,7 +90,7 @@ class ReadyBatch(GrantedOrder):
         self._steps = 0
 
     @classmethod
-    def build(cls, parts: ActorParts) -> Self:
+    def build(cls, parts: ActorContext) -> Self:
         config, environments = parts.config, parts.environments
         (spec,), (spaces,), first = config.agents, parts.spaces, environments[0]
         for environment in environments:

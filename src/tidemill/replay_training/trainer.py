@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping
 
 from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
-from tidemill.api.weights_header import plain_spaces
+from tidemill.api.plain_spaces import plain_spaces
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError

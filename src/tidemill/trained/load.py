@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tidemill.api.experiment import Experiment
+from tidemill.api.plain_spaces import read_spaces
 from tidemill.api.policy import Policy, PolicyConfig, check_weights
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, field_of, leaves, schema_of_space
-from tidemill.api.weights_header import read_header, read_spaces
+from tidemill.api.weights_header import read_header
 from tidemill.core.clock import Clock
 from tidemill.core.config import decode
 from tidemill.core.errors import (

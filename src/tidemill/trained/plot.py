@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tidemill.core.errors import RunError, did_you_mean
 from tidemill.metrics.json_lines import each_record
-from tidemill.trained.group_runs import differences, name_of, settings_of
+from tidemill.trained.run_settings import differences, name_of, settings_of
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Places and values, by rising place."""

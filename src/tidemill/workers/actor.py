@@ -20,9 +20,9 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.workers.actor_config import ActorConfig, Actors
+from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.actor_environments import build_environment
-from tidemill.workers.actor_memory import check_lanes, check_most_lanes, check_rows
-from tidemill.workers.actor_parts import ActorParts
+from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import PollResult, Worker
@@ -76,7 +76,7 @@ class ActorWorker(Worker):
         self._clients = make_clients(context, config, spaces, rows, targets, self.clock)
         self._refresh = ParameterRefresh(context.experiment, config, first, self._clients, order.granted)
         self.order = order.build(
-            ActorParts(
+            ActorContext(
                 context,
                 config,
                 self._environments,

@@ -16,9 +16,10 @@ from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
+from tidemill.api.plain_spaces import plain_spaces
 from tidemill.api.policy import Policy, check_weights
 from tidemill.api.spaces import Spaces
-from tidemill.api.weights_header import plain_spaces, write_header
+from tidemill.api.weights_header import write_header
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean, returned
 from tidemill.core.memory import Need

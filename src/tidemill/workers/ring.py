@@ -13,7 +13,7 @@ from tidemill.core.clock import Clock
 from tidemill.core.errors import ConfigError
 from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.actor_parts import ActorParts
+from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent import Agent
 from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.info_numbers import InfoReader, Numbers
@@ -141,7 +141,7 @@ class EnvTarget:
         self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
 
 
-def build_target(parts: ActorParts, number: int) -> EnvTarget:
+def build_target(parts: ActorContext, number: int) -> EnvTarget:
     """Return target `number` of an actor, its agents with it."""
     environment, config = parts.environments[number], parts.config
     environment.bind(parts.groups)
@@ -167,7 +167,7 @@ def build_target(parts: ActorParts, number: int) -> EnvTarget:
 class EnvRing(ServiceOrder):
     """Targets in turn, round robin. One that is not ready holds up no other."""
 
-    def __init__(self, targets: Sequence[EnvTarget], parts: ActorParts) -> None:
+    def __init__(self, targets: Sequence[EnvTarget], parts: ActorContext) -> None:
         self.targets = list(targets)
         self.agents = [pair for target in targets for pair in enumerate(target.agents)]
         self._at = 0
@@ -184,7 +184,7 @@ class EnvRing(ServiceOrder):
             )
 
     @classmethod
-    def build(cls, parts: ActorParts) -> Self:
+    def build(cls, parts: ActorContext) -> Self:
         return cls([build_target(parts, number) for number in range(parts.config.ring)], parts)
 
     @property

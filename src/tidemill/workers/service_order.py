@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.actor_parts import ActorParts
+from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent import Agent
 
 
@@ -33,7 +33,7 @@ class ServiceOrder(ABC):
 
     @classmethod
     @abstractmethod
-    def build(cls, parts: ActorParts) -> Self:
+    def build(cls, parts: ActorContext) -> Self:
         """Return the order over these environments."""
 
     @abstractmethod

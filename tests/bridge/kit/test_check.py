@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from tidemill.bridge.kit.check import check_simulator
 from tidemill.bridge.kit.check_points import POINTS
-from tidemill.bridge.kit.scenes import SCENES
 from tidemill.bridge.kit.trial_trainer import Program
+from tidemill.bridge.kit.trials import TRIALS
 from tidemill.bridge.worlds import reach
 from tidemill.cli.simulator import simulator as commands
 from tidemill.core.errors import ConfigError
@@ -45,12 +45,12 @@ def seen(program, rare, **only):
     return found
 
 
-def scene_of(point):
-    return next(points for points in SCENES.values() if point in points)
+def trial_of(point):
+    return next(points for points in TRIALS.values() if point in points)
 
 
-def test_every_point_belongs_to_a_scene():
-    assert sorted(name for points in SCENES.values() for name in points) == sorted(POINTS)
+def test_every_point_belongs_to_a_trial():
+    assert sorted(name for points in TRIALS.values() for name in points) == sorted(POINTS)
 
 
 @pytest.mark.parametrize(("world", "layout"), [("reach", "0.3.2"), ("corridor", "0")])
@@ -83,8 +83,8 @@ def test_a_sound_simulator_of_another_make_passes():
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point not in ("query", "one change")])
 def test_a_broken_simulator_is_caught_at_its_point_and_at_no_other(point, monkeypatch):
-    monkeypatch.setattr("tidemill.bridge.kit.scenes._SOON", 1.5)
-    found = check_simulator(broken(point, 0.7 if point in HANG else 10.0), QUICK, only=scene_of(point))
+    monkeypatch.setattr("tidemill.bridge.kit.trials._SOON", 1.5)
+    found = check_simulator(broken(point, 0.7 if point in HANG else 10.0), QUICK, only=trial_of(point))
     assert [(one.name, one.cure) for one in found if one.verdict == "fail"] == [(point, POINTS[point][1])]
 
 
@@ -137,7 +137,7 @@ def test_a_simulator_of_another_version_fails_at_its_start(layout, version, tmp_
 
 
 def test_nothing_stays_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("tidemill.bridge.kit.scenes._SOON", 0.5)
+    monkeypatch.setattr("tidemill.bridge.kit.trials._SOON", 0.5)
     log = tmp_path / "log"
     for point in ("nothing", "growth"):
         check_simulator(
@@ -155,7 +155,7 @@ def test_nothing_stays_behind(tmp_path, monkeypatch):
 
 
 def test_a_trainer_to_be_killed_that_hangs_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("tidemill.bridge.kit.scenes._IMPORTS", 0.01 - 3 * 10.0)
+    monkeypatch.setattr("tidemill.bridge.kit.trials._IMPORTS", 0.01 - 3 * 10.0)
     (found,) = check_simulator(broken("nothing"), QUICK, only=["trainer's death"])
     assert found.verdict == "not seen"
 

@@ -4,8 +4,8 @@ whether it does its part of the bridge."""
 from collections.abc import Sequence
 
 from tidemill.bridge.kit.check_points import POINTS, Findings, Point, SimulatorUnplayable
-from tidemill.bridge.kit.scenes import SCENES
 from tidemill.bridge.kit.trial_trainer import Program
+from tidemill.bridge.kit.trials import TRIALS
 from tidemill.bridge.protocol.side_channels import Framing
 from tidemill.core.errors import ConfigError, did_you_mean
 
@@ -25,11 +25,11 @@ def check_simulator(
     if not seconds > 0:
         raise ConfigError(f"seconds = {seconds} must be above 0")
     found = Findings()
-    for scene, points in SCENES.items():
+    for trial, points in TRIALS.items():
         if only and not set(points) & set(only):
             continue
         try:
-            scene(program, found, seconds, framing)
+            trial(program, found, seconds, framing)
         except SimulatorUnplayable:
             if found.point("start").verdict == "fail":
                 break

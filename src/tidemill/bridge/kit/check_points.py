@@ -216,4 +216,4 @@ def _blamed(play: SimulatorPlay, name: str) -> str:
     return "groups"
 
 
-Scene = Callable[[Program, Findings, float, Framing], None]
+Trial = Callable[[Program, Findings, float, Framing], None]

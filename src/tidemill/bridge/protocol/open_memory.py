@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tidemill.bridge.protocol.files import open_file
 from tidemill.bridge.protocol.image import layout_of
-from tidemill.bridge.protocol.memory import SharedMemory
 from tidemill.bridge.protocol.one_file import OneFile
+from tidemill.bridge.protocol.shared_memory import SharedMemory
 from tidemill.bridge.protocol.tables import LAYOUTS, SIMULATOR, MemoryLayout
 from tidemill.bridge.protocol.two_files import TwoFiles
 

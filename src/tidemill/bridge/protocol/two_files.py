@@ -8,7 +8,7 @@ from pathlib import Path
 from tidemill.bridge.protocol.files import NEW_SUFFIX, create_file, open_file
 from tidemill.bridge.protocol.handover import Handover
 from tidemill.bridge.protocol.image import groups_place, read_groups, read_header, write_int
-from tidemill.bridge.protocol.memory import Look, SharedMemory, check_size, next_path, write_header
+from tidemill.bridge.protocol.shared_memory import Look, SharedMemory, check_size, next_path, write_header
 from tidemill.bridge.protocol.tables import CLOSE, QUERY, RESET, SIMULATOR, STEP, TRAINER, MemoryLayout
 from tidemill.core.errors import ImageError
 

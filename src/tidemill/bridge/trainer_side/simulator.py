@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tidemill.bridge.protocol.files import SIMULATOR_SUFFIX, PeerWatch, Rendezvous, editor_path
 from tidemill.bridge.protocol.image import GroupImage
-from tidemill.bridge.protocol.memory import SharedMemory
 from tidemill.bridge.protocol.open_memory import create_memory
+from tidemill.bridge.protocol.shared_memory import SharedMemory
 from tidemill.bridge.protocol.specs import (
     ActionTuple,
     BehaviorSpec,

@@ -19,8 +19,8 @@ from tidemill.bridge.protocol.files import (
     remove_memory,
     shared_folder,
 )
-from tidemill.bridge.protocol.memory import SharedMemory
 from tidemill.bridge.protocol.open_memory import join_memory
+from tidemill.bridge.protocol.shared_memory import SharedMemory
 from tidemill.bridge.protocol.specs import Ints, RawChannels
 from tidemill.bridge.protocol.tables import CLOSE, QUERY, RESET, STEP
 from tidemill.bridge.world_side.requests import read_actions

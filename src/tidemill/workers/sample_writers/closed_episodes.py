@@ -1,4 +1,5 @@
-"""What writers have in common whose samples are sent by finished episodes.
+"""What the writers of `full`, `concise` and `after_done` have in common: each finished
+episode is post-processed, and decides what leaves.
 
 Each finished episode has a slot of its own, so that it leaves when it is done, whatever
 its neighbours do; where all slots are held a trainer trains on what it has. Their memory

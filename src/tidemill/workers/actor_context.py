@@ -1,4 +1,4 @@
-"""What an actor's targets and agents are made of."""
+"""What the parts of one actor share: its targets, their agents, and who serves them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tidemill.workers.sample_writers.base import WriterTerms
 
 
 @dataclass(frozen=True)
-class ActorParts:
+class ActorContext:
     """What the parts of one actor share.
 
     environments: one per target

@@ -1,4 +1,4 @@
-"""The scenes of the conformance kit: how a simulator is played so that each point of
+"""The trials of the conformance kit: how a simulator is played so that each point of
 `check` can be seen."""
 
 import os
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from tidemill.bridge.kit.check_points import POINTS, Findings, Scene, SimulatorUnplayable
+from tidemill.bridge.kit.check_points import POINTS, Findings, SimulatorUnplayable, Trial
 from tidemill.bridge.kit.trial_trainer import Program, SimulatorPlay
 from tidemill.bridge.kit.watcher import Watcher
 from tidemill.bridge.protocol.files import Rendezvous
@@ -297,7 +297,7 @@ def differs(program: Program, found: Findings, seconds: float, framing: Framing)
 def dies(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
     """A trainer that is killed: another process plays, and is."""
     settings = msgspec.json.encode(asdict(program)).decode()
-    code = "from tidemill.bridge.kit.scenes import doomed; doomed()"
+    code = "from tidemill.bridge.kit.trials import doomed; doomed()"
     limit = _IMPORTS + 3 * program.deadline  # for a start, a reset and a step
     try:
         done = subprocess.run(
@@ -306,7 +306,7 @@ def dies(program: Program, found: Findings, seconds: float, framing: Framing) ->
     except subprocess.TimeoutExpired:
         raise SimulatorUnplayable from None
     if done.returncode != -signal.SIGKILL:
-        raise SimulatorUnplayable  # told by the scene of plain play
+        raise SimulatorUnplayable  # told by the trial of plain play
     number, begun = int(done.stdout), time.monotonic()
     while _lives(number) and time.monotonic() - begun < _SOON + 0.1 * program.deadline:
         time.sleep(0.02)
@@ -355,11 +355,11 @@ def hurries(program: Program, found: Findings, seconds: float, framing: Framing)
             found.good("hasty close", f"it {how}")
 
 
-def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
-    """Return a scene in which the trainer does harm, and the simulator is to go on or to
+def misleads(point: str, harm: Callable[[Watcher], bool]) -> Trial:
+    """Return a trial in which the trainer does harm, and the simulator is to go on or to
     end with an error: neither to crash nor to hang."""
 
-    def scene(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
+    def trial(program: Program, found: Findings, seconds: float, framing: Framing) -> None:
         watcher = _begin(program, Findings(), framing)
         with watcher.play:
             watcher.act()
@@ -383,7 +383,7 @@ def misleads(point: str, harm: Callable[[Watcher], bool]) -> Scene:
             except TidemillError as error:
                 found.bad(point, str(error))
 
-    return scene
+    return trial
 
 
 def _wrong_actions(watcher: Watcher) -> bool:
@@ -421,7 +421,7 @@ def _wrong_lengths(watcher: Watcher) -> bool:
     return True
 
 
-_ON_PURPOSE: dict[Scene, tuple[str, ...]] = {
+_ON_PURPOSE: dict[Trial, tuple[str, ...]] = {
     differs: ("start capacity", "deleting"),
     hurries: ("hasty close",),
     dies: ("trainer's death",),
@@ -430,8 +430,8 @@ _ON_PURPOSE: dict[Scene, tuple[str, ...]] = {
     misleads("torn side channel", _torn_channel): ("torn side channel",),
     misleads("wrong lengths", _wrong_lengths): ("wrong lengths",),
 }
-# plain play, which comes first, shows every point that no other scene does
-SCENES: dict[Scene, tuple[str, ...]] = {
+# plain play, which comes first, shows every point that no other trial does
+TRIALS: dict[Trial, tuple[str, ...]] = {
     plays: tuple(name for name in POINTS if not any(name in points for points in _ON_PURPOSE.values())),
     **_ON_PURPOSE,
 }

@@ -1,5 +1,5 @@
-"""Groups runs that have the same settings, as their folders tell these, and names each
-group by the settings in which it differs from the others."""
+"""The settings that a run's folder tells, and names of groups of runs by the settings in
+which they differ."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,5 @@
-"""The memory that actors are going to fill, and the refusal of lanes that cannot fit, or
-of which there cannot be so many."""
+"""What limits an actor: the memory that its rows and lanes are going to fill, and the
+lanes that an environment can have at a time. More is refused."""
 
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
