@@ -38,6 +38,18 @@ class AgentInfo:
     spaces: Spaces
 
 
+def alike(agents: Sequence[AgentInfo]) -> list[list[int]]:
+    """Return the agents, by index, in groups of equal spaces."""
+    groups: list[list[int]] = []
+    for index, agent in enumerate(agents):
+        group = next((group for group in groups if agents[group[0]].spaces == agent.spaces), None)
+        if group is None:
+            groups.append([index])
+        else:
+            group.append(index)
+    return groups
+
+
 @dataclass
 class Tick:
     """A tick holds what one step of a target's lanes brings for one group of agents. It

@@ -95,7 +95,7 @@ class _Group:
         self.names, self.readers, self.action, self.seats = names, readers, action, seats
         self.whole = seats == list(range(every))
         self.writers = [LeafWriter(name, leaf, plain=True) for name, leaf in leaves(action, "action").items()]
-        self.pick = _as_it_is if self.whole else picker(seats)
+        self.pick: Callable[[Any], Sequence[Any]] = (lambda values: values) if self.whole else picker(seats)
 
 
 class AgentLanes(Environment):
@@ -390,7 +390,3 @@ def picker(places: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
     if len(places) < 2:
         return lambda values: [values[place] for place in places]
     return itemgetter(*places)
-
-
-def _as_it_is(values: Sequence[Any]) -> Sequence[Any]:
-    return values

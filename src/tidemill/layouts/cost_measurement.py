@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.environment import AgentInfo, Environment, Tick
+from tidemill.api.environment import AgentInfo, Environment, Tick, alike
 from tidemill.api.experiment import Experiment
 from tidemill.api.spaces import Discrete, MultiDiscrete, Space, leaves, schema_of_space
 from tidemill.core.blas_threads import limit_threads
@@ -123,14 +123,8 @@ class RandomPlay:
     def __init__(self, environment: Environment) -> None:
         self._environment, self._rng = environment, np.random.default_rng(0)
         lanes, agents = environment.lanes, environment.agents
-        groups: list[list[int]] = []
         # those of equal spaces are stepped together, as one agent spec plays them
-        for index, agent in enumerate(agents):
-            group = next((group for group in groups if agents[group[0]].spaces == agent.spaces), None)
-            if group is None:
-                groups.append([index])
-            else:
-                group.append(index)
+        groups = alike(agents)
         environment.bind(groups)
         self._spaces = [agents[group[0]].spaces for group in groups]
         seats = [lanes * len(group) for group in groups]

@@ -90,7 +90,7 @@ class SquashedGaussianPolicy(Policy):
         assert isinstance(spaces.action, Box)
         self._bounds = spaces.action.bounds()
         self.encoder = ObservationEncoder(spaces.observation, "mlp")
-        self.actions, self._form = len(self.half), schema_shape(spaces)
+        self.actions, self._form = len(self.half), spaces.action.shape
         self.shape = config.shape(spaces, self.encoder.width)
         self.hidden = config.hidden
         self.flat = self.shape.begin(np.random.default_rng(weights_seed))
@@ -138,12 +138,6 @@ class SquashedGaussianPolicy(Policy):
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
         load_parameters(self._named, parameters)
         self.version = version
-
-
-def schema_shape(spaces: Spaces) -> tuple[int, ...]:
-    """Return the shape of an action, which is a Box."""
-    shape: tuple[int, ...] = getattr(spaces.action, "shape", ())
-    return shape
 
 
 def split(head: Floats) -> tuple[Floats, Floats, Floats]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.environment import AgentInfo, EnvironmentConfig
+from tidemill.api.environment import AgentInfo, EnvironmentConfig, alike
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.envs.atari import Atari
@@ -188,16 +188,9 @@ def kinds_of(agents: Sequence[AgentInfo]) -> dict[str, str]:
     A kind is called as its agents are without their numbers ("adversary", adversary_.*),
     where that tells it from the others.
     """
-    groups: list[list[AgentInfo]] = []
-    for agent in agents:
-        group = next((group for group in groups if group[0].spaces == agent.spaces), None)
-        if group is None:
-            groups.append([agent])
-        else:
-            group.append(agent)
     kinds: dict[str, str] = {}
-    for number, group in enumerate(groups):
-        names = [agent.name for agent in group]
+    for number, group in enumerate(alike(agents)):
+        names = [agents[index].name for index in group]
         stem = re.sub(r"_?\d+$", "", names[0])
         match = f"{re.escape(stem)}_?\\d*"
         if (

@@ -78,13 +78,8 @@ class OpenEnv(EnvironmentConfig):
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
 
-    @property
-    def draws(self) -> bool:
-        return False
-
-    @property
-    def remote(self) -> bool:
-        return True
+    draws = False
+    remote = True
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:

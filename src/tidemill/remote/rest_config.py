@@ -60,13 +60,8 @@ class Rest(EnvironmentConfig):
             )
         self.check_shares("retries")
 
-    @property
-    def draws(self) -> bool:
-        return False
-
-    @property
-    def remote(self) -> bool:
-        return True
+    draws = False
+    remote = True
 
     @classmethod
     def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:

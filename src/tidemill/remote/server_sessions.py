@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.space_values import brief
 from tidemill.envs.spaces import spaces_of
@@ -114,17 +115,10 @@ class Sessions:
     ) -> None:
         """Make one environment to learn its spaces, and close it. Raises
         `ConfigError`."""
-        if limit < 1:
-            raise ConfigError(f"max_sessions = {limit} must be at least 1")
-        if not 0 <= idle_seconds < math.inf:
-            raise ConfigError(
-                f"idle_seconds = {idle_seconds:g} must be 0 (sessions are never closed as idle) or more"
-            )
-        if not 0 <= left_seconds < math.inf:
-            raise ConfigError(
-                f"left_seconds = {left_seconds:g} must be 0 (sessions that were left give way at once) or "
-                "more"
-            )
+        check_counts(max_sessions=limit)
+        for what, seconds in (("idle_seconds", idle_seconds), ("left_seconds", left_seconds)):
+            if not 0 <= seconds < math.inf:
+                raise ConfigError(f"{what} = {seconds:g} must be a finite number of at least 0")
         self._make = make
         self.name = name
         self.limit = limit

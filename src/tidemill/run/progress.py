@@ -214,11 +214,6 @@ class Progress:
         self.last_update = awake()
         self.rate.add(self.last_update, self.steps)
 
-    def _note_limiter(self, name: str, values: dict[str, float]) -> None:
-        if values:
-            before = self.limiters.setdefault(name, {})
-            before |= {k: v + before.get(k, 0.0) if k.endswith("_waited") else v for k, v in values.items()}
-
     def note_iteration(self, step: int, values: Mapping[str, float]) -> None:
         """Note what was measured if it is what an iteration came to."""
         if "iteration/number" in values:
@@ -244,10 +239,10 @@ class Progress:
         self.seconds = max(self.seconds, message.time["seconds"])
         self.dropped = max(self.dropped, sum(int(update.values["dropped"]) for update in trainers))
         self.metrics = message.values
-        self._note_limiter(
-            name,
-            {k.removeprefix("limiter/"): v for k, v in message.values.items() if k.startswith("limiter/")},
-        )
+        for key, value in message.values.items():
+            if (told := key.removeprefix("limiter/")) != key:
+                limiter = self.limiters.setdefault(name, {})
+                limiter[told] = value + limiter.get(told, 0.0) if told.endswith("_waited") else value
         self.mark()
 
     def record(self, members: Mapping[str, Member]) -> dict[str, float]:

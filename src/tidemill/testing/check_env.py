@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick, alike
 from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
@@ -75,14 +75,7 @@ class Play:
     def __init__(self, environment: Environment, seed: int) -> None:
         """Bind `environment`, with agents of equal spaces in one group."""
         self.environment, self.rng = environment, np.random.default_rng(seed)
-        self.groups: list[list[int]] = []
-        for index, agent in enumerate(environment.agents):
-            for group in self.groups:
-                if environment.agents[group[0]].spaces == agent.spaces:
-                    group.append(index)
-                    break
-            else:
-                self.groups.append([index])
+        self.groups = alike(environment.agents)
         environment.bind(self.groups)
         self._bell = LocalBell()
         environment.on_ready(self._bell.ring)

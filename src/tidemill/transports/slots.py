@@ -16,8 +16,9 @@ from tidemill.api.transport import Bell, Consumer, Endpoints, Link, Producer, Re
 from tidemill.core.errors import DeadlineError, SchemaError
 from tidemill.core.memory import Segment
 from tidemill.core.schema import ALIGNMENT, Arrays, Field, Schema, layout, views
-from tidemill.transports.ordered_words import words_of
+from tidemill.transports.ordered_words import OrderedWords, words_of
 
+Words = memoryview | OrderedWords
 _WORDS = ALIGNMENT // 8
 # Positions of words at the start of a segment, each on its own cache line so that the two
 # ends do not fight over one.
@@ -44,7 +45,7 @@ def _data_start(description_bytes: int) -> int:
     return _DESCRIPTION + -(-description_bytes // 4096) * 4096
 
 
-def _create(segment: Segment, description: _Description, stride: int) -> tuple[memoryview, int]:
+def _create(segment: Segment, description: _Description, stride: int) -> tuple[memoryview, Words, int]:
     packed = msgspec.msgpack.encode(description)
     start = _data_start(len(packed))
     memory = segment.create(start + stride * description.slots)
@@ -52,10 +53,10 @@ def _create(segment: Segment, description: _Description, stride: int) -> tuple[m
     words = words_of(segment, memory[:_DESCRIPTION])
     words[_LENGTH] = len(packed)
     words[_MAGIC] = _READY
-    return memory, start
+    return memory, words, start
 
 
-def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
+def _attach(segment: Segment) -> tuple[memoryview, Words, _Description, int] | None:
     memory = segment.attach()
     if memory is None or len(memory) < _DESCRIPTION:
         return None
@@ -87,7 +88,7 @@ def _attach(segment: Segment) -> tuple[memoryview, _Description, int] | None:
                 f'a shared segment describes an impossible field "{name}": {description.lead} + '
                 f"{field.shape} of {field.dtype!r}"
             )
-    return memory, description, _data_start(length)
+    return memory, words, description, _data_start(length)
 
 
 class SlotProducer(Producer):
@@ -101,8 +102,7 @@ class SlotProducer(Producer):
 
     def offer(self, schema: Schema, lead: tuple[int, ...], slots: int) -> None:
         stride = layout(schema, lead)[1]
-        memory, start = _create(self._segment, _Description(dict(schema), lead, slots), stride)
-        self._words = words_of(self._segment, memory[:_DESCRIPTION])
+        memory, self._words, start = _create(self._segment, _Description(dict(schema), lead, slots), stride)
         self._slots = [views(schema, lead, memory, start + i * stride) for i in range(slots)]
         self._count = slots
         self._ring()
@@ -136,14 +136,14 @@ class SlotConsumer(Consumer):
         found = _attach(self._segment)
         if found is None:
             return False
-        memory, description, start = found
+        memory, words, description, start = found
         self.schema, self.lead = description.schema, description.lead
         stride = layout(self.schema, self.lead)[1]
         if not 0 < description.slots <= 1 << 16 or start + stride * description.slots > len(memory):
             raise SchemaError(
                 f"{description.slots} slots of {stride} bytes do not fit a segment of {len(memory)} bytes"
             )
-        self._words = words_of(self._segment, memory[:_DESCRIPTION])
+        self._words = words
         self._views = [
             views(self.schema, self.lead, memory, start + i * stride) for i in range(description.slots)
         ]
@@ -176,6 +176,15 @@ _BEGUN, _ENDED, _VERSION = 0, 1, 2
 _READ_TRIES = 1000
 
 
+def _buffers(
+    segment: Segment, memory: memoryview, start: int, schema: Schema, stride: int
+) -> tuple[list[Words], list[Arrays]]:
+    """Return the two words and the value of each buffer of a cell."""
+    places = range(start, start + _BUFFERS * stride, stride)
+    marks = [words_of(segment, memory[place : place + ALIGNMENT], "q") for place in places]
+    return marks, [views(schema, (), memory, place + ALIGNMENT) for place in places]
+
+
 class SlotWriter(Writer):
     """The writing end of a cell over a segment."""
 
@@ -186,13 +195,8 @@ class SlotWriter(Writer):
 
     def offer(self, schema: Schema) -> None:
         stride = ALIGNMENT + layout(schema, ())[1]
-        memory, start = _create(self._segment, _Description(dict(schema), (), _BUFFERS), stride)
-        self._words = words_of(self._segment, memory[:_DESCRIPTION])
-        self._marks = [
-            words_of(self._segment, memory[start + i * stride : start + i * stride + ALIGNMENT], "q")
-            for i in range(_BUFFERS)
-        ]
-        self._values = [views(schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)]
+        memory, self._words, start = _create(self._segment, _Description(dict(schema), (), _BUFFERS), stride)
+        self._marks, self._values = _buffers(self._segment, memory, start, schema, stride)
         for ring in self._rings:
             ring()
 
@@ -222,21 +226,15 @@ class SlotReader(Reader):
         found = _attach(self._segment)
         if found is None:
             return False
-        memory, description, start = found
+        memory, words, description, start = found
         self.schema = description.schema
         stride = ALIGNMENT + layout(self.schema, ())[1]
         if start + stride * _BUFFERS > len(memory):
             raise SchemaError(
                 f"{_BUFFERS} values of {stride} bytes do not fit a segment of {len(memory)} bytes"
             )
-        self._words = words_of(self._segment, memory[:_DESCRIPTION])
-        self._marks = [
-            words_of(self._segment, memory[start + i * stride : start + i * stride + ALIGNMENT], "q")
-            for i in range(_BUFFERS)
-        ]
-        self._values = [
-            views(self.schema, (), memory, start + i * stride + ALIGNMENT) for i in range(_BUFFERS)
-        ]
+        self._words = words
+        self._marks, self._values = _buffers(self._segment, memory, start, self.schema, stride)
         return True
 
     def newest(self) -> int:

@@ -48,11 +48,6 @@ class Extras(NamedTuple):
     folders: dict[str, Callable[[Path], None]]
 
 
-def no_extras() -> Extras:
-    """Return what checkpoints keep of a trainer whose samples are not remembered."""
-    return Extras({}, {}, {})
-
-
 class Learner:
     """A learner is what both trainer workers hold: a policy, its algorithm, and what of
     them is counted, published, saved, restored and reported. `connect`, then `build`,
@@ -79,7 +74,7 @@ class Learner:
         clock: Clock,
         report: Callable[[Up], None],
         alive: Callable[[], None],
-        extras: Callable[[], Extras] = no_extras,
+        extras: Callable[[], Extras] = lambda: Extras({}, {}, {}),
     ) -> None:
         self._context, self._config, self._clock = context, config, clock
         self._report, self._alive, self._extras = report, alive, extras

@@ -199,7 +199,7 @@ class PopulationWorker(Worker):
         scores = {
             name: member.score
             for name, member in self._members.items()
-            if member.score is not None and self._trained(member)
+            if member.score is not None and member.steps >= member.since + self._config.steps
         }
         if len(scores) < len(self._members):
             return PollResult()
@@ -224,9 +224,6 @@ class PopulationWorker(Worker):
     def _let_go(self, donor: Version, member: _Member) -> None:
         with suppress(VersionGone):  # somebody else has removed the tag
             self._database.untag(donor.policy, _tag(member))
-
-    def _trained(self, member: _Member) -> bool:
-        return member.steps >= member.since + self._config.steps
 
     def _read(self, name: str, member: _Member) -> None:
         versions = self._database.versions(name)

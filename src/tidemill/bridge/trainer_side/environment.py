@@ -86,9 +86,7 @@ class SimulatorEnvironment(EnvironmentConfig):
     def single(self) -> bool:
         return self.path is None
 
-    @property
-    def draws(self) -> bool:
-        return False
+    draws = False
 
     @property
     def one_row(self) -> str:
