@@ -50,6 +50,7 @@ def tidemill(
     """Options of the command itself."""
 
 
+Seed = Annotated[int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")]
 Checkpoint = Annotated[
     str | None, typer.Option(help="A checkpoint's name (update-35, or 35); by default the newest.")
 ]
@@ -286,9 +287,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 100,
     lanes: Annotated[int, typer.Option(help="Copies of the environment to play them in.")] = 10,
-    seed: Annotated[
-        int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")
-    ] = None,
+    seed: Seed = None,
     checkpoint: Checkpoint = None,
     version: Version = None,
     stochastic: Stochastic = False,
@@ -353,9 +352,7 @@ def play(
             "or 30."
         ),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of environment and sampling; by default the experiment's.")
-    ] = None,
+    seed: Seed = None,
     checkpoint: Checkpoint = None,
     version: Version = None,
     stochastic: Stochastic = False,

@@ -96,10 +96,6 @@ class LockstepRows(AlignedBlock):
 class LockstepColumns(Columns):
     """Each seat at a row of its own; a sample has a column of each, in order."""
 
-    def __init__(self, terms: WriterTerms) -> None:
-        super().__init__(terms)
-        self._everyone = np.arange(terms.seats)
-
     def has_room(self) -> bool:
         """See `SampleWriter.has_room`: a sample has its slot from its first row on."""
         return self._terms.samples.reserve() is not None
@@ -118,7 +114,7 @@ class LockstepColumns(Columns):
 
     def cut(self) -> None:
         """See `LockstepRows`."""
-        spec, position, seats = self._terms.spec, self.position, self._everyone
+        spec, position, seats = self._terms.spec, self.position, np.arange(len(self.position))
         slot = self._terms.samples.reserve()
         assert slot is not None  # the same one that `has_room` found
         length = np.minimum(position, spec.rows)

@@ -32,16 +32,12 @@ class Unread(AlignedBlock):
 class UnreadColumns(Columns):
     """The same, by index: of full columns the newest row is kept."""
 
-    def __init__(self, terms: WriterTerms) -> None:
-        super().__init__(terms)
-        self._everyone = np.arange(terms.seats)
-
     def has_room(self) -> bool:
         return True
 
     def send(self) -> bool:
         if self.position.max() >= self._terms.spec.rows:
             for array in self.arrays.values():
-                array[0] = array[self.position - 1, self._everyone]
+                array[0] = array[self.position - 1, np.arange(len(self.position))]
             self.position.fill(1)
         return True
