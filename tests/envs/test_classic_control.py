@@ -10,6 +10,7 @@ from tidemill.envs.batch_lanes import BATCHES, BatchLanes
 from tidemill.envs.classic_control import CartPoleVector
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.vector import GymnasiumVector
+from tidemill.native.library import VARIABLE, choices
 from tidemill.testing.check_env import check_environment
 
 NAMES = ("Acrobot-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
@@ -147,7 +148,9 @@ def test_each_class_in_the_table_is_one_that_gymnasium_registers():
 
 
 @pytest.mark.parametrize("settings", [{}, {"sutton_barto_reward": True}, {"max_episode_steps": 15}], ids=str)
-def test_a_thousand_steps_of_the_vector_form_are_gymnasiums_in_every_bit(settings):
+@pytest.mark.parametrize("native", dict.fromkeys(("off", choices()[-1])))
+def test_a_thousand_steps_of_the_vector_form_are_gymnasiums_in_every_bit(settings, native, monkeypatch):
+    monkeypatch.setenv(VARIABLE, native)
     theirs = gymnasium.make_vec("CartPole-v1", LANES, "vector_entry_point", **settings)
     ours = GymnasiumVector(id="CartPole-v1", kwargs=settings).build(LANES, 0).env
     assert type(ours) is CartPoleVector

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.core.schema import Array
 from tidemill.envs.batch_lanes import BatchLanes
+from tidemill.native.library import address, asked_for, choices
 
 
 def _square(values: Array) -> Array:
@@ -20,8 +21,9 @@ def _square(values: Array) -> Array:
 
 
 class _CartPoles:
-    """The positions of carts and poles and their speeds, in memory that steps change.
-    Calls of numpy are most of what a step costs, so that it makes no arrays.
+    """The positions of carts and poles and their speeds, in memory that steps change. The
+    native core steps them, where it is there; calls of numpy are most of what a step
+    costs.
 
     state: [4, lanes]: the cart's position and speed, the pole's angle and speed
     """
@@ -32,14 +34,30 @@ class _CartPoles:
         self._limits = np.array([[env.x_threshold], [env.theta_threshold_radians]])
         self._work = np.empty((6, lanes))
         self._moved, self._beyond = np.empty((2, lanes)), np.empty((2, lanes), np.bool_)
+        self._actions = np.empty(lanes, np.int64)
+        kernels = asked_for(choices()[-1])
+        self._kernel = None if kernels is None else kernels.cart_pole
+        numbers = (
+            *(env.force_mag, env.gravity, env.total_mass, env.masspole, env.length),
+            *(env.polemass_length, env.tau, env.x_threshold, env.theta_threshold_radians),
+        )
+        self._numbers = np.array(numbers)
+        held = (self._actions, *self._work[:2], self.state, self._beyond[0])
+        self._taken = (address(self._numbers), lanes, *map(address, held))
 
     def step(self, actions: Array) -> NDArray[np.bool_]:
         """Step all, pushed to the right where an action is 1, else to the left; return
         which have fallen or left the track."""
         env, (cos, sin, over_mass, bottom, *_), accelerations = self._env, self._work, self._work[4:]
         (_, _, angle, spin), (acceleration, turn) = self.state, accelerations
+        fallen: NDArray[np.bool_]
         np.cos(angle, out=cos)
         np.sin(angle, out=sin)
+        if self._kernel is not None:
+            self._actions[:] = actions
+            self._kernel(*self._taken)
+            fallen = self._beyond[0].copy()
+            return fallen
         np.square(spin, out=over_mass)
         over_mass *= env.polemass_length
         over_mass *= sin
@@ -63,7 +81,7 @@ class _CartPoles:
         accelerations *= env.tau
         speeds += accelerations
         np.greater(np.abs(places, out=self._moved), self._limits, out=self._beyond)
-        fallen: NDArray[np.bool_] = self._beyond[0] | self._beyond[1]
+        fallen = self._beyond[0] | self._beyond[1]
         return fallen
 
 

@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 2
+VERSION = 3
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -76,6 +76,7 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "adam": (None, [_I, _P, _P, _P, _P, _P]),
     "gae": (None, [_P, *[ctypes.c_float] * 2]),
     "vtrace": (None, [_P, *[ctypes.c_float] * 4]),
+    "cart_pole": (None, [_P, _I, *[_P] * 5]),
 }
 """What each kernel returns and takes."""
 
@@ -121,6 +122,7 @@ class Kernels:
     adam: Any
     gae: Any
     vtrace: Any
+    cart_pole: Any
     scratch: Any
 
 
