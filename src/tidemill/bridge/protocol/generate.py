@@ -24,7 +24,7 @@ _BRIDGE = Path(__file__).parents[1]
 HEADER = _BRIDGE / "native" / "tidemill.h"
 CONSTANTS = _BRIDGE / "csharp" / "Runtime" / "Layout.cs"
 PAGE = _BRIDGE.parents[2] / "docs" / "simulator-memory.md"
-_BEGIN, _END = "/* BEGIN GENERATED */", "/* END GENERATED */"
+_BEGIN, _END = "BEGIN GENERATED", "END GENERATED"
 _SAYS = "by `python -m tidemill.bridge.protocol.generate` from src/tidemill/bridge/protocol/tables.py"
 
 # What the C and C# libraries call the fields, where that is not the table's name.
@@ -75,19 +75,21 @@ def constants_3() -> list[tuple[str, int]]:
 
 def c_block() -> str:
     """The block of constants in the C header."""
-    lines = [_BEGIN, f"/* {_SAYS} */"]
+    lines = [f"/* {_SAYS} */"]
     for prefix, constants in (("TM_", common_constants()), ("TM0_", constants_0()), ("TM3_", constants_3())):
         lines += [f"#define {prefix}{name.upper()} {value}" for name, value in constants]
     lines += [
         f'#define TM_DIGEST_{name.replace(".", "_")} "{layout.digest}"' for name, layout in LAYOUTS.items()
     ]
-    return "\n".join([*lines, _END])
+    return "\n".join(lines)
 
 
-def c_header(text: str) -> str:
-    """The C header with the block as it should be."""
-    start, end = text.index(_BEGIN), text.index(_END) + len(_END)
-    return text[:start] + c_block() + text[end:]
+def renewed(path: Path, block: str) -> str:
+    """The text of a file with `block` as what stands between its two marked lines."""
+    before, begin, rest = path.read_text().partition(_BEGIN)
+    old, end, after = rest.partition(_END)
+    first, *_, last = old.split("\n")  # what closes and opens the comments of the marks
+    return "".join((before, begin, f"{first}\n{block}\n{last}", end, after))
 
 
 def _pascal(name: str) -> str:
@@ -128,70 +130,12 @@ def cs_file() -> str:
     return "\n".join([*lines, "    }", "}", ""])
 
 
-_TURNS = """\
-## Taking turns
-
-The trainer makes the files and passes `--memory-path` to the simulator: the full path of the first file
-(layout 0), or its name in `ml-agents` in the temporary directory (layouts 0.3). An editor that is open
-already looks for `ml-agents/default` there. The layout is seen from the file: layouts 0.3 begin with a 0,
-layout 0 with its length.
-
-* **Hand over**: write the data, then the command, then the turn (release order), then wake (`FUTEX_WAKE`,
-  shared, not private) whoever sleeps on the four bytes. In layout 0 the turn is the byte `turn`, and the
-  simulator hands back with command 0. In layouts 0.3 each side has a byte: a side writes 1 to its own, and 0
-  to the other's last; the trainer sets `reset` or `query` before.
-* **Wait**: spin briefly where that mostly pays, then sleep (`FUTEX_WAIT`) with the word as it was read. A
-  peer that never woke anybody is waited for in naps of 50 µs to 1 ms.
-* **First turn**: the trainer's first command is a step, without side-channel data. A simulator may answer it
-  with data, or with no group at all, and then answer the reset that follows. New groups may come with any
-  later answer.
-* **Room**: what does not fit needs a new file, larger, with one underscore more in its name (layouts 0.3: a
-  new body). In layout 0 the side that makes it copies all, sets the command to change file and hands over *in
-  the old file*, and goes on with the new one, where it still has the turn; the other side opens the new file
-  and deletes the old one. A side channel of length L becomes one of capacity 2·L + 20. File names end at 255
-  characters, and so do changes.
-* **Close**: either side; the one that has not closed deletes the files, but a trainer with a companion file
-  (below) deletes them itself.
-
-What peers of other makes need, and what ours do, the trainer and the Worlds in Python, C and C# (`tidemill
-simulator check` looks at it):
-
-* **Start capacity**: the trainer begins with 4 in layout 0 and with 20 in layouts 0.3, where the original
-  simulator dies of 4 at its first answer. Every World takes any capacity from 4 on, and in layouts 0.3 a
-  header that says 0, as the original trainer writes it: its body has 4 bytes.
-* **Changes in one turn**: the trainer makes one at most, and follows any number. In layouts 0.3 every World
-  makes one body at most, for all groups that are new and for the side channel, since the original trainer
-  dies of a second one; in layout 0 each new group is one change.
-* **Close**: whoever closes leaves the files to the other side. (To a simulator of another make that it has
-  not started, the trainer leaves them for 2 s.) Where the other side has closed or died, every end deletes
-  them; a World only those of a trainer without a companion file, and those in a dead trainer's own folder.
-
-## Companion files
-
-Beside the first file PATH (its first name, whatever it grew to) peers of this kind keep `PATH.trainer` and
-`PATH.simulator`. Each holds its owner's process id in ASCII and a line feed, written once its owner holds a
-lock (`flock`, exclusive) on it for as long as it lives. Who waits tries a shared lock on the other's file
-about five times a second: getting it means that the other side is dead, however it died. Peers of other makes
-ignore both; a trainer without one is dead when the simulator's parent process has changed.
-"""
-
-
-def page() -> str:
-    """The page about the memory."""
-    lines = [
-        "# Memory of the simulator bridge",
-        "",
-        f"Made {_SAYS}; do not edit.",
-        "What the two sides do with it: [simulators.md](simulators.md).",
-        "",
-        "Everything is little-endian and packed, without any alignment. Each side writes while it has the "
-        "turn. In counts and sizes:",
-        "",
-        *(f"* **{symbol}**: {about}" for symbol, about in SYMBOLS.items()),
-    ]
+def page_tables() -> str:
+    """The tables of the page about the memory."""
+    lines = [f"* **{symbol}**: {about}" for symbol, about in SYMBOLS.items()]
     for layout in LAYOUTS.values():
         lines += ["", *_layout_page(layout)]
-    return "\n".join([*lines, "", _TURNS])
+    return "\n".join(lines)
 
 
 def _layout_page(layout: MemoryLayout) -> Iterator[str]:
@@ -240,7 +184,11 @@ def _table(title: str, fields: Sequence[TableField], start: int | None) -> Itera
 
 def outdated() -> dict[Path, str]:
     """Return what should stand in the files that say something else now."""
-    wanted = {HEADER: c_header(HEADER.read_text()), CONSTANTS: cs_file(), PAGE: page()}
+    wanted = {
+        HEADER: renewed(HEADER, c_block()),
+        CONSTANTS: cs_file(),
+        PAGE: renewed(PAGE, page_tables()),
+    }
     return {path: text for path, text in wanted.items() if not path.exists() or path.read_text() != text}
 
 
