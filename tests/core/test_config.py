@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -276,3 +277,10 @@ def test_a_setting_of_listed_values_takes_no_other_one_in_whatever_class():
     for settings in ({"colour": "green"}, {"maybe": "c"}, {"colour": None}):
         with pytest.raises(ConfigError, match=r"is not known; take one of (red, blue|a, b, None)$"):
             Chosen(**settings)
+
+
+def test_numbers_of_numpy_are_saved_as_plain_ones() -> None:
+    made = encode(Small(size=np.int64(3), rate=np.float32(0.5)))  # type: ignore[arg-type]
+    assert made == {"kind": "Small", "size": 3, "rate": 0.5} and type(made["size"]) is int
+    with pytest.raises(ConfigError, match="is a ndarray"):
+        encode(Plan(name="x", options={"goal": np.zeros(2)}))

@@ -26,6 +26,7 @@ from tidemill.api.control_messages import Facts, Measured
 from tidemill.api.edges import Port
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.presets.ppo import ppo
+from tidemill.training.experiment_from import resolve
 
 wrong: dict[str, Any] = {}
 """What a part returns in place of what is right, by the part."""
@@ -194,3 +195,18 @@ def test_a_sink_that_exits_is_told_by_its_name(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"--log Exits: it cannot be made: SystemExit: no account"):
         tidemill.train("CartPole-v1", launch="inline", log=[Exits], run_dir=tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def experiment(seed):\n    pass\n", "positional argument: 'seed'; it is called without arguments$"),
+        ("def experiment():\n    raise TypeError('no width')\n", r"TypeError: no width \(line 2\)$"),
+    ],
+)
+def test_that_an_experiment_is_called_without_arguments_is_told_where_it_wants_some(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        resolve(f"{tmp_path}/own.py:experiment", {})

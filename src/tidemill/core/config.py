@@ -193,6 +193,8 @@ def encode(value: Any, path: str = "experiment") -> Any:
         return {str(k): encode(v, f"{path}.{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
+    if getattr(value, "shape", None) == ():  # a number of numpy's
+        value = value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, type) and issubclass(value, Config):

@@ -147,10 +147,8 @@ def resolve(
                 for frame in extract_tb(error.__traceback__)
                 if Path(frame.filename).name == Path(source).name
             ]
-            where = f" (line {lines[-1]})" if lines else ""
-            raise ConfigError(
-                f"{what} raised {type(error).__name__}: {error}{where}; it is called without arguments"
-            ) from error
+            where = f" (line {lines[-1]})" if lines else "; it is called without arguments"
+            raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}") from error
         if _is_environment(type(experiment)):
             close_made(experiment)
             return _in_file(what, env_args, algorithm, experiment), None
