@@ -159,10 +159,13 @@ class Environment(ABC):
         if hasattr(cls, "said"):
             raise TypeError(f"{cls.__name__}.said is called episode_infos now; rename the method")
 
-    @abstractmethod
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         """Fix which agents (by index) make up each group. Called once, before the first
-        `send`. Agents of a group have equal spaces."""
+        `send`. Agents of a group have equal spaces. One agent makes the one group that
+        there can be; an environment of several implements this."""
+        if [list(group) for group in groups] != [[0]]:
+            name = getattr(self, "name", type(self).__name__)
+            raise ConfigError(f"{name} has one agent; it cannot be bound to groups {groups}")
 
     @abstractmethod
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:

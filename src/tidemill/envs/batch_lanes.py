@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.gymnasium_registry import fps_of
 from tidemill.envs.reset_options import reset_env, take_options
@@ -98,11 +98,6 @@ class BatchLanes(Environment):
     @abstractmethod
     def _load(self, lane: int) -> None:
         """Take over the state of `env`, which has just been reset, as that of `lane`."""
-
-    def bind(self, groups: Sequence[Sequence[int]]) -> None:
-        """Take the one group that there can be."""
-        if [list(group) for group in groups] != [[0]]:
-            raise ConfigError(f"{self.name} has one agent; it cannot be bound to groups {groups}")
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not

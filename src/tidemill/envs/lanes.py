@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
-from tidemill.api.spaces import Dict, Tuple, leaves
 from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, EnvironmentFault
@@ -25,8 +24,8 @@ from tidemill.envs.batch_lanes import BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.reset_options import reset_env, take_options
-from tidemill.envs.space_values import LeafReader, LeafWriter, brief, readers_of
-from tidemill.envs.spaces import nest, spaces_of
+from tidemill.envs.space_values import ActionWriter, LeafReader, brief, readers_of
+from tidemill.envs.spaces import spaces_of
 from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
 
 if TYPE_CHECKING:
@@ -185,11 +184,7 @@ class LaneLoop(Environment):
         self._aliases = AliasDetector(name)
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._readers = readers_of(self._spaces.observation, LeafReader)
-        self._writers = [
-            LeafWriter(leaf_name, leaf, plain=stepper is not None)
-            for leaf_name, leaf in leaves(self._spaces.action, "action").items()
-        ]
-        self._plain_action = not isinstance(self._spaces.action, (Dict, Tuple))
+        self._writer = ActionWriter(self._spaces.action, plain=stepper is not None)
         self._results: list[Result] = []
         self._arguments: list[Any] = []
         self._stepper = stepper or (LaneThreads(name, self.lanes, threads) if threads else None)
@@ -199,11 +194,6 @@ class LaneLoop(Environment):
         self._last: Sequence[Any] = [None] * self.lanes
         self._idle = np.ones(self.lanes, np.bool_)  # finished and not yet reset
         self._absent: NDArray[np.bool_] | None = None  # lanes that were idle in the tick under way
-
-    def bind(self, groups: Sequence[Sequence[int]]) -> None:
-        """Take the one group that there can be."""
-        if [list(group) for group in groups] != [[0]]:
-            raise ConfigError(f"{self.name} has one agent; it cannot be bound to groups {groups}")
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not
@@ -220,12 +210,7 @@ class LaneLoop(Environment):
             self._absent = self._idle.copy() if self._idle.any() else None
         else:
             self._absent = None
-        columns = [writer.column(actions[0][writer.name]) for writer in self._writers]
-        given = (
-            columns[0]
-            if self._plain_action
-            else [nest(self._spaces.action, iter(parts)) for parts in zip(*columns, strict=True)]
-        )
+        given = self._writer.values(actions[0])
         if self._stepper is not None:
             self._arguments, self._resets, self._pending = given, reset.copy(), True
             self._stepper.begin(calls, given)

@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
+from tidemill.api.spaces import Box, Dict, Space, Spaces
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.gymnasium_registry import fps_of
 from tidemill.envs.reset_options import reset_env, take_options
-from tidemill.envs.space_values import LeafReader, LeafWriter, readers_of
-from tidemill.envs.spaces import nest
+from tidemill.envs.space_values import ActionWriter, LeafReader, readers_of
 from tidemill.envs.tick_check import NUMBERS, TickCheck, check_flag, check_number, is_number
 
 # where the parts of an observation come from
@@ -92,9 +91,9 @@ class _Group:
         check: TickCheck,
     ) -> None:
         self.check = check
-        self.names, self.readers, self.action, self.seats = names, readers, action, seats
+        self.names, self.readers, self.seats = names, readers, seats
         self.whole = seats == list(range(every))
-        self.writers = [LeafWriter(name, leaf, plain=True) for name, leaf in leaves(action, "action").items()]
+        self.writer = ActionWriter(action, plain=True)
         self.pick: Callable[[Any], Sequence[Any]] = (lambda values: values) if self.whole else picker(seats)
 
 
@@ -358,13 +357,7 @@ class AgentLanes(Environment):
         """Return each seat's action, as the environment takes it."""
         given: list[Any] = [None] * (self.lanes * self._count)
         for group, arrays in zip(self._groups, actions, strict=True):
-            columns = [writer.column(arrays[writer.name]) for writer in group.writers]
-            nested = isinstance(group.action, (Dict, Tuple))
-            values = (
-                [nest(group.action, iter(parts)) for parts in zip(*columns, strict=True)]
-                if nested
-                else columns[0]
-            )
+            values = group.writer.values(arrays)
             if group.whole:
                 return values
             for seat, value in zip(group.seats, values, strict=True):

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tidemill.api.spaces import Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
+from tidemill.api.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, field_of, leaves
 from tidemill.core.errors import EnvironmentFault
-from tidemill.core.schema import Array
-from tidemill.envs.spaces import action_caster, paths
+from tidemill.core.schema import Array, Arrays
+from tidemill.envs.spaces import action_caster, nest, paths
 
 
 class LeafReader:
@@ -162,6 +162,22 @@ class LeafWriter:
         """Return one value per row: a number, or an array."""
         values = self._cast(array)
         return values.tolist() if self._plain else list(values)
+
+
+class ActionWriter:
+    """The action: from arrays with a row for each copy to what the copies are given.
+    `plain` as of `LeafWriter`."""
+
+    def __init__(self, space: Space, plain: bool) -> None:
+        self._space, self._nested = space, isinstance(space, (Dict, Tuple))
+        self._leaves = [LeafWriter(name, leaf, plain) for name, leaf in leaves(space, "action").items()]
+
+    def values(self, arrays: Arrays) -> list[Any]:
+        """Return one action per row."""
+        columns = [leaf.column(arrays[leaf.name]) for leaf in self._leaves]
+        if not self._nested:
+            return columns[0]
+        return [nest(self._space, iter(parts)) for parts in zip(*columns, strict=True)]
 
 
 def brief(value: Any) -> str:

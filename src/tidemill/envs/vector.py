@@ -221,11 +221,6 @@ class VectorLanes(Environment):
         self._pending: Future[Any] | None = None
         self._wake: Callable[[], None] | None = None
 
-    def bind(self, groups: Sequence[Sequence[int]]) -> None:
-        """Take the one group that there can be."""
-        if [list(group) for group in groups] != [[0]]:
-            raise ConfigError(f"{self.name} has one agent; it cannot be bound to groups {groups}")
-
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step all lanes, or reset all of them, or some where that is possible."""
         self._began = reset.copy()
