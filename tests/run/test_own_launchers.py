@@ -51,6 +51,14 @@ class Ends(SharedTransport):
 
 class OverEnds(ProcessesLauncher):
     transport = f"{__file__}:Ends"
+
+class NoEnds(SharedTransport):
+    @staticmethod
+    def endpoints(bell, link, handles):
+        raise ValueError("no ends")
+
+class OverNoEnds(ProcessesLauncher):
+    transport = f"{__file__}:NoEnds"
 """
 
 
@@ -92,6 +100,13 @@ def test_a_transport_that_cannot_close_costs_neither_the_run_nor_what_is_tidied_
     assert f"OverEnds could not tidy up: ValueError: no end ({own}" in capsys.readouterr().err
     assert not (tmp_path / "run" / "logs").exists()  # which were empty
     assert {descriptor for descriptor in os.listdir("/proc/self/fd") if _leads(descriptor)} <= open_before
+
+
+def test_what_a_transport_raises_in_a_worker_s_process_says_where(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    with pytest.raises(RunError, match=rf"-0: ValueError: no ends \({own}, line 42, in endpoints\)$"):
+        tidemill.train(small(), launch=f"{own}:OverNoEnds", run_dir=tmp_path / "run", layout="given")
 
 
 def _leads(descriptor: str) -> bool:

@@ -24,7 +24,7 @@ from tidemill.api.launcher import Job
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import keep_to
-from tidemill.core.errors import TidemillError
+from tidemill.core.errors import TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
@@ -73,7 +73,7 @@ def main() -> None:
             workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin))
         except Exception as error:
             expected = isinstance(error, TidemillError)
-            message = str(error) if expected else f"{type(error).__name__}: {error}"
+            message = str(error) if expected else f"{type(error).__name__}: {error}{place(error)}"
             details = "" if expected else traceback.format_exc()
             link.send(pack(Status(State.FAILED, error=message, details=details)))
             return
