@@ -70,10 +70,7 @@ class Limits(Config):
         super().__post_init__()
         if self.until:
             check_condition("limits.until", self.until)
-        for name in ("steps", "updates", "seconds", "window"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"limits.{name} = {value} must be above 0; leave it out for no limit")
+        self.check_above_zero("steps", "updates", "seconds", "window")
         for name in ("seconds", "mean_return"):
             value = getattr(self, name)
             if value is not None and not isfinite(value):

@@ -240,23 +240,23 @@ def _version(package: str) -> str | None:
 
 def processor() -> str:
     """Return the processor's name."""
-    with suppress(OSError, StopIteration):
-        return next(
-            line.partition(": ")[2]
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        )
-    return platform.processor() or platform.machine()
+    return _cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def instructions() -> list[str]:
     """Return what numeric libraries choose their kernels by: the processor's features,
     and the environment variables that hold them back."""
+    features = _cpu_info("flags", "Features").split()
+    return [*features, *(f"{name}={os.environ.get(name)}" for name in HOLD_BACK)]
+
+
+def _cpu_info(*names: str) -> str:
+    """Return what Linux says of a processor under one of these names; "" where it says
+    nothing."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        features = next(line for line in lines if line.startswith(("flags", "Features")))
-        return [*features.split()[2:], *(f"{name}={os.environ.get(name)}" for name in HOLD_BACK)]
-    return [f"{name}={os.environ.get(name)}" for name in HOLD_BACK]
+        return next(line for line in lines if line.startswith(names)).partition(": ")[2]
+    return ""
 
 
 def _read(path: Path) -> Costs | None:

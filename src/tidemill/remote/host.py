@@ -158,20 +158,13 @@ class Host:
 
     def keep(self, connection: Connection) -> None:
         """Tell the server of the sessions that wait."""
-        since = monotonic() - self.description.idle_seconds / 4
+        every = self.description.idle_seconds / 4
+        since = monotonic() - every
         with self._lock:
             waiting = tuple(name for name, heard in self._heard.items() if heard < since)
         if waiting:
             body = encode(SessionsCall(sessions=waiting), self.content_type)
-            connection.send(
-                Send(
-                    "POST",
-                    f"{PREFIX}/keep",
-                    body,
-                    self.content_type,
-                    min(5.0, self.description.idle_seconds / 4),
-                )
-            )
+            connection.send(Send("POST", f"{PREFIX}/keep", body, self.content_type, min(5.0, every)))
 
     def _ask(self) -> Description:
         """Return the server's description. Raises `ConfigError` that says what the URL is

@@ -171,15 +171,16 @@ class Sessions:
                 raise _out_of_order(call.session, session, f"reset to episode {call.episode}")
             options = {} if call.options is None else {"options": call.options}
 
-            def begun() -> tuple[Any, Any]:
+            def begun() -> dict[str, Any]:
                 if session.env is None:
                     session.env = self._make()
                 observation, info = session.env.reset(seed=call.seed, **options)
-                return self._observations.write(observation), _plain(info)
+                seen = {"observation": self._observations.write(observation), "info": _plain(info)}
+                return {**seen, "reward": 0.0, "terminated": False, "truncated": False}
 
-            observation, info = self._run(call.session, session, begun)
+            answer = self._run(call.session, session, begun)
             session.episode, session.step, session.over = call.episode, 0, False
-            return self._reply(call.session, session, observation, info, "resets")
+            return self._reply(call.session, session, "resets", answer)
 
     def step(self, call: StepCall, caller: Caller) -> StepResult:
         """Apply a step, once. Raises `RefusedCall`."""
@@ -197,25 +198,19 @@ class Sessions:
             except EnvironmentFault as error:
                 raise RefusedCall(400, "bad_action", str(error)) from None
 
-            def stepped() -> tuple[Any, Any, float, bool, bool]:
+            def stepped() -> dict[str, Any]:
                 observation, reward, terminated, truncated, info = session.env.step(action)
                 check_number(reward, "reward", self.name)
                 check_flag(terminated, "terminated", self.name)
                 check_flag(truncated, "truncated", self.name)
-                return (
-                    self._observations.write(observation),
-                    _plain(info),
-                    float(reward),
-                    bool(terminated),
-                    bool(truncated),
-                )
+                seen = {"observation": self._observations.write(observation), "info": _plain(info)}
+                ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+                return {**seen, "reward": float(reward), **ends}
 
-            observation, info, reward, terminated, truncated = self._run(call.session, session, stepped)
+            answer = self._run(call.session, session, stepped)
             session.step += 1
-            session.over = terminated or truncated
-            return self._reply(
-                call.session, session, observation, info, "applied", reward, terminated, truncated
-            )
+            session.over = answer["terminated"] or answer["truncated"]
+            return self._reply(call.session, session, "applied", answer)
 
     def close(self, call: SessionsCall, caller: Caller) -> FoundSessions:
         """End sessions. Raises `RefusedCall` when one is busy for too long."""
@@ -327,33 +322,13 @@ class Sessions:
             )
             raise session.raised from error
 
-    def _reply(
-        self,
-        name: str,
-        session: _Session,
-        observation: Any,
-        info: Any,
-        what: str,
-        reward: float = 0.0,
-        terminated: bool = False,
-        truncated: bool = False,
-    ) -> StepResult:
+    def _reply(self, name: str, session: _Session, what: str, answer: dict[str, Any]) -> StepResult:
         self.count(what)
-        session.reply = StepResult(
-            session=name,
-            episode=session.episode,
-            step=session.step,
-            observation=observation,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            info=info,
-        )
+        session.reply = StepResult(session=name, episode=session.episode, step=session.step, **answer)
         return session.reply
 
     def _again(self, reply: StepResult) -> StepResult:
-        with self._lock:
-            self._counts.repeated += 1
+        self.count("repeated")
         return reply
 
     def _end(self, name: str, seconds: float = BUSY_SECONDS) -> bool:

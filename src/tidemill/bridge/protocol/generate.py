@@ -96,8 +96,8 @@ def _pascal(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_"))
 
 
-def cs_file() -> str:
-    """The C# file of constants."""
+def cs_block() -> str:
+    """The constants in the C# file."""
 
     def constants(values: list[tuple[str, int]], indent: str) -> Iterator[str]:
         for name, value in values:
@@ -110,15 +110,7 @@ def cs_file() -> str:
         f'        public const string Digest{name.replace(".", "")} = "{layout.digest}";'
         for name, layout in LAYOUTS.items()
     ]
-    lines = [
-        f"// Made {_SAYS}. Do not edit.",
-        "namespace Tidemill",
-        "{",
-        "    internal static class Layout",
-        "    {",
-        *constants(common_constants(), " " * 8),
-        *digests,
-    ]
+    lines = [*constants(common_constants(), " " * 8), *digests]
     for name, values in (("V0", constants_0()), ("V3", constants_3())):
         lines += [
             "",
@@ -127,7 +119,7 @@ def cs_file() -> str:
             *constants(values, " " * 12),
             "        }",
         ]
-    return "\n".join([*lines, "    }", "}", ""])
+    return "\n".join(lines)
 
 
 def page_tables() -> str:
@@ -184,12 +176,9 @@ def _table(title: str, fields: Sequence[TableField], start: int | None) -> Itera
 
 def outdated() -> dict[Path, str]:
     """Return what should stand in the files that say something else now."""
-    wanted = {
-        HEADER: renewed(HEADER, c_block()),
-        CONSTANTS: cs_file(),
-        PAGE: renewed(PAGE, page_tables()),
-    }
-    return {path: text for path, text in wanted.items() if not path.exists() or path.read_text() != text}
+    blocks = {HEADER: c_block(), CONSTANTS: cs_block(), PAGE: page_tables()}
+    wanted = {path: renewed(path, block) for path, block in blocks.items()}
+    return {path: text for path, text in wanted.items() if path.read_text() != text}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -223,22 +223,17 @@ class World:
         action = ActionTuple()
         if self._heuristic is not None and rows:
             action = self._heuristic(agents, [array[:rows].copy() for array in asks.obs])
-        zeros = self.spec.action_spec.zeros(rows)
-        continuous = (
-            zeros.continuous if action.continuous is None else np.asarray(action.continuous, np.float32)
+        spec, given = self.spec.action_spec, (action.continuous, action.discrete)
+        shapes = (rows, spec.continuous_size), (rows, len(spec.branches))
+        kinds: tuple[Any, Any] = (np.float32, np.int32)
+        continuous, discrete = (
+            np.zeros(shape, kind) if one is None else np.asarray(one, kind)
+            for one, shape, kind in zip(given, shapes, kinds, strict=True)
         )
-        discrete = zeros.discrete if action.discrete is None else np.asarray(action.discrete, np.int32)
-        assert (
-            continuous is not None
-            and discrete is not None
-            and zeros.continuous is not None
-            and zeros.discrete is not None
-        )
-        if continuous.shape != zeros.continuous.shape or discrete.shape != zeros.discrete.shape:
+        if (continuous.shape, discrete.shape) != shapes:
             raise SchemaError(
                 f'world "{self.name}": its heuristic returned actions of shapes {list(continuous.shape)} and '
-                f"{list(discrete.shape)}, not "
-                f"{list(zeros.continuous.shape)} and {list(zeros.discrete.shape)}"
+                f"{list(discrete.shape)}, not {list(shapes[0])} and {list(shapes[1])}"
             )
         self.answer(agents, continuous, discrete)
 

@@ -1,8 +1,9 @@
-// Made by `python -m tidemill.bridge.protocol.generate` from src/tidemill/bridge/protocol/tables.py. Do not edit.
+// The constants are made by `python -m tidemill.bridge.protocol.generate` from src/tidemill/bridge/protocol/tables.py. Do not edit.
 namespace Tidemill
 {
     internal static class Layout
     {
+        // BEGIN GENERATED
         public const int TrainerTurn = 0;
         public const int SimulatorTurn = 1;
         public const int CommandStep = 0;
@@ -45,5 +46,6 @@ namespace Tidemill
             public const int HeaderSize0 = 28;
             public const int HeaderSize2 = 29;
         }
+        // END GENERATED
     }
 }
