@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := pyproject.toml requirements.lock install.sh hatch_build.py src/tidemill/native/build.py src/tidemill/native/kernels.c
 
-.PHONY: train check test static sanitize bench clean
+.PHONY: train check test static sanitize avx2 bench clean
 .DELETE_ON_ERROR:
 
 train: .venv/ready-to-train
@@ -25,8 +25,15 @@ static: .venv/ready-to-test
 
 # The native core's tests under the address and undefined-behaviour sanitizers; torch's own leaks are not ours.
 sanitize: .venv/ready-to-test
-	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
-	NATIVE_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g" $(BIN)/pytest -n 2 tests/native/test_kernels.py
+	$(BIN)/python -m tidemill.native.build .venv/sanitized -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 NATIVE_LIBRARY=$(CURDIR)/.venv/sanitized/libkernels.so.1 \
+	$(BIN)/pytest -n 2 -q tests/native/test_kernels.py tests/native/test_traces.py
+
+# Tests of kernels and learners as on a processor with AVX2 and no more, with the native core; and that it is there at all.
+avx2: .venv/ready-to-test
+	$(BIN)/python benchmarks/avx2.py $(BIN)/pytest -n 2 -q -rs tests/native/test_kernels.py tests/native/test_traces.py tests/native/test_learning.py \
+	tests/algorithms
+	TIDEMILL_NATIVE=require $(BIN)/pytest -n 2 -q tests/run/test_trains.py
 
 bench: .venv/ready-to-test
 	$(BIN)/python benchmarks/compare.py $(ARGS)

@@ -5,7 +5,7 @@ then the other benchmark scripts.
     python benchmarks/compare.py cartpole pong --runs 3   # some works
     # keeps what finished runs have written, does the rest
     python benchmarks/compare.py --continue
-    # does it run at all? CartPole, Tidemill alone, one run of 3 s
+    # does it run at all? CartPole, Tidemill alone, one run of 1.5 s
     python benchmarks/compare.py --quick
 
 Each system is installed from its package into its own environment under `.bench/`. Each
@@ -780,7 +780,7 @@ def main() -> None:
         help="of training in each run, after its warm-up; Pong has three times as many",
     )
     parser.add_argument("--continue", dest="keep", action="store_true", help="keep finished runs")
-    parser.add_argument("--quick", action="store_true", help="CartPole, Tidemill alone, one run of 3 s")
+    parser.add_argument("--quick", action="store_true", help="CartPole, Tidemill alone, one run of 1.5 s")
     parser.add_argument("--report", action="store_true", help="only write tables and plots anew")
     parser.add_argument(
         "--docs",
@@ -799,7 +799,7 @@ def main() -> None:
     runs = given.runs
     seconds = given.seconds
     if given.quick:
-        works, systems, runs, seconds = ["cartpole"], (TIDEMILL,), 1, 3.0
+        works, systems, runs, seconds = ["cartpole"], (TIDEMILL,), 1, 1.5
     docs = given.docs.resolve()
     if not given.report:
         stores = {}

@@ -96,7 +96,7 @@ def play(fast: Driver, slow: Driver, ticks: int) -> tuple[int, int]:
 @pytest.mark.parametrize("env_id", [f"{name}-v{version}" for version in (5, 4) for name in NAMES][:-1])
 def test_ticks_are_those_of_gymnasiums_own_steps(env_id: str) -> None:
     drivers = both(env_id, 3, max_episode_steps=45)
-    ended, cut = play(*drivers, 60 if env_id.startswith(("Human", "Ant")) else 200)
+    ended, cut = play(*drivers, 60 if env_id.startswith(("Human", "Ant")) else 100)
     assert ended or cut
 
 

@@ -1,6 +1,7 @@
 import os
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,18 +12,24 @@ from tidemill.native.library import BUILT, INSTRUCTION_SETS, Kernels
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """The library of kernels of this tree: the installed one, unless its source is newer
-    or ``$NATIVE_FLAGS``, such as a sanitizer's, ask for another."""
-    flags = os.environ.get("NATIVE_FLAGS", "").split()
-    if not flags and BUILT.exists() and BUILT.stat().st_mtime > SOURCE.stat().st_mtime:
+    or ``$NATIVE_LIBRARY`` names another, such as one with sanitizers."""
+    if given := os.environ.get("NATIVE_LIBRARY"):
+        return Path(given)
+    if BUILT.exists() and BUILT.stat().st_mtime > SOURCE.stat().st_mtime:
         return BUILT
     if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]) is None:
-        pytest.skip("there is no C compiler")
-    return build(tmp_path_factory.mktemp("native"), *flags)
+        text = "there is no C compiler"
+        pytest.fail(text) if os.environ.get("TIDEMILL_REQUIRE_COMPILERS") else pytest.skip(text)
+    return build(tmp_path_factory.mktemp("native"))
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
+WISH = os.environ.get("TIDEMILL_NATIVE")
+
+
+@pytest.fixture(params=[WISH] if WISH in INSTRUCTION_SETS else INSTRUCTION_SETS)
 def kernels(request, library):
-    """The kernels of each instruction set that this machine can run."""
+    """The kernels of each instruction set that this machine can run, or of the one that
+    ``$TIDEMILL_NATIVE`` names."""
     best = INSTRUCTION_SETS.index(Kernels(library).instruction_set)
     if INSTRUCTION_SETS.index(request.param) > best:
         pytest.skip(f"this processor cannot run {request.param}")

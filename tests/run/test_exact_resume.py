@@ -153,7 +153,7 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
 @pytest.mark.parametrize(
     ("settings", "every", "launch"),
     [
-        ({}, 1, "inline"),
+        ({}, 2, "inline"),
         ({"environment": SCRIPTED, **EVERYTHING}, 1, "inline"),
         ({"slots": 1, "max_episode_steps": 5}, 3, "inline"),
         (
@@ -185,7 +185,7 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
                 "slots": 2,
                 "steps": 35,
             },
-            1,
+            2,
             "inline",
         ),
     ],
@@ -224,25 +224,28 @@ def stopped(experiment: Experiment, folder: Path, row: int, launch: str = "inlin
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"environment": SCRIPTED, **EVERYTHING}, {"slots": 1, "environment": SCRIPTED, "ratio": "3/2"}],
+    ("settings", "row"),
+    [
+        ({"environment": SCRIPTED, **EVERYTHING}, 1),
+        ({"slots": 1, "environment": SCRIPTED, "ratio": "3/2"}, 2),
+    ],
 )
 def test_a_run_that_is_stopped_at_any_row_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, settings: dict[str, Any]
+    tmp_path: Path, settings: dict[str, Any], row: int
 ) -> None:
     """What is in flight comes, what it owes is trained; what is chosen meanwhile waits
-    for the resumed run."""
+    for the resumed run. Odd rows of the one, even ones of the other."""
     train(dqn(**settings), launch="inline", run_dir=tmp_path / "whole", source=FILE, quiet=True)
-    whole, rows = result(tmp_path / "whole"), 0
+    whole = result(tmp_path / "whole")
     while True:
-        rows += 1
-        folder = tmp_path / str(rows)
-        stopped(dqn(**settings), folder, rows)
+        folder = tmp_path / str(row)
+        stopped(dqn(**settings), folder, row)
         if read_newest(folder / "checkpoints" / "policy")[2]["steps"] == 30:
             break
         resume(folder, launch="inline", quiet=True)
-        assert not differences(result(folder), whole), rows
-    assert rows > 30
+        assert not differences(result(folder), whole), row
+        row += 2
+    assert row > 30
 
 
 def test_a_checkpoint_while_something_is_owed_is_gone_on_from_as_well(

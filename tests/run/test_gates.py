@@ -129,11 +129,9 @@ def slot_of(facts: dict[str, Any], exact: bool) -> dict[int, int]:
     return {seed % copies: slot for (slot, _), seed in seeds.items()}
 
 
-BOUNDED = [
-    (launch, False, 1, ratio, every)
-    for launch in ("inline", "threads")
-    for ratio in ("1/4", "1", "3/2", "8")
-    for every in (0, 7)
+RATIOS = ("1/4", "1", "3/2", "8")
+BOUNDED = [("threads", False, 1, ratio, every) for ratio in RATIOS for every in (0, 7)] + [
+    ("inline", False, 1, ratio, every) for ratio, every in zip(RATIOS, (0, 7, 0, 7), strict=True)
 ]
 EXACT = [
     ("threads", True, 1, "1/4", 0),

@@ -1,6 +1,6 @@
 """Compiles the kernels, when a wheel is made or the project is installed editable, and by
-``python -m tidemill.native.build``. Imports nothing of Tidemill: the build hook runs
-it by itself."""
+``python -m tidemill.native.build [FOLDER [FLAGS]]``. Imports nothing of Tidemill: the
+build hook runs it by itself."""
 
 import os
 import platform
@@ -57,7 +57,8 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    where, *more_flags = sys.argv[1:] or [str(SOURCE.parent)]
     try:
-        print(build(SOURCE.parent))
+        print(build(Path(where), *more_flags))
     except CannotCompile as error:
         sys.exit(f"The kernels were not built. {error}")

@@ -1,0 +1,21 @@
+"""Runs a command as on an ordinary processor: what of this one lies beyond AVX2 (AVX-512,
+bfloat16) is kept from oneDNN, torch, numpy, OpenBLAS and the native core.
+
+    python benchmarks/avx2.py tidemill bench CartPole-v1
+"""
+
+import os
+import sys
+
+AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "TIDEMILL_NATIVE": "avx2",
+}
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit(__doc__)
+    os.execvpe(sys.argv[1], sys.argv[1:], os.environ | AVX2)
