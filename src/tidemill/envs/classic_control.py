@@ -33,6 +33,7 @@ class _CartPoles:
         self._env, self.state = env, np.zeros((4, lanes))
         self._limits = np.array([[env.x_threshold], [env.theta_threshold_radians]])
         self._work = np.empty((6, lanes))
+        self._angle, (self._cos, self._sin) = self.state[2], self._work[:2]
         self._moved, self._beyond = np.empty((2, lanes)), np.empty((2, lanes), np.bool_)
         self._actions = np.empty(lanes, np.int64)
         kernels = asked_for(choices()[-1])
@@ -48,16 +49,16 @@ class _CartPoles:
     def step(self, actions: Array) -> NDArray[np.bool_]:
         """Step all, pushed to the right where an action is 1, else to the left; return
         which have fallen or left the track."""
-        env, (cos, sin, over_mass, bottom, *_), accelerations = self._env, self._work, self._work[4:]
-        (_, _, angle, spin), (acceleration, turn) = self.state, accelerations
+        np.cos(self._angle, out=self._cos)
+        np.sin(self._angle, out=self._sin)
         fallen: NDArray[np.bool_]
-        np.cos(angle, out=cos)
-        np.sin(angle, out=sin)
         if self._kernel is not None:
             self._actions[:] = actions
             self._kernel(*self._taken)
             fallen = self._beyond[0].copy()
             return fallen
+        env, (cos, sin, over_mass, bottom, *_), accelerations = self._env, self._work, self._work[4:]
+        spin, (acceleration, turn) = self.state[3], accelerations
         np.square(spin, out=over_mass)
         over_mass *= env.polemass_length
         over_mass *= sin
@@ -117,6 +118,7 @@ class CartPoleVector(CartPoleVectorEnv):
         seen, infos = super().reset(**settings)
         self._poles = _CartPoles(self, self.num_envs)
         self._poles.state[:] = self.state
+        self._ones = np.ones(self.num_envs, np.float32)
         self.state = self._poles.state
         return seen, infos
 
@@ -124,7 +126,7 @@ class CartPoleVector(CartPoleVectorEnv):
         terminated, begins = self._poles.step(action), self.prev_done
         self.steps += 1
         truncated = self.steps >= self.max_episode_steps
-        reward = -terminated.astype(np.float32) if self._sutton_barto_reward else np.ones(len(begins), "f4")
+        reward = -terminated.astype(np.float32) if self._sutton_barto_reward else self._ones.copy()
         if count := np.count_nonzero(begins):
             self.state[:, begins] = self.np_random.uniform(self.low, self.high, (4, count))
             self.steps[begins] = 0

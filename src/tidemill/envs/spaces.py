@@ -95,7 +95,7 @@ def action_caster(leaf: Space) -> Callable[[Any], "np.typing.NDArray[Any]"]:
     given: a fresh array, inside bounds, of the space's dtype."""
     match leaf:
         case Discrete(start=start):
-            return lambda array: array + start
+            return (lambda array: array + start) if start else (lambda array: array.copy())
         case Box(dtype=dtype):
             low, high = leaf.bounds()
             return lambda array: np.clip(array, low, high).astype(dtype, copy=False)

@@ -146,7 +146,7 @@ class BlockAgent(Agent):
             block[name][position] = self._state[name]
         self.finished = final
         writer.position = position + 1
-        observation = {name: block[name][position] for name in self._observation_names}
+        observation = tick.observation
         state = {name: block[name][position] for name in self._state_names}
         if not any_final:
             self._asked, self._asking = position, None

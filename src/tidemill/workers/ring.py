@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
@@ -62,7 +63,8 @@ class EnvTarget:
     def all_done(self) -> bool:
         """True when every lane is finished and none of its seats waits for an answer: the
         next tick resets all of them."""
-        return not self._stepping and bool(self._reset.all()) and self._may_step()
+        every = count_nonzero(self._reset) == len(self._reset)  # `all` costs four times as much
+        return every and self.ready_to_step()
 
     def unmask_all_info(self) -> None:
         """Cut the episodes still open now: the next observations are their final ones,
@@ -122,10 +124,10 @@ class EnvTarget:
         self._clock.enter(left)
         self._stepping = False
         lanes = self._environment.lanes
-        resets = int(np.count_nonzero(self._reset))
+        resets = int(count_nonzero(self._reset))
         self.steps += lanes - resets
         if self._environment.voids:
-            self.steps -= int(np.count_nonzero(self._ticks[0].voided))
+            self.steps -= int(count_nonzero(self._ticks[0].voided))
         for agent in self.agents if resets and len(self.agents) > 1 else ():
             agent.acting.reshape(lanes, -1)[self._reset] = -1
         if self._forced:
