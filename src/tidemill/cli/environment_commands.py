@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tidemill.cli.arguments import EnvArg, Trained, environments, pairs, settings
 from tidemill.cli.error_output import friendly, print_table
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import needing
 
 if TYPE_CHECKING:
     from tidemill.testing.check_env import Finding
@@ -75,15 +75,10 @@ def serve_env(
     from tidemill.presets.environment_names import environment_from
 
     environment = environment_from(what, settings(env_arg))
-    try:
+    with needing("serving environments needs", 'pip install "tidemill[rest]"'):
         from tidemill.remote.fault_injection import Faults, FaultSampler
         from tidemill.remote.server import Server
         from tidemill.remote.server_sessions import Sessions
-    except ImportError as error:
-        raise ConfigError(
-            'serving environments needs a package that is not installed: pip install "tidemill[rest]" '
-            f"({error})"
-        ) from error
     faults = pairs("--fault", fault or [])
     dice = FaultSampler(Faults.from_words(faults)) if faults else None
     sessions = Sessions(environment.make_one, what, max_sessions, idle_seconds, left_seconds)
@@ -120,12 +115,8 @@ def doctor_env(
     and say how many slots and which deadlines fit."""
     from tidemill.remote.rest_config import Rest
 
-    try:
+    with needing("asking servers needs", 'pip install "tidemill[rest]"'):
         from tidemill.remote.doctor import examine
-    except ImportError as error:
-        raise ConfigError(
-            f'asking servers needs a package that is not installed: pip install "tidemill[rest]" ({error})'
-        ) from error
     if not _passed(
         examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)
     ):

@@ -31,7 +31,8 @@ TidemillError
 """
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -84,6 +85,16 @@ class ReplyLost(RemoteFault):
 class SessionLost(RemoteFault):
     """An environment server does not know the session (any more): it started anew, or
     closed it as idle."""
+
+
+@contextmanager
+def needing(who: str, cure: str, kind: type[TidemillError] = ConfigError) -> Iterator[None]:
+    """Let an import of the block that fails raise a `kind` which says who needs it, as
+    "videos need", and the cure."""
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{who} a package that is not installed: {cure} ({error})") from error
 
 
 class DeadlineError(TidemillError):

@@ -12,7 +12,7 @@ import numpy as np
 from tidemill.api.environment import EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
 from tidemill.core.config import check_counts, decode
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, did_you_mean, needing
 from tidemill.envs.vector import VectorLanes
 
 FRAMES_PER_SECOND = 60  # of the console
@@ -97,13 +97,9 @@ class Atari(EnvironmentConfig):
         return OneGame(self.replace(num_threads=1)._games(1), self.reward_clipping)
 
     def _games(self, lanes: int) -> Any:
-        try:
+        with needing(f'environment "{self.id}" needs', _CURE):
             from ale_py import roms
             from ale_py.vector_env import AtariVectorEnv
-        except ImportError as error:
-            raise ConfigError(
-                f'environment "{self.id}" needs a package that is not installed: {_CURE} ({error})'
-            ) from error
         # "ALE/MsPacman-v5" is the ROM "ms_pacman"
         known = {rom.replace("_", ""): rom for rom in roms.get_all_rom_ids()}
         name = re.sub(r"^ALE/|-v\d+$", "", self.id).lower().replace("_", "")

@@ -12,7 +12,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside
 from tidemill.core.config import check_counts, decode
 from tidemill.core.cores import cores
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, did_you_mean, needing
 from tidemill.envs.gymnasium_registry import call_maker, outside
 from tidemill.envs.vector import VectorLanes
 
@@ -79,12 +79,8 @@ class EnvPool(EnvironmentConfig):
     def build(self, lanes: int, seed: int, render: bool = False) -> VectorLanes:
         """Return the environment with `lanes` lanes."""
         check_counts(lanes=lanes)
-        try:
+        with needing(f'environment "envpool:{self.id}" needs', _CURE):
             import envpool
-        except ImportError as error:
-            raise ConfigError(
-                f'environment "envpool:{self.id}" needs a package that is not installed: {_CURE} ({error})'
-            ) from error
         known = envpool.list_all_envs()
         if self.id not in known:
             raise ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink, viewer_name
-from tidemill.core.errors import RunError
+from tidemill.core.errors import RunError, needing
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import read_plain
 
@@ -29,13 +29,8 @@ class WeightsAndBiases(MetricSink):
 
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)
-        try:
+        with needing("--log wandb needs", 'pip install "tidemill[wandb]"', RunError):
             import wandb
-        except ImportError:
-            raise RunError(
-                "--log wandb needs the package wandb, which is not installed. Install it with: pip install "
-                '"tidemill[wandb]"'
-            ) from None
         settings = wandb.Settings(
             console="off",
             disable_code=True,

@@ -28,6 +28,7 @@ from tidemill.core.errors import (
     RemoteUnavailable,
     ReplyLost,
     SessionLost,
+    needing,
 )
 from tidemill.core.secrets import reveal
 from tidemill.core.user_code_loading import name_of_code
@@ -89,13 +90,8 @@ class OpenEnv(EnvironmentConfig):
         """Return `lanes` sessions as one environment; each is opened by its first
         reset."""
         check_counts(lanes=lanes)
-        try:
+        with needing("OpenEnv servers need", 'pip install "tidemill[openenv]"'):
             import websockets  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                'OpenEnv servers need a package that is not installed: pip install "tidemill[openenv]" '
-                f"({error})"
-            ) from error
         maker = load_maker(self.translate, "a translator", "translate")
         translators = [call_maker(maker, self.translate, maker, self.kwargs) for _ in range(lanes)]
         for name in ("observation_space", "action_space", "observation", "action"):

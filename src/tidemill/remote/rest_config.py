@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, quoted
 from tidemill.core.config import check_counts, decode
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, needing
 from tidemill.core.secrets import known, mask, reveal
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.lanes import LaneLoop
@@ -93,13 +93,8 @@ class Rest(EnvironmentConfig):
     def host(self) -> "Host":
         """Return what the sessions of this server share in this process. Raises
         `ConfigError` when no server of the protocol answers."""
-        try:
+        with needing("remote environments need", 'pip install "tidemill[rest]"'):
             from tidemill.remote.host import Settings, host_of
-        except ImportError as error:
-            raise ConfigError(
-                'remote environments need a package that is not installed: pip install "tidemill[rest]" '
-                f"({error})"
-            ) from error
         return host_of(
             Settings(check_url(self.url), token_of(self.token), self.deadline, self.attempt, self.retries)
         )

@@ -266,7 +266,7 @@ class RunFolder:
 
     def experiment(
         self,
-        file: Path | None = None,
+        file: str | Path | None = None,
         trust: Trust = False,
         *,
         environments: bool = True,
@@ -280,7 +280,7 @@ class RunFolder:
         folder, its links count, too. Raises `Untrusted`, and `RunError` for what cannot
         be read.
         """
-        config, file = self.read(CONFIG), source_file(file) if file is not None else None
+        config, file = self.read(CONFIG), source_file(Path(file)) if file is not None else None
         source = self._source(config, file)
         found = named(config, source, environments)
         found.things += links(self.path) if writes else []

@@ -69,9 +69,7 @@ class ParameterSource(Config):
 class Newest(ParameterSource):
     """The policy plays the newest version that its trainer has published."""
 
-    @property
-    def from_start(self) -> bool:
-        return True  # trainers publish before they are ready, and nobody starts before that
+    from_start = True  # trainers publish before they are ready, and nobody starts before that
 
     def ports(self, policy: str) -> tuple[Port, ...]:
         return (Port(policy, "subscribe"),)
@@ -153,9 +151,7 @@ class Fixed(ParameterSource):
     def from_start(self) -> bool:
         return self.file is not None
 
-    @property
-    def numbered(self) -> bool:
-        return False
+    numbered = False
 
     def build(self, context: Context, policy: str, rng: np.random.Generator) -> Subscription:
         return FixedParameters(policy, None if self.file is None else Path(self.file))

@@ -113,7 +113,7 @@ def evaluate(
     """
     check_counts(episodes=episodes, lanes=lanes)
     folder = RunFolder.open(Path(run))
-    experiment = folder.experiment(Path(file) if file is not None else None, trust).experiment
+    experiment = folder.experiment(file, trust).experiment
     group, actors = find_actors(experiment, actor)
     root = experiment.seed if seed is None else seed
     weights = Weights(checkpoint, version)

@@ -260,9 +260,7 @@ def load(
         loaded = _load_file(path, Path(file) if file is not None else None, trust, derive_seed(seed, "load"))
     else:
         folder = RunFolder.open(path)
-        experiment = folder.experiment(
-            Path(file) if file is not None else None, trust, environments=False
-        ).experiment
+        experiment = folder.experiment(file, trust, environments=False).experiment
         weights = Weights(checkpoint, version)
         loaded = load_policy(
             folder, experiment, policy or _only_policy(folder, experiment), weights, derive_seed(seed, "load")

@@ -85,7 +85,7 @@ def play(
     ffmpeg = _ffmpeg()
     _draw_without_display()
     folder = RunFolder.open(Path(run))
-    experiment = folder.experiment(Path(file) if file is not None else None, trust).experiment
+    experiment = folder.experiment(file, trust).experiment
     group, actors = find_actors(experiment, actor)
     if not actors.environment.draws:
         raise RunError(

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.core.errors import RunError, did_you_mean
+from tidemill.core.errors import RunError, did_you_mean, needing
 from tidemill.metrics.json_lines import each_record
 from tidemill.trained.run_settings import differences, name_of, settings_of
 
@@ -41,12 +41,8 @@ def plot(runs: Sequence[str | Path], out: str | Path, x: str = "step", y: str = 
     Raises `RunError` when a run has no metrics, none has `x` or `y`, matplotlib is
     missing, or `out` cannot be written.
     """
-    try:
+    with needing("plotting needs", 'pip install "tidemill[plot]"', RunError):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise RunError(
-            'plotting needs matplotlib, which is not installed. Install it with: pip install "tidemill[plot]"'
-        ) from None
     if not runs:
         raise RunError("nothing to plot: name one run folder or more")
     folders, out = [Path(run) for run in runs], Path(out)

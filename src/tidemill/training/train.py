@@ -189,9 +189,7 @@ def resume(
     launch = launch or folder.launcher(LAUNCHERS)
     log = folder.logged(SINKS, DEFAULT) if log is None else log
     launcher, sinks = make_launcher(launch), find_sinks(log)
-    experiment, source, files = folder.experiment(
-        Path(file) if file is not None else None, trust, writes=True
-    )
+    experiment, source, files = folder.experiment(file, trust, writes=True)
     if limits:
         experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     experiment = without_met_limit(folder, experiment, limits or {})

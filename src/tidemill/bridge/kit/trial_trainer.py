@@ -79,7 +79,6 @@ class SimulatorPlay:
         self._program, self.layout = program, LAYOUTS[program.layout]
         path, first = command_of(program.path)
         self._meeting = Rendezvous.own(self.layout.files)
-        self.process: SimulatorProcess | None = None
         self._closed, self.changed = False, 0
         try:
             self.memory = create_memory(self.layout, self._meeting.path, TRAINER)
@@ -118,7 +117,6 @@ class SimulatorPlay:
         command = self.memory.receive(self._look)
         self.changed = self.memory.changes - before
         if command == CLOSE:
-            assert self.process is not None
             raise PeerLost(f"it closed the bridge{self.process.output(_LAST_WORDS)}")
         return self.memory.take_side_channel()
 
@@ -129,7 +127,6 @@ class SimulatorPlay:
         return self.answer()
 
     def _look(self) -> None:
-        assert self.process is not None
         if how := self.process.ended():
             raise PeerLost(f"it {how}{self.process.output()}")
         if time.monotonic() > self._end:
@@ -172,7 +169,6 @@ class SimulatorPlay:
     def leaves(self) -> str | None:
         """Say CLOSE, and return how the simulator ended; None where it did not by
         itself."""
-        assert self.process is not None
         until = time.monotonic() + _GRACE
         while time.monotonic() < until:
             # once more: where it was not our turn the simulator may have written over it
@@ -184,7 +180,6 @@ class SimulatorPlay:
     @property
     def crashed(self) -> bool:
         """Whether a signal ended the simulator."""
-        assert self.process is not None
         code = self.process.returncode()
         return code is not None and (code < 0 or code in _CRASHES)
 
@@ -203,7 +198,7 @@ class SimulatorPlay:
         if hasattr(self, "memory"):
             with contextlib.suppress(SimulatorError):
                 self.memory.hand_over(CLOSE)
-        if self.process is not None:
+        if hasattr(self, "process"):
             self.process.ended(0.2)
             self.process.end()
         if hasattr(self, "memory"):

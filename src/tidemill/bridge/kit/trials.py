@@ -146,7 +146,6 @@ class _Ran:
 def _running(play: SimulatorPlay) -> dict[str, _Ran]:
     """Return how each thread of the simulator ran until now; nothing where that cannot be
     known."""
-    assert play.process is not None
     found = {}
     try:
         process = psutil.Process(play.process.pid)
@@ -265,7 +264,6 @@ def _closes(watcher: Watcher) -> None:
     if how is None:
         watcher.found.bad("close", "it did not end within 5 s")
     elif how != "ended with exit code 0":
-        assert watcher.play.process is not None
         watcher.found.bad("close", f"it {how}{watcher.play.process.output()}")
     else:
         watcher.found.good("close", f"it {how}")
@@ -327,7 +325,6 @@ def doomed() -> None:
     play.exchange(RESET)
     play.memory.hand_over(STEP)
     play.answer()
-    assert play.process is not None
     play.process.unguard()  # it is to notice by itself
     print(play.process.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -348,7 +345,6 @@ def hurries(program: Program, found: Findings, seconds: float, framing: Framing)
         play.memory.hand_over(STEP)
         time.sleep(0.01)
         how = play.leaves()
-        assert play.process is not None
         if how is None or play.crashed:
             found.bad("hasty close", f"it {how or 'did not end within 5 s'}{play.process.output()}")
         else:
