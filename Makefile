@@ -2,7 +2,7 @@
 # changes. `make bench` says first how long it takes, two hours about, and goes on with ARGS=--continue; ARGS="cartpole --runs 3" takes minutes.
 PYTHON ?= python3
 BIN := .venv/bin
-PINS := pyproject.toml requirements.lock install.sh hatch_build.py src/tidemill/native/build.py src/tidemill/native/kernels.c
+PINS := pyproject.toml requirements.lock install.sh hatch_build.py src/tidemill/native/build.py $(wildcard src/tidemill/native/*.[ch])
 
 .PHONY: train check test static sanitize avx2 bench clean
 .DELETE_ON_ERROR:

@@ -125,7 +125,7 @@ def test_what_is_forbidden_next_is_not_hoped_for():
     sample = sample_of(
         **shape, **masks, done=np.zeros(BATCH, bool), rewards=np.zeros((BATCH, STEPS), np.float32)
     )
-    seen = policy.twin().forward(np.ones((1, 3), np.float32))[0, :, 0].copy()
+    seen = policy.function(policy.flat.copy()).forward(np.ones((1, 3), np.float32))[0, :, 0].copy()
     batch = {name: array[0] for name, array in sample.items()}
     _, _, error, value = learner._differentiate(batch)
     np.testing.assert_allclose(error, abs(value - 0.99 ** batch["steps"] * seen[1]), rtol=1e-4)
@@ -220,7 +220,7 @@ def test_it_learns_the_values_of_a_walk_whose_values_are_known(net):
     sample = Sample({name: array[np.newaxis] for name, array in fields.items()})
     for _ in range(1200):
         learner.update([sample], 0.0)
-    twin = policy.twin()
+    twin = policy.function(policy.flat.copy())
     twin.still()
     found = policy.expected(twin.forward(eye[:3]))
     np.testing.assert_allclose(found[:, 0], [0.64, 0.8, 1.0], atol=0.05)

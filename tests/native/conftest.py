@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.native.build import SOURCE, build
+from tidemill.native.build import SOURCES, build
 from tidemill.native.library import BUILT, INSTRUCTION_SETS, Kernels
 
 
@@ -15,7 +15,7 @@ def library(tmp_path_factory):
     or ``$NATIVE_LIBRARY`` names another, such as one with sanitizers."""
     if given := os.environ.get("NATIVE_LIBRARY"):
         return Path(given)
-    if BUILT.exists() and BUILT.stat().st_mtime > SOURCE.stat().st_mtime:
+    if BUILT.exists() and BUILT.stat().st_mtime > max(each.stat().st_mtime for each in SOURCES):
         return BUILT
     if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]) is None:
         text = "there is no C compiler"

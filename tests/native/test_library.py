@@ -98,7 +98,7 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
         pytest.skip("there is no C compiler")
     broken = tmp_path / "broken.c"
     broken.write_text("int f(void) { return nothing; }")
-    monkeypatch.setattr(building, "SOURCE", broken)
+    monkeypatch.setattr(building, "SOURCES", [broken])
     with pytest.raises(CannotCompile, match=r"broken.c:1:22: error"):
         build(tmp_path)
     assert not list(tmp_path.glob("*.so*"))

@@ -114,7 +114,7 @@ def test_it_explores_as_often_as_it_says_and_tells_the_chance_of_what_it_did():
     n = 40_000
     seen = {"obs": np.tile(np.random.default_rng(0).standard_normal(3).astype(np.float32), (n, 1))}
     policy, out = answers(QNetwork(), seen, VECTOR, n, 0.4)
-    values = policy.expected(policy.twin().forward(seen["obs"][:1]))[0]
+    values = policy.expected(policy.function(policy.flat.copy()).forward(seen["obs"][:1]))[0]
     best = int(values.argmax())
     found = np.bincount(out["action"], minlength=4) / n
     chance = np.where(np.arange(4) == best, 0.6 + 0.1, 0.1)
@@ -128,7 +128,7 @@ def test_asked_for_the_mode_it_neither_explores_nor_is_noisy():
     seen = {"obs": rng.standard_normal((50, 3)).astype(np.float32)}
     config = QNetwork(noise=0.5)
     policy, out = answers(config, seen, VECTOR, 50, 1.0, True)
-    twin = policy.twin()
+    twin = policy.function(policy.flat.copy())
     twin.still()
     np.testing.assert_array_equal(out["action"], policy.expected(twin.forward(seen["obs"])).argmax(1))
     assert (out["log_prob"] == 0).all()
@@ -155,7 +155,7 @@ def test_a_distribution_is_acted_on_by_its_mean():
     seen = {"obs": np.random.default_rng(0).standard_normal((30, 3)).astype(np.float32)}
     config = QNetwork(atoms=51, least_return=-2, greatest_return=6)
     policy, out = answers(config, seen, VECTOR, 30, 0.0)
-    told = torch.tensor(policy.twin().forward(seen["obs"]).copy())
+    told = torch.tensor(policy.function(policy.flat.copy()).forward(seen["obs"]).copy())
     mean = (told.softmax(-1) * torch.linspace(-2, 6, 51)).sum(-1).numpy()
     np.testing.assert_array_equal(out["action"], mean.argmax(1))
     np.testing.assert_allclose(out["value"], mean.max(1), rtol=1e-4)
@@ -214,6 +214,8 @@ def test_large_images_stay_bytes_and_are_acted_on_however_they_lie(shape, seen):
     found = policy.inputs({"obs": images})
     assert found.dtype == np.uint8 and found.shape == (5, *seen) and policy.shape.image == seen
     policy.act({"obs": images}, {}, True, out)
-    np.testing.assert_allclose(out["value"], policy.twin().forward(found)[..., 0].max(1), rtol=1e-4)
+    np.testing.assert_allclose(
+        out["value"], policy.function(policy.flat.copy()).forward(found)[..., 0].max(1), rtol=1e-4
+    )
     policy.act({"obs": images[:0]}, {}, True, out)
     assert policy.inputs({"obs": images[:0]}).shape == (0, *seen)

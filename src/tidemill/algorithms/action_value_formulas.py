@@ -8,6 +8,8 @@ end), A actions, Z returns that a distribution is spread over.
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.native.library import Kernels, address
+
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -109,3 +111,16 @@ def differentiate_actor(
     alpha = np.float32(temperature)
     of_mean: Floats = alpha * 2 * action - of_action * (1 - action * action)
     return of_mean, of_mean * spread - alpha
+
+
+def approach(target: Floats, weights: Floats, rate: float, kernels: Kernels | None) -> None:
+    """Move `target` the share `rate` of the way to `weights`; by the native core where
+    its `kernels` are given.
+
+    Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement Learning",
+    algorithm 1: θ' ← τ θ + (1 - τ) θ'.
+    """
+    if kernels is None:
+        target += np.float32(rate) * (weights - target)
+    else:
+        kernels.approach(len(target), rate, address(weights), address(target))

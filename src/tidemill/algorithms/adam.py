@@ -167,3 +167,10 @@ class NativeAdam(Adam):
     def _move(self, into_second: float, into_first: float, epsilon: float, size: float) -> None:
         self._factors[:] = into_second, into_first, epsilon, size, *BETAS
         self._kernels.adam(self._weights.size, *self._addresses)
+
+
+def adam(weights: Floats, gradient: Floats, epsilon: float, kernels: Kernels | None) -> Adam:
+    """Return an Adam, the native core's where its `kernels` are given."""
+    if kernels is None:
+        return Adam(weights, gradient, epsilon)
+    return NativeAdam(weights, gradient, epsilon, kernels)

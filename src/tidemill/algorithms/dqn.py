@@ -10,13 +10,14 @@ import numpy as np
 
 from tidemill.algorithms.action_value_formulas import (
     Floats,
+    approach,
     bootstrap_values,
     differentiate_cross_entropy,
     differentiate_huber,
     n_step_returns,
     project,
 )
-from tidemill.algorithms.adam import Adam, AdamSettings, spoilt
+from tidemill.algorithms.adam import AdamSettings, adam, spoilt
 from tidemill.algorithms.learner_state import (
     check_learner_state,
     prefixed,
@@ -29,7 +30,6 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
-from tidemill.nets.q_function import QFunction
 from tidemill.nets.q_network import QNetwork, QPolicy, softmax
 
 
@@ -116,11 +116,11 @@ class DQNLearner(Algorithm):
         self.policy, self.config = policy, config
         self._rng = np.random.default_rng(seed)
         self._updates = 0
-        self._online, self._target = QFunction(policy.shape, policy.flat), policy.twin()
+        self._online, self._target = policy.function(policy.flat), policy.function(policy.flat.copy())
         self._gradient = np.zeros_like(policy.flat)
         # what the network has told of the batch's observations, [B, A, Z]
         self._values: Floats = self._gradient[:0]
-        self._adam = Adam(policy.flat, self._gradient, config.adam_epsilon)
+        self._adam = adam(policy.flat, self._gradient, config.adam_epsilon, policy.kernels)
         self._explore()
 
     def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
@@ -186,13 +186,11 @@ class DQNLearner(Algorithm):
         return loss, slope, loss, softmax(logits) @ policy.support
 
     def _move_target(self) -> None:
-        target, rate = self._target.flat, np.float32(self.config.target_rate)
+        target, rate = self._target.flat, self.config.target_rate
         if rate == 1:
             target[:] = self.policy.flat
         else:
-            way = np.subtract(self.policy.flat, target, out=self._gradient)  # which nobody needs any more
-            way *= rate
-            target += way
+            approach(target, self.policy.flat, rate, self.policy.kernels)
 
     def _explore(self) -> None:
         """Set the policy's ε, from how many updates are done."""

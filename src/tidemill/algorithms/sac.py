@@ -7,8 +7,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from tidemill.algorithms.action_value_formulas import Floats, differentiate_actor, n_step_returns, soft_values
-from tidemill.algorithms.adam import Adam, spoilt
+from tidemill.algorithms.action_value_formulas import (
+    Floats,
+    approach,
+    differentiate_actor,
+    n_step_returns,
+    soft_values,
+)
+from tidemill.algorithms.adam import adam, spoilt
 from tidemill.algorithms.learner_state import (
     check_learner_state,
     prefixed,
@@ -21,7 +27,8 @@ from tidemill.api.policy import Policy
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
-from tidemill.nets.mlp import MLP, MLPShape
+from tidemill.nets.mlp import MLPShape
+from tidemill.nets.native_mlp import mlp
 from tidemill.nets.squashed_gaussian import SquashedGaussianPolicy, split, squash
 
 
@@ -118,16 +125,17 @@ class SACLearner(Algorithm):
         self.policy, self.config = policy, config
         weights_seed, drawing_seed = np.random.SeedSequence(seed).spawn(2)
         self._rng = np.random.default_rng(drawing_seed)
-        self._actor = MLP(policy.shape, policy.flat)
+        kernels = policy.kernels
+        self._actor = mlp(policy.shape, policy.flat, kernels)
         shape = MLPShape(2, policy.encoder.width + policy.actions, policy.hidden, 1, 1.0)
-        self.critics = MLP(shape, shape.begin(np.random.default_rng(weights_seed)))
-        self.targets = MLP(shape, self.critics.flat.copy())
+        self.critics = mlp(shape, shape.begin(np.random.default_rng(weights_seed)), kernels)
+        self.targets = mlp(shape, self.critics.flat.copy(), kernels)
         self.log_temperature = np.full(1, log(config.temperature), np.float32)
         self._of_actor, self._of_critics = np.zeros_like(policy.flat), np.zeros_like(self.critics.flat)
         self._of_temperature = np.zeros(1, np.float32)
         pairs = {"actor": (policy.flat, self._of_actor), "critics": (self.critics.flat, self._of_critics)}
         pairs["temperature"] = (self.log_temperature, self._of_temperature)
-        self._adams = {name: Adam(*pair, config.adam_epsilon) for name, pair in pairs.items()}
+        self._adams = {name: adam(*pair, config.adam_epsilon, kernels) for name, pair in pairs.items()}
 
     def _draw(self, inputs: Floats) -> _Drawn:
         mean, log_std, uncut = split(self._actor.forward(inputs)[0])
@@ -147,7 +155,7 @@ class SACLearner(Algorithm):
         if "priority" in sample:
             sample["priority"][0] = self._error
         metrics |= self._improve_actor(seen, batch["weight"])
-        self.targets.flat += np.float32(self.config.target_rate) * (self.critics.flat - self.targets.flat)
+        approach(self.targets.flat, self.critics.flat, self.config.target_rate, self.policy.kernels)
         return {**metrics, "temperature": self.temperature, "rows": float(len(seen))}
 
     @property
@@ -221,8 +229,8 @@ class SACLearner(Algorithm):
             "log_temperature": self.log_temperature.copy(),
             "random": random_state(self._rng),
         }
-        for name, adam in self._adams.items():
-            own |= prefixed(f"adam.{name}", adam.state())
+        for name, each in self._adams.items():
+            own |= prefixed(f"adam.{name}", each.state())
         return own
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -232,5 +240,5 @@ class SACLearner(Algorithm):
         self.critics.flat[:], self.targets.flat[:] = state["critics"], state["targets"]
         self.log_temperature[:] = state["log_temperature"]
         set_random_state(self._rng, state["random"])
-        for name, adam in self._adams.items():
-            adam.load_state(unprefixed(f"adam.{name}", state))
+        for name, each in self._adams.items():
+            each.load_state(unprefixed(f"adam.{name}", state))

@@ -7,10 +7,11 @@ import platform
 import shlex
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.c", "layers.c")]
 # not NAME.so, which importlib would take for a module of this package
 LIBRARY = "libkernels.so.1"
 
@@ -39,11 +40,12 @@ def build(folder: Path, *flags: str) -> Path:
         compilations |= {name: f"-DISA={name} {more}" for name, more in X86.items()}
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as made:
-        objects = [str(Path(made, f"{name}.o")) for name in compilations]
-        for more, out in zip(compilations.values(), objects, strict=True):
-            _run([*compiler, *FLAGS.split(), *flags, *more.split(), "-c", str(SOURCE), "-o", out])
+        objects = []
+        for (name, more), source in product(compilations.items(), SOURCES):
+            objects.append(str(Path(made, f"{source.stem}-{name}.o")))
+            _run([*compiler, *FLAGS.split(), *flags, *more.split(), "-c", str(source), "-o", objects[-1]])
         whole = Path(made, LIBRARY)
-        _run([*compiler, *flags, "-shared", *objects, "-lm", "-o", str(whole)])
+        _run([*compiler, *flags, "-shared", "-pthread", *objects, "-lm", "-o", str(whole)])
         return whole.replace(folder / LIBRARY)  # at once: a run that has the old one loaded keeps it
 
 
@@ -57,7 +59,7 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    where, *more_flags = sys.argv[1:] or [str(SOURCE.parent)]
+    where, *more_flags = sys.argv[1:] or [str(Path(__file__).parent)]
     try:
         print(build(Path(where), *more_flags))
     except CannotCompile as error:

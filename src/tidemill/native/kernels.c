@@ -10,27 +10,15 @@
    goes into may be rounded once (-ffp-contract=fast); tanh is made of polynomials. */
 
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-#define VERSION 3 /* library.py's */
+#include "vectors.h"
+
+#define VERSION 4 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX2__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-
-#define JOIN_(a, b) a##_##b
-#define JOIN(a, b) JOIN_(a, b)
-#define EXPORT(name) __attribute__((visibility("default"))) JOIN(tidemill_##name, ISA)
-
-typedef float wide __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float one;
 

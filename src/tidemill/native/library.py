@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 3
+VERSION = 4
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -36,6 +36,16 @@ class KernelNetwork(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "seen")),
         *((name, ctypes.c_int64) for name in ("relu", "kind", "size", "branches")),
         *((name, ctypes.c_void_p) for name in ("widths", "sizes", "weights", "scratch")),
+    )
+
+
+class KernelLayers(ctypes.Structure):
+    """Networks of plain layers side by side; the fields are those of ``Layers`` in
+    layers.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs")),
+        *((name, ctypes.c_void_p) for name in ("widths", "weights")),
     )
 
 
@@ -77,6 +87,10 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "gae": (None, [_P, *[ctypes.c_float] * 2]),
     "vtrace": (None, [_P, *[ctypes.c_float] * 4]),
     "cart_pole": (None, [_P, _I, *[_P] * 5]),
+    "helpers": (_I, [_I]),
+    "forward": (None, [_P, _P, _I, _P, _P]),
+    "backward": (None, [_P, _P, _I, _P, _P, _P, _P, _P]),
+    "approach": (None, [_I, ctypes.c_float, _P, _P]),
 }
 """What each kernel returns and takes."""
 
@@ -123,6 +137,10 @@ class Kernels:
     gae: Any
     vtrace: Any
     cart_pole: Any
+    helpers: Any
+    forward: Any
+    backward: Any
+    approach: Any
     scratch: Any
 
 

@@ -184,4 +184,10 @@ class MLP:
         np.matmul(of_out, self.weights["head.weight"].swapaxes(1, 2), out=of_last)
         layers = None if gradient is None else layers_of(gradient, len(self.shape.hidden))
         below = self._towers.backward(of_last, layers, of_inputs)
-        return below.sum(0) if of_inputs else None
+        return total(below) if of_inputs else None
+
+
+def total(towers: Floats) -> Floats:
+    """Return the sum over the first axis."""
+    found: Floats = towers.sum(0) if len(towers) > 1 else towers[0]
+    return found

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.native.library import Kernels
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
-from tidemill.nets.mlp import BatchedMLPs, Floats, layers_of
+from tidemill.nets.mlp import Floats, MLPShape
+from tidemill.nets.native_mlp import mlp
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.weights import ROOT_TWO, orthogonal_weights, views
 
@@ -87,20 +89,24 @@ def first_weights(shape: Shape, rng: np.random.Generator) -> Floats:
 
 class QFunction:
     """A Q-function computes with the weights in `flat`, which are the caller's. What it
-    returns lies in memory that its next `forward` rewrites."""
+    returns lies in memory that its next `forward` rewrites. Layers behind convolutions
+    are the native core's where its `kernels` are given."""
 
-    def __init__(self, shape: Shape, flat: Floats) -> None:
+    def __init__(self, shape: Shape, flat: Floats, kernels: Kernels | None = None) -> None:
         self.shape, self.flat = shape, flat
         self._forms = {name: form for name, (form, _) in shape.weights().items()}
         self._used = flat if not shape.noise else flat[: shape.size].copy()  # weights with their noise
         self._noise = np.zeros(shape.size if shape.noise else 0, np.float32)
         self.weights = views(self._used, self._forms)
         self._trunk = trunk_of(shape, self.weights)
-        self._towers = BatchedMLPs(layers_of(self.weights, len(shape.hidden)), "relu")
+        layers = [form for name, form in self._forms.items() if not name.startswith("convolution")]
+        outputs = self.weights["head.bias"].size
+        plain = MLPShape(1, layers[0][-2], shape.hidden, outputs)
+        self._first = shape.size - sum(int(np.prod(form)) for form in layers)  # weight of the layers
+        self._mlp = mlp(plain, self._used[self._first : shape.size], kernels)
         self._scratch = Scratch()
-        # where `backward` wrote last, and its views
-        self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}
-        self._last: Floats = flat[:0]  # what the head sees
+        # where `backward` wrote last: all of it, the part of the layers, and its views
+        self._gradient: tuple[Floats | None, Floats, dict[str, Floats]] = None, flat[:0], {}
 
     def draw_noise(self, rng: np.random.Generator) -> None:
         """Compute with new noise from now on; of a network without noise: nothing.
@@ -131,18 +137,13 @@ class QFunction:
         channels]. What `backward` needs is kept."""
         if self._trunk is not None:
             inputs = self._trunk.forward(inputs)
-        self._last = last = self._towers.forward(inputs)[0]
-        shape, n = self.shape, len(last)
-        head = np.matmul(
-            last, self.weights["head.weight"], out=self._scratch("head", (n, self.weights["head.bias"].size))
-        )
-        head += self.weights["head.bias"]
-        parts = head.reshape(n, -1, shape.atoms)
+        shape, n = self.shape, len(inputs)
+        parts: Floats = self._mlp.forward(inputs)[0].reshape(n, -1, shape.atoms)
         if not shape.duelling:
             return parts
         # Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement
         # Learning", eq. 9: Q = V + A - mean A
-        advantage = parts[:, 1:]
+        advantage: Floats = parts[:, 1:]
         # a third of what np.mean takes
         advantage += parts[:, :1] - np.add.reduce(advantage, axis=1, keepdims=True) / np.float32(
             shape.actions
@@ -155,24 +156,19 @@ class QFunction:
         same `out` each time."""
         shape, size = self.shape, self.shape.size
         if self._gradient[0] is not out:
-            self._gradient = out, views(out[:size], self._forms)
-        gradient, n = self._gradient[1], len(of_values)
+            self._gradient = out, out[self._first : size], views(out[:size], self._forms)
+        _, of_layers, gradient = self._gradient
+        n = len(of_values)
         if shape.duelling:
             of_head = self._scratch("of head", (n, shape.actions + 1, shape.atoms))
             total = np.add.reduce(of_values, axis=1, keepdims=True, out=of_head[:, :1])
             np.subtract(of_values, total / shape.actions, out=of_head[:, 1:])
         else:
             of_head = of_values
-        flat = of_head.reshape(n, -1)
-        np.matmul(self._last.T, flat, out=gradient["head.weight"])
-        np.add.reduce(flat, axis=0, out=gradient["head.bias"])
-        of_last = np.matmul(
-            flat, self.weights["head.weight"].T, out=self._scratch("of last", self._last.shape)
-        )
-        layers = layers_of(gradient, len(shape.hidden))
-        below = self._towers.backward(of_last[np.newaxis], layers, of_input=self._trunk is not None)
+        below = self._mlp.backward(of_head.reshape(1, n, -1), of_layers, self._trunk is not None)
         if self._trunk is not None:
-            self._trunk.backward(below[0], gradient)
+            assert below is not None
+            self._trunk.backward(below, gradient)
         if shape.noise:
             np.multiply(out[:size], self._noise, out=out[size:])
 

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Space, Spaces, leaves
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.native.library import asked_for
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.mlp import Floats, check_hidden
+from tidemill.nets.native_mlp import MLPSettings
 from tidemill.nets.q_function import QFunction, Shape, first_weights
 from tidemill.nets.weights import CONVOLUTIONS, load_parameters, valued_answer, views
 
@@ -36,7 +38,7 @@ def _spread(network: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QNetwork(PolicyConfig):
+class QNetwork(MLPSettings):
     """A network that tells the value of each action, for Discrete actions; the policy
     takes the best one, and with probability ε any (`DQN` sets ε and sends it with the
     weights). Every observation is flattened, but one that is a single image. A uint8
@@ -160,7 +162,8 @@ class QPolicy(Policy):
         self.config = config
         self.flat = first_weights(self.shape, np.random.default_rng(weights_seed))
         """All weights, one after the other."""
-        self._acting = QFunction(self.shape, self.flat)
+        self.kernels = asked_for(config.native)
+        self._acting = self.function(self.flat)
         self._rng = np.random.default_rng(acting_seed)
         self.epsilon: Floats = np.ones((), np.float32)
         """Probability of exploring. A part of the parameters: whoever trains the policy
@@ -177,9 +180,9 @@ class QPolicy(Policy):
             }
         self._named["epsilon"] = self.epsilon
 
-    def twin(self) -> QFunction:
-        """Return a network of the same shape with a copy of the weights."""
-        return QFunction(self.shape, self.flat.copy())
+    def function(self, flat: Floats) -> QFunction:
+        """Return a network of the policy's shape with the weights `flat`."""
+        return QFunction(self.shape, flat, self.kernels)
 
     def inputs(self, observation: Arrays, of: str = "obs") -> Array:
         """Return what the network takes of raw observations [n], whose leaves begin with

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.native.library import asked_for
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.nets.mlp import MLP, Floats, MLPShape, check_hidden
+from tidemill.nets.mlp import Floats, MLPShape, check_hidden
+from tidemill.nets.native_mlp import MLPSettings, mlp
 from tidemill.nets.weights import load_parameters, views
 
 LOG_STD = -20.0, 2.0
@@ -23,7 +25,7 @@ LOG_TWO = np.float32(np.log(2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquashedGaussian(PolicyConfig):
+class SquashedGaussian(MLPSettings):
     """A squashed Gaussian acts in bounded Box spaces: centre + half · tanh(u), u normal,
     with mean and standard deviation from a network of relu layers that sees the flattened
     observation (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications",
@@ -95,7 +97,8 @@ class SquashedGaussianPolicy(Policy):
         self.hidden = config.hidden
         self.flat = self.shape.begin(np.random.default_rng(weights_seed))
         """All weights, one after the other."""
-        self._acting = MLP(self.shape, self.flat)
+        self.kernels = asked_for(config.native)
+        self._acting = mlp(self.shape, self.flat, self.kernels)
         self._rng = np.random.default_rng(acting_seed)
         self._named: Arrays = dict(views(self.flat, self.shape.forms()))
 

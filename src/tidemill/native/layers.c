@@ -1,0 +1,342 @@
+/* Plain layers of several networks of the same shapes side by side (towers), forward and backward:
+   what DQN and SAC are made of. numpy's code (nets/mlp.py) is the reference.
+
+   Work is cut into tasks, panels of a product's columns, that threads of the core take as they
+   come. Each number is computed by one thread in the same order, so that results are the same to
+   the bit with any number of threads. See kernels.c for what may be rounded otherwise; sums of
+   products go over DEPTH terms in order, and those sums are added. */
+
+#define _POSIX_C_SOURCE 200809L
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+#include "vectors.h"
+
+enum { PANEL = 2 * LANES, DEPTH = 256, TALL = LANES == 16 ? 8 : 6, TOWERS = 4 };
+
+/* ---- threads ---- */
+
+#define SPIN 100000     /* nanoseconds that a thread waits awake */
+#define WORTH (1 << 20) /* products and sums from which a second thread is worth a hand-over */
+
+typedef void (*Task)(const void *job, int64_t number);
+
+/* What there is to do: tasks `left` - 1 … 0 can be taken, `open` ones are not done yet. What lies
+   here is written while both are 0. */
+static struct {
+    pthread_mutex_t used, lock;
+    pthread_cond_t wake;
+    atomic_int_fast64_t left, open, asleep;
+    int64_t helpers;
+    Task task;
+    const void *job;
+} pool = {.used = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static int64_t now(void)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return at.tv_sec * 1000000000 + at.tv_nsec;
+}
+
+static void do_tasks(void)
+{
+    int_fast64_t left = atomic_load(&pool.left);
+    while (left > 0)
+        if (atomic_compare_exchange_weak(&pool.left, &left, left - 1)) {
+            pool.task(pool.job, left - 1);
+            atomic_fetch_sub(&pool.open, 1);
+            left = atomic_load(&pool.left);
+        }
+}
+
+static void *help(void *unused)
+{
+    for (int64_t since = now();; since = now()) {
+        while (atomic_load(&pool.left) <= 0 && now() - since < SPIN)
+            ;
+        if (atomic_load(&pool.left) <= 0) {
+            pthread_mutex_lock(&pool.lock);
+            atomic_fetch_add(&pool.asleep, 1);
+            while (atomic_load(&pool.left) <= 0)
+                pthread_cond_wait(&pool.wake, &pool.lock);
+            atomic_fetch_sub(&pool.asleep, 1);
+            pthread_mutex_unlock(&pool.lock);
+        }
+        do_tasks();
+    }
+    return unused;
+}
+
+/* Have up to so many threads beside the calling one take part from now on; return how many there
+   are, which are never fewer than before. */
+int64_t EXPORT(helpers)(int64_t count)
+{
+    sigset_t all, before; /* signals are for the threads of the program */
+    sigfillset(&all);
+    pthread_mutex_lock(&pool.used);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    for (pthread_t made; pool.helpers < count && !pthread_create(&made, NULL, help, NULL); pool.helpers++)
+        pthread_detach(made);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_mutex_unlock(&pool.used);
+    return pool.helpers;
+}
+
+/* Do all tasks of a job, with the helpers where the work is worth it and they are free. */
+static void spread(Task task, const void *job, int64_t count, int64_t work)
+{
+    if (!pool.helpers || work < WORTH || count < 2 || pthread_mutex_trylock(&pool.used)) {
+        while (count-- > 0)
+            task(job, count);
+        return;
+    }
+    pool.task = task, pool.job = job;
+    atomic_store(&pool.open, count);
+    atomic_store(&pool.left, count);
+    if (atomic_load(&pool.asleep)) {
+        pthread_mutex_lock(&pool.lock);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    do_tasks();
+    for (int64_t since = now(); atomic_load(&pool.open) > 0;)
+        if (now() - since > SPIN) /* a helper has lost its core for the moment */
+            nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    pthread_mutex_unlock(&pool.used);
+}
+
+/* ---- products of matrices ---- */
+
+/* c [m, n] = Σ_p a(i, p) b(p, j) + bias [n], a(i, p) at a[i · row + p · step], b(p, j) at
+   b[p · ldb + j], or, turned, at b[j · ldb + p]; then relu, or times 1 where mask [m, n] is above 0
+   and else 0. sums [n]: Σ_p b(p, j). */
+typedef struct {
+    int64_t m, n, k;
+    const float *a;
+    int64_t row, step;
+    const float *b;
+    int64_t ldb, turned;
+    float *c;
+    const float *bias;
+    int64_t relu;
+    const float *mask;
+    float *sums;
+} Product;
+
+/* Copy columns of b, zeros behind them, so that a row of them is two vectors. */
+static void pack(const Product *p, int64_t first, int64_t depth, int64_t j, int64_t columns, float *restrict panel)
+{
+    const float *b = p->b + (p->turned ? j * p->ldb + first : first * p->ldb + j);
+    int64_t c = 0, rows = p->turned ? depth / 4 * 4 : depth;
+    if (columns < PANEL)
+        memset(panel, 0, depth * PANEL * sizeof *panel);
+    if (p->turned) {
+        for (; c + 4 <= columns; c += 4, b += 4 * p->ldb) { /* squares of 4, which the compiler turns in registers */
+            for (int64_t q = 0; q < rows; q += 4) {
+                float square[4][4];
+                for (int i = 0; i < 4; i++)
+                    memcpy(square[i], b + i * p->ldb + q, sizeof square[i]);
+                for (int i = 0; i < 4; i++)
+                    for (int l = 0; l < 4; l++)
+                        panel[(q + i) * PANEL + c + l] = square[l][i];
+            }
+            for (int64_t q = rows; q < depth; q++)
+                for (int i = 0; i < 4; i++)
+                    panel[q * PANEL + c + i] = b[i * p->ldb + q];
+        }
+        for (; c < columns; c++, b += p->ldb)
+            for (int64_t q = 0; q < depth; q++)
+                panel[q * PANEL + c] = b[q];
+    } else if (columns < PANEL)
+        for (int64_t q = 0; q < depth; q++)
+            memcpy(panel + q * PANEL, b + q * p->ldb, columns * sizeof *panel);
+    else
+        for (int64_t q = 0; q < depth; q++)
+            memcpy(panel + q * PANEL, b + q * p->ldb, PANEL * sizeof *panel);
+}
+
+/* TALL rows of a, from `at` on, times the first `parts` vectors of a panel. */
+static inline void tile(int64_t k, const float *const at[TALL], int64_t step, const float *panel, int parts,
+                        wide out[TALL][2])
+{
+    wide sum[TALL][2];
+    _Pragma("GCC unroll 8") for (int i = 0; i < TALL; i++) sum[i][0] = sum[i][1] = (wide){0};
+    int64_t off[TALL];
+    _Pragma("GCC unroll 8") for (int i = 0; i < TALL; i++) off[i] = at[i] - at[0];
+    for (const float *a = at[0]; k > 0; k--, panel += PANEL, a += step) {
+        wide left = *(const wide *)panel, right = *(const wide *)(panel + LANES);
+        _Pragma("GCC unroll 8") for (int i = 0; i < TALL; i++) {
+            sum[i][0] += a[off[i]] * left;
+            if (parts > 1)
+                sum[i][1] += a[off[i]] * right;
+        }
+    }
+    _Pragma("GCC unroll 8") for (int i = 0; i < TALL; i++) out[i][0] = sum[i][0], out[i][1] = sum[i][1];
+}
+
+/* What becomes of a row's sums x in a panel; `from` is what they are added to. */
+static inline void finish(wide *x, const float *from, int relu, const float *mask, int64_t columns, float *c)
+{
+    const wide zero = {0};
+    wide add[2] = {{0}}, masks[2] = {{0}};
+    if (from)
+        memcpy(add, from, columns * sizeof *from);
+    if (mask)
+        memcpy(masks, mask, columns * sizeof *mask);
+    for (int h = 0; h < 2; h++) {
+        x[h] += add[h];
+        if (relu)
+            x[h] = (wide)((bits)x[h] & ~(x[h] < zero)); /* NaN stays */
+        if (mask)
+            x[h] *= (wide)((bits)(zero + 1) & (masks[h] > zero));
+    }
+    memcpy(c, x, columns * sizeof *c);
+}
+
+/* The columns of a panel from `j` on. */
+static void panel_of(const Product *p, int64_t j)
+{
+    float panel[DEPTH * PANEL] __attribute__((aligned(64)));
+    wide out[TALL][2];
+    int64_t columns = p->n - j < PANEL ? p->n - j : PANEL;
+    for (int64_t first = 0; first < p->k || !first; first += DEPTH) {
+        int64_t depth = p->k - first < DEPTH ? p->k - first : DEPTH;
+        int last = first + depth == p->k;
+        pack(p, first, depth, j, columns, panel);
+        if (p->sums) {
+            wide sum[2] = {{0}};
+            for (int64_t q = 0; q < depth; q++)
+                for (int h = 0; h < 2; h++)
+                    sum[h] += ((const wide *)(panel + q * PANEL))[h];
+            finish(sum, first ? p->sums + j : NULL, 0, NULL, columns, p->sums + j);
+        }
+        for (int64_t i = 0; i < p->m; i += TALL) {
+            int64_t rows = p->m - i < TALL ? p->m - i : TALL;
+            const float *at[TALL];
+            for (int64_t r = 0; r < TALL; r++)
+                at[r] = p->a + (i + (r < rows ? r : rows - 1)) * p->row + first * p->step;
+            if (columns > LANES)
+                tile(depth, at, p->step, panel, 2, out);
+            else
+                tile(depth, at, p->step, panel, 1, out);
+            for (int64_t r = 0; r < rows; r++) {
+                int64_t place = (i + r) * p->n + j;
+                const float *from = first ? p->c + place : p->bias ? p->bias + j : NULL;
+                const float *mask = last && p->mask ? p->mask + place : NULL;
+                if (columns == PANEL) /* a number that the compiler knows */
+                    finish(out[r], from, last && p->relu, mask, PANEL, p->c + place);
+                else
+                    finish(out[r], from, last && p->relu, mask, columns, p->c + place);
+            }
+        }
+    }
+}
+
+typedef struct {
+    Product product[2 * TOWERS];
+    int64_t count;
+} Products;
+
+static void panel_task(const void *job, int64_t number)
+{
+    const Product *p = ((const Products *)job)->product;
+    for (int64_t panels; number >= (panels = (p->n + PANEL - 1) / PANEL); p++)
+        number -= panels;
+    panel_of(p, number * PANEL);
+}
+
+static void multiply(const Products *all)
+{
+    int64_t tasks = 0, work = 0;
+    for (int64_t i = 0; i < all->count; i++) {
+        const Product *p = all->product + i;
+        tasks += (p->n + PANEL - 1) / PANEL;
+        work += p->m * p->n * p->k;
+    }
+    spread(panel_task, all, tasks, work);
+}
+
+/* ---- layers ---- */
+
+/* Networks of layers (the last one linear, relu behind the others), whose weights lie one after
+   the other: for each layer [towers, in, out], and biases [towers, out]. */
+typedef struct {
+    int64_t towers, layers, inputs;
+    const int64_t *widths; /* of the layers */
+    float *weights;
+} Layers;
+
+static int64_t inputs_of(const Layers *net, int64_t layer) { return layer ? net->widths[layer - 1] : net->inputs; }
+
+static int64_t size_of(const Layers *net, int64_t layer)
+{
+    return net->towers * (inputs_of(net, layer) + 1) * net->widths[layer];
+}
+
+/* Write out [towers, n, outputs] of x [n, inputs], and what the layers before tell into hidden,
+   for each of them [towers, n, width]. */
+void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden, float *out)
+{
+    const float *from = x, *weights = net->weights;
+    for (int64_t i = 0; i < net->layers; weights += size_of(net, i), i++) {
+        int64_t in = inputs_of(net, i), width = net->widths[i], last = i == net->layers - 1;
+        float *to = last ? out : hidden;
+        Products all = {.count = net->towers};
+        for (int64_t t = 0; t < net->towers; t++)
+            all.product[t] = (Product){.m = n, .n = width, .k = in,
+                                       .a = from + (i ? t * n * in : 0), .row = in, .step = 1,
+                                       .b = weights + t * in * width, .ldb = width, .c = to + t * n * width,
+                                       .bias = weights + net->towers * in * width + t * width, .relu = !last};
+        multiply(&all);
+        from = to, hidden += net->towers * n * width;
+    }
+}
+
+/* After `forward` of the same x: write the gradients of the weights of Σ of_out · out into `into`
+   (NULL: not), and of the inputs into of_inputs [towers, n, inputs] (NULL: not). spare: twice
+   [towers, n, widest of the layers before the last]. */
+void EXPORT(backward)(const Layers *net, const float *x, int64_t n, const float *hidden, const float *of_out,
+                      float *spare, float *into, float *of_inputs)
+{
+    int64_t place = 0, widest = 0;
+    const float *g = of_out;
+    for (int64_t i = 0; i < net->layers; place += size_of(net, i), i++)
+        if (i < net->layers - 1) {
+            hidden += net->towers * n * net->widths[i];
+            widest = net->widths[i] > widest ? net->widths[i] : widest;
+        }
+    for (int64_t i = net->layers - 1; i >= 0; i--) {
+        int64_t in = inputs_of(net, i), width = net->widths[i];
+        place -= size_of(net, i), hidden -= i ? net->towers * n * in : 0;
+        float *below = i ? spare + (i % 2) * net->towers * n * widest : of_inputs;
+        Products all = {0};
+        for (int64_t t = 0; t < net->towers; t++) {
+            const float *h = i ? hidden + t * n * in : x, *of = g + t * n * width;
+            int64_t weight = place + t * in * width, bias = place + net->towers * in * width + t * width;
+            if (into)
+                all.product[all.count++] = (Product){.m = in, .n = width, .k = n, .a = h, .row = 1, .step = in,
+                                                     .b = of, .ldb = width, .c = into + weight, .sums = into + bias};
+            if (below)
+                all.product[all.count++] = (Product){.m = n, .n = in, .k = width, .a = of, .row = width, .step = 1,
+                                                     .b = net->weights + weight, .ldb = width, .turned = 1,
+                                                     .c = below + t * n * in, .mask = i ? h : NULL};
+        }
+        multiply(&all);
+        g = below;
+    }
+}
+
+/* ---- target networks ---- */
+
+/* Move target the way of `rate` to weights. */
+void EXPORT(approach)(int64_t n, float rate, const float *restrict weights, float *restrict target)
+{
+    for (int64_t i = 0; i < n; i++)
+        target[i] += rate * (weights[i] - target[i]);
+}

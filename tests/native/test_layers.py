@@ -1,0 +1,187 @@
+"""Plain layers of the native core, and the learners that are made of them: numpy's
+results, by any number of threads."""
+
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+
+from tidemill import DQN, SAC, QNetwork, SquashedGaussian
+from tidemill.algorithms.action_value_formulas import approach
+from tidemill.api.algorithm import Sample
+from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.core.errors import ConfigError
+from tidemill.native import library as native_library
+from tidemill.nets.mlp import MLP, MLPShape
+from tidemill.nets.native_mlp import NativeMLP
+
+SHAPES = {
+    "critics": (MLPShape(2, 23, (256, 256), 1), 256),
+    "actor": (MLPShape(1, 17, (64, 64), 12), 100),
+    "one row": (MLPShape(1, 4, (128, 128), 2), 1),
+    "no hidden layer": (MLPShape(2, 3, (), 5), 7),
+    "narrowest": (MLPShape(1, 1, (1,), 1), 2),
+    "odd": (MLPShape(2, 130, (37, 300, 5), 33), 301),
+    "widest": (MLPShape(1, 5, (1024,), 3), 65),
+}
+
+
+class Case:
+    """Networks of the same weights, numpy's and the core's, with rows and a gradient of
+    what they tell."""
+
+    def __init__(self, kernels, name, seed=0):
+        self.shape, n = SHAPES[name]
+        self.rng = rng = np.random.default_rng(seed)
+        self.flat = self.shape.begin(rng)
+        self.flat += rng.standard_normal(self.flat.size, np.float32) * np.float32(0.1)
+        self.plain, self.native = MLP(self.shape, self.flat), NativeMLP(self.shape, self.flat, kernels)
+        self.inputs = rng.standard_normal((n, self.shape.inputs), np.float32)
+        self.of_out = rng.standard_normal((self.shape.towers, n, self.shape.outputs), np.float32)
+
+    def results(self, network):
+        """What it tells, and the gradients of inputs and weights."""
+        gradient = np.full_like(self.flat, 7)
+        told = network.forward(self.inputs).copy()
+        of_inputs = network.backward(self.of_out.copy(), gradient, True).copy()
+        return told, of_inputs, gradient
+
+    def in_64_bits(self):
+        """The same by torch."""
+        parts, at = [], 0
+        for form in self.shape.forms().values():
+            size = int(np.prod(form))
+            parts.append(torch.tensor(self.flat[at : at + size].reshape(form), dtype=torch.float64))
+            at += size
+        x = torch.tensor(self.inputs, dtype=torch.float64, requires_grad=True)
+        for part in parts:
+            part.requires_grad_()
+        h = x
+        for i in range(0, len(parts), 2):
+            h = h @ parts[i] + parts[i + 1]
+            h = h if i == len(parts) - 2 else h.relu()
+        h = h.expand(self.of_out.shape)
+        (h * torch.tensor(self.of_out)).sum().backward()
+        return h.detach().numpy(), x.grad.numpy(), np.concatenate([p.grad.numpy().ravel() for p in parts])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_results_are_as_near_to_64_bits_as_numpy_s(kernels, name):
+    errors = []
+    for seed in range(4):
+        case = Case(kernels, name, seed)
+        for kind, plain, native, exact in zip(
+            range(3), case.results(case.plain), case.results(case.native), case.in_64_bits(), strict=True
+        ):
+            most = np.abs(exact).max()
+            errors.append((kind, np.abs(native - exact).max() / most, np.abs(plain - exact).max() / most))
+    for kind in range(3):
+        native, plain = (np.sqrt(np.mean([row[i] ** 2 for row in errors if row[0] == kind])) for i in (1, 2))
+        assert native <= max(2e-6, 2 * plain), kind
+
+
+@pytest.mark.parametrize("name", ["critics", "odd", "actor"])
+def test_what_is_not_a_number_stays_where_numpy_has_it(kernels, name):
+    case = Case(kernels, name)
+    case.inputs[3, 1] = np.nan
+    case.of_out[0, 5] = np.inf
+    with np.errstate(invalid="ignore"):
+        plain = case.results(case.plain)
+    for ours, theirs in zip(case.results(case.native), plain, strict=True):
+        np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs))
+
+
+def test_only_the_gradient_that_is_asked_for_is_written(kernels):
+    case = Case(kernels, "critics")
+    _, of_inputs, gradient = case.results(case.native)
+    case.native.forward(case.inputs)
+    np.testing.assert_array_equal(case.native.backward(case.of_out, None, True), of_inputs)
+    found = np.zeros_like(gradient)
+    case.native.forward(case.inputs)
+    assert case.native.backward(case.of_out, found) is None
+    np.testing.assert_array_equal(found, gradient)
+
+
+def test_the_number_of_threads_changes_no_bit(kernels):
+    """Two threads that compute at the same time, of which one gets the helpers, too."""
+    case = Case(kernels, "critics")
+    alone = case.results(case.native)
+    assert kernels.helpers(2) >= 2
+    found = []
+
+    def work():
+        own = NativeMLP(case.shape, case.flat, kernels)
+        for _ in range(20):
+            found.append(case.results(own))
+
+    threads = [Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 40
+    for results in found:
+        for ours, theirs in zip(results, alone, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_target_moves_as_numpy_s_does(kernels):
+    rng = np.random.default_rng(0)
+    weights, target = rng.standard_normal((2, 1001), np.float32)
+    plain = target.copy()
+    approach(plain, weights, 0.005, None)
+    approach(target, weights, 0.005, kernels)
+    np.testing.assert_allclose(target, plain, rtol=1e-6, atol=1e-7)
+
+
+def sample_of(spaces, seed, n=32):
+    """A batch as a replay draws it."""
+    rng = np.random.default_rng(seed)
+    seen = {name: rng.standard_normal((1, n, 5), np.float32) for name in ("obs", "next.obs")}
+    if isinstance(spaces.action, Discrete):
+        action = rng.integers(0, spaces.action.n, (1, n))
+    else:
+        action = rng.uniform(-1, 1, (1, n, *spaces.action.shape)).astype(np.float32)
+    return Sample(
+        seen
+        | {
+            "action": action,
+            "rewards": rng.standard_normal((1, n, 1), np.float32),
+            "steps": np.ones((1, n), np.int32),
+            "done": rng.random((1, n)) < 0.1,
+            "weight": rng.uniform(0.5, 1, (1, n)).astype(np.float32),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "action"),
+    [
+        (SAC(), SquashedGaussian(hidden=(64, 32)), Box((3,), "float32", (-2.0,), (1.0,))),
+        (DQN(target_every=2, target_rate=0.1), QNetwork(hidden=(32, 32)), Discrete(3)),
+        (DQN(), QNetwork(hidden=(32,), noise=0.5, atoms=11, duelling=False), Discrete(3)),
+    ],
+)
+def test_updates_are_numpy_s(kernels, monkeypatch, algorithm, policy, action):
+    monkeypatch.delenv(native_library.VARIABLE, raising=False)
+    monkeypatch.setattr(native_library, "named", lambda setting: None if setting == "off" else kernels)
+    spaces = Spaces(Box((5,), "float32"), action)
+    learners = []
+    for native in ("off", kernels.instruction_set):
+        learners.append(algorithm.build(policy.replace(native=native).build(spaces, 0), 1))
+    assert learners[1].policy.kernels is kernels
+    for seed in range(5):
+        told = [learner.update([sample_of(spaces, seed)], 0.1) for learner in learners]
+        assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-5)
+    plain, native = (learner.state() for learner in learners)
+    for name in plain.keys() - {"random"}:
+        np.testing.assert_allclose(native[name], plain[name], rtol=1e-2, atol=2e-4, err_msg=name)
+    np.testing.assert_allclose(learners[1].policy.flat, learners[0].policy.flat, atol=2e-4)
+    before = policy.build(spaces, 0).flat
+    assert np.abs(learners[1].policy.flat - before).max() > 1e-4
+
+
+def test_an_unknown_instruction_set_is_refused():
+    with pytest.raises(ConfigError, match='native = "sse9" is not known; take one of off, auto'):
+        SquashedGaussian(native="sse9")
