@@ -174,9 +174,9 @@ class Environment(ABC):
         nothing. `reset` is bool [L]: these lanes begin a new episode instead of stepping.
         The first call resets all."""
 
-    @abstractmethod
     def ready(self) -> bool:
-        """True when `recv` returns without waiting."""
+        """True when `recv` returns without waiting: of a plain environment always."""
+        return True
 
     @abstractmethod
     def recv(self, ticks: Sequence[Tick]) -> None:

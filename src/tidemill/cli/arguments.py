@@ -33,8 +33,7 @@ Lay = Annotated[
     typer.Option(
         "--layout",
         help="How many actors, trainers, lanes, …: auto (from costs that are measured once), measure (anew), "
-        "given (the experiment's own), "
-        "or all of one, as it is shown at the start.",
+        "given (the experiment's own), or all of one, as it is shown at the start.",
     ),
 ]
 

@@ -73,8 +73,7 @@ TrustFlag = Annotated[
     typer.Option(
         "--trust",
         help="Run what the folder names (code, programs, addresses) though you never have: only where you "
-        "know who made it. Without it, you are told "
-        "what that is.",
+        "know who made it. Without it, you are told what that is.",
     ),
 ]
 ActorGroup = Annotated[

@@ -111,9 +111,6 @@ class BatchLanes(Environment):
             for lane in reset.nonzero()[0].tolist():
                 self._begun[lane] = self._begin(lane)
 
-    def ready(self) -> bool:
-        return True
-
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Write what the steps brought. Raises `EnvironmentFault` for what the spaces
         forbid."""

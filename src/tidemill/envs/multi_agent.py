@@ -198,9 +198,6 @@ class AgentLanes(Environment):
                     f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
                 ) from error
 
-    def ready(self) -> bool:
-        return True
-
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Write what the lanes told. Raises `EnvironmentFault` for what the spaces
         forbid."""

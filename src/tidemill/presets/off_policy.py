@@ -31,7 +31,7 @@ def off_policy(
     batch_size: int,
     ratio: str | int,
     lanes: int = 8,
-    steps: int,
+    steps: int = 1_000_000,
 ) -> Experiment:
     """Return what trains from a replay memory on `environment`: one policy, one actor
     worker, one trainer, which grants the actor its steps."""
@@ -61,7 +61,6 @@ DQN_PRESETS = Presets(
         buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
         batch_size=64,
         ratio="1/4",
-        steps=1_000_000,
     ),
     tuned={
         # 475 in about 70 k env steps. Steps that leave the track are rare and an error
@@ -92,7 +91,6 @@ DQN_PRESETS = Presets(
             buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
             batch_size=32,
             ratio="1/4",
-            steps=1_000_000,
         ),
     },
     kinds={
@@ -121,7 +119,6 @@ SAC_PRESETS = Presets(
         buffer=Replay(capacity=1_000_000, warm_up=5_000),
         batch_size=256,
         ratio=1,
-        steps=1_000_000,
     ),
     tuned={
         # batches of 128 take half the time of the usual 256, and the usual learning rate

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import httpcore
@@ -267,21 +267,13 @@ class _AsyncStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
             self._waiting.set_result(None)
 
 
-class _Unlocked:
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
 class _OneTask(httpcore.AsyncHTTP11Connection):
     """A connection of one task, which needs no lock against others: each time that one is
     taken costs a round of the loop, free as it is."""
 
     def __init__(self, origin: httpcore.Origin, stream: httpcore.AsyncNetworkStream) -> None:
         super().__init__(origin, stream, keepalive_expiry=None)
-        self._state_lock = _Unlocked()  # type: ignore[assignment]  # its own: where there is no such thing any more this does nothing
+        self._state_lock = nullcontext()  # type: ignore[assignment]  # its own: where there is no such thing any more this does nothing
 
 
 class AsyncConnection:

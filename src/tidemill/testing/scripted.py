@@ -354,9 +354,6 @@ class FreeEnvironment(Environment):
             self._done[reset] = False
             self._present = self._present | reset[:, None]
 
-    def ready(self) -> bool:
-        return True
-
     def recv(self, ticks: Sequence[Tick]) -> None:
         for group, tick in zip(self._groups, ticks, strict=True):
             for leaf in tick.observation.values():

@@ -5,6 +5,7 @@ Which episodes count is known before they begin (`counted_episodes`).
 """
 
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -125,7 +126,7 @@ def evaluate(
         derive_seed(root, "evaluate", group),
     )
     began = perf_counter()
-    try:
+    with closing(environment):
         policies = load_policies(
             folder, experiment, actors, environment, weights, derive_seed(root, "evaluate")
         )
@@ -133,8 +134,6 @@ def evaluate(
             environment.enter_stage(experiment.curriculum[-1].options)
         player = Player(environment, actors.agents, policies, deterministic)
         played = _play(player, shares, quiet)
-    finally:
-        environment.close()
     if actors.environment.rewarded and not quiet:
         print(
             "note: returns are of whole games and their own rewards; training has "

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def play(
     )
     returns: list[float] = []
     frames = 0
-    try:
+    with closing(environment):
         policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "play"))
         if experiment.curriculum:
             environment.enter_stage(experiment.curriculum[-1].options)
@@ -121,8 +122,6 @@ def play(
                 frames += 1
                 seconds, over = frames / fps, int(player.episodes[0])
                 bar.show(seconds, f"{frames:,} frames, {seconds:.1f} s, {over} episodes over")
-    finally:
-        environment.close()
     return Video(path, frames, fps, returns, bool(player.episodes[0] < episodes))
 
 

@@ -2,6 +2,7 @@
 the same weights to the last bit."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,7 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
         )
     ((group, config),) = found
     worker = f"{group}-0"
-    reader = JournalReader(journal_path(folder.path, config.policy))
-    try:
+    with closing(JournalReader(journal_path(folder.path, config.policy))) as reader:
         spaces, math_threads = _header(reader, folder.path)
         limit_threads(math_threads)  # products on more threads have other last bits
         _, arrays, facts, _ = read_newest(folder.checkpoints(config.policy))
@@ -104,8 +104,6 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
                 case None:
                     for received in buffer.receive():
                         committed, voided = committed + received.committed, voided + received.voided
-    finally:
-        reader.close()
     return Retrained(
         {name: array.copy() for name, array in policy.parameters().items()},
         updates,

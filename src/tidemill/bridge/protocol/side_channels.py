@@ -17,7 +17,7 @@ import random
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 from uuid import UUID
 
 from tidemill.bridge.protocol.messages import ChannelError, MessageReader, MessageWriter
@@ -68,10 +68,9 @@ class SideChannel:
 
 def framing_of(name: str) -> Framing:
     """Return the framing of that name."""
-    for framing in get_args(Framing):
-        if framing == name:
-            return framing  # type: ignore[no-any-return]
-    raise ConfigError(f'framing = "{name}" must be one of {", ".join(get_args(Framing))}')
+    if name not in get_args(Framing):
+        raise ConfigError(f'framing = "{name}" must be one of {", ".join(get_args(Framing))}')
+    return cast(Framing, name)
 
 
 class Channels:
