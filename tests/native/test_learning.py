@@ -7,6 +7,7 @@ import pytest
 from tests.algorithms.test_ppo import NET, SPACES, make_sample
 
 from tidemill import PPO
+from tidemill.api.algorithm import run_alone
 from tidemill.core.errors import RunError
 from tidemill.nets.native_actor_critic import NativeActorCritic
 
@@ -33,6 +34,20 @@ def test_updates_are_numpy_s(kernels, settings):
         assert told[1] == pytest.approx(told[0], rel=1e-3, abs=1e-5, nan_ok=True)
     np.testing.assert_allclose(native.policy.network.flat, plain.policy.network.flat, atol=1e-4)
     assert np.abs(native.policy.network.flat - NET.build(SPACES, 0).network.flat).max() > 1e-3
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_gradient_norm": None}, {"target_kl": 0.01}])
+def test_an_epoch_in_one_call_has_the_bits_of_one_minibatch_after_the_other(kernels, settings):
+    _, whole = learners_of(kernels, **settings)
+    _, single = learners_of(kernels, **settings)
+    for seed in range(3):
+        sample = make_sample(whole.policy, seed=seed)
+        told = whole.update([sample], 0.1), run_alone(single.parallel_update([sample], 0.1))
+        assert told[0] == told[1]
+    state = single.state()
+    for name, array in whole.state().items():
+        np.testing.assert_array_equal(array, state[name], name)
+    np.testing.assert_array_equal(whole.policy.network.flat, single.policy.network.flat)
 
 
 def test_settings_that_change_between_updates_are_followed(kernels):

@@ -1,7 +1,8 @@
 """Adam: its settings, and the optimiser in numpy, over one flat array of weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from ctypes import addressof
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, sqrt
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.core.errors import RunError
 from tidemill.core.schema import Array, Arrays
-from tidemill.native.library import Kernels, address
+from tidemill.native.library import KernelDescent, Kernels, address
 
 Floats = NDArray[np.float32]
 
@@ -157,8 +158,24 @@ class NativeAdam(Adam):
     def __init__(self, weights: Floats, gradient: Floats, epsilon: float, kernels: Kernels) -> None:
         super().__init__(weights, gradient, epsilon)
         self._kernels, self._factors = kernels, np.zeros(6, np.float32)
+        self.kernel_descent = KernelDescent(epsilon=epsilon, size=weights.size)
+        """As `go_through` hands it to a kernel."""
         arrays = (weights, gradient, self._first, self._second, self._factors)
         self._addresses = [address(array) for array in arrays]
+        for name, place in zip(("weights", "gradient", "first", "second"), self._addresses, strict=False):
+            setattr(self.kernel_descent, name, place)
+
+    def go_through(
+        self, rate: float, limit: float | None, target_kl: float | None, kernel: Callable[[int], int]
+    ) -> int:
+        """Have `kernel` do steps by the descent whose address it is given; return what it
+        does."""
+        descent = self.kernel_descent
+        descent.rate, descent.steps = rate, self._steps
+        descent.limit, descent.target_kl = (-1.0 if each is None else each for each in (limit, target_kl))
+        done = kernel(addressof(descent))
+        self._steps = descent.steps
+        return done
 
     def _square(self) -> float:
         square: float = self._kernels.square(self._gradient.size, self._addresses[1])

@@ -8,6 +8,7 @@ from ctypes import addressof
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.algorithms.minibatches import Floats, Integers
 from tidemill.core.schema import Array
@@ -45,6 +46,22 @@ class NativePPO:
         forbidden = address(kept[3]) if len(kept) > 3 else None
         each = [address(column) for column in scalars]
         self._rows, self._kept = KernelRows(address(kept[0]), forbidden, address(kept[1]), *each), kept
+
+    def epoch(
+        self, descent: int, picked: Integers, bounds: NDArray[np.int64], weight: float, found: Floats
+    ) -> int:
+        """Do all minibatches of an epoch by the descent at this address, and write into
+        `found` what is measured; return how many were."""
+        done: int = self._network.kernels.ppo_epoch(
+            *(addressof(each) for each in (self._network.training, self._rows, self._loss)),
+            picked.ctypes.data,
+            address(bounds),
+            len(bounds) - 1,
+            weight,
+            descent,
+            address(found),
+        )
+        return done
 
     def differentiate(self, picked: Integers, weight: float) -> None:
         """Write gradient and parts, times `weight`, of the `picked` rows."""

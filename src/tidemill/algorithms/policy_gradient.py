@@ -241,6 +241,15 @@ class PolicyGradientLearner(DataParallel):
         for _ in range(self.config.epochs):
             with place():
                 order = source.shuffled(self._rng)
+                whole_epoch = (
+                    self._epoch(source, columns, order, bounds, weight, rate, found[done:]) if alone else None
+                )
+            if whole_epoch is not None:
+                self._read(found[done : done + whole_epoch])
+                done += whole_epoch
+                if whole_epoch < count:
+                    break
+                continue
             for start, end in pairwise(bounds):
                 with place():
                     rows = self._differentiate(source, columns, order[start:end], weight)
@@ -264,6 +273,22 @@ class PolicyGradientLearner(DataParallel):
                     self._read(found[done - 1 : done])
         with place():
             return self._read(found[:done])
+
+    def _epoch(
+        self,
+        source: Rows,
+        columns: Sequence[Mapping[str, Any]],
+        order: Any,
+        bounds: Sequence[int],
+        weight: float,
+        rate: float,
+        found: Any,
+    ) -> int | None:
+        """Do an epoch at once, by the pieces of `order` between `bounds`; write what is
+        measured into `found`, and return how many minibatches were done: fewer where the
+        KL divergence ends the update, or one is not finite. None where this cannot be
+        done at once."""
+        return None
 
     def _read(self, found: Any) -> NDArray[np.float64]:
         """Return what was measured. Raises `RunError` for the first step that was not

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tidemill.algorithms.adam import NativeAdam
 from tidemill.algorithms.batch_totals import BatchTotals
 from tidemill.algorithms.minibatches import Floats, Integers, Rows, gae_of, take_rows
 from tidemill.algorithms.native_ppo import NativePPO
@@ -91,16 +92,44 @@ class PPOLearner(PolicyGradientLearner):
     def _differentiate(
         self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float
     ) -> int:
-        native = self._native
+        native = self._bound(source, columns)
         if native is None or not len(pieces):
             return super()._differentiate(source, columns, pieces, weight)
-        if native.columns is not columns:
+        native.differentiate(pieces, weight)
+        return len(pieces)
+
+    def _epoch(
+        self,
+        source: Rows,
+        columns: Sequence[Mapping[str, Any]],
+        order: Any,
+        bounds: Sequence[int],
+        weight: float,
+        rate: float,
+        found: Any,
+    ) -> int | None:
+        native, adam, config = self._bound(source, columns), self._optimiser, self.config
+        if native is None:
+            return None
+        assert isinstance(adam, NativeAdam)
+        ends = np.array(bounds, np.int64)
+        return adam.go_through(
+            rate,
+            config.max_gradient_norm,
+            config.target_kl,
+            lambda descent: native.epoch(descent, order, ends, weight, found),
+        )
+
+    def _bound(self, source: Rows, columns: Sequence[Mapping[str, Any]]) -> NativePPO | None:
+        """Return what computes minibatches of these rows in the native core, where it
+        does."""
+        native = self._native
+        if native is not None and native.columns is not columns:
             config = self.config
             unclipped = -1.0 if config.clip_value is None else config.clip_value
             loss = KernelLoss(config.clip, unclipped, config.value_coefficient, config.entropy_coefficient)
             native.bind(loss, source.inputs, columns)
-        native.differentiate(pieces, weight)
-        return len(pieces)
+        return native
 
     def _log_ratio(self, sample: Sample, rows: Integers) -> Floats:
         ratio, _ = self._evaluate(sample, rows)

@@ -14,7 +14,7 @@
 
 #include "vectors.h"
 
-#define VERSION 4 /* library.py's */
+#define VERSION 5 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178
@@ -652,6 +652,51 @@ void EXPORT(adam)(int64_t n, float *restrict weights, const float *restrict grad
         first[i] = first[i] * beta1 + g * into_first;
         weights[i] -= first[i] / (sqrtf(second[i]) + epsilon) * size;
     }
+}
+
+/* A descent by Adam: what it has come to, and how it goes on. */
+typedef struct {
+    int64_t size, steps;                      /* numbers of the weights; steps so far */
+    float *weights, *gradient, *first, *second; /* behind the gradient lie PARTS numbers */
+    double rate, epsilon, limit, target_kl;   /* limit of the norm, and KL, < 0: none */
+} Descent;
+
+static void descend(Descent *d, double scale)
+{
+    const double beta1 = 0.9, beta2 = 0.999;
+    d->steps++;
+    double root = sqrt(1 - pow(beta2, (double)d->steps));
+    float factors[] = {(float)(scale * sqrt(1 - beta2)), (float)((1 - beta1) / sqrt(1 - beta2)),
+                       (float)(d->epsilon * root), (float)(d->rate * root / (1 - pow(beta1, (double)d->steps))),
+                       (float)beta1, (float)beta2};
+    JOIN(tidemill_adam, ISA)(d->size, d->weights, d->gradient, d->first, d->second, factors);
+}
+
+/* An epoch of a trainer alone as algorithms/policy_gradient.py goes through it: `count`
+   minibatches, the picked rows from each of `bounds` to the next. Write the parts of each one's
+   loss and its gradient's norm into found [count, PARTS]; return how many there are: it ends before
+   one whose KL is too large, and with one that is not finite, which changes no weight. */
+int64_t EXPORT(ppo_epoch)(const Network *net, const Rows *rows, const Loss *loss, const int64_t *picked,
+                          const int64_t *bounds, int64_t count, double weight, Descent *d, float *found)
+{
+    const float *parts = d->gradient + d->size;
+    for (int64_t k = 0; k < count; k++, found += PARTS) {
+        JOIN(tidemill_ppo, ISA)(net, rows, loss, picked + bounds[k], bounds[k + 1] - bounds[k], weight, d->gradient,
+                                d->gradient + d->size);
+        double share = parts[ROWS];
+        for (int i = 0; i < ROWS; i++)
+            found[i] = parts[i] / parts[ROWS];
+        if (d->target_kl >= 0 && found[KL] > d->target_kl)
+            return k;
+        float whole = found[POLICY] + (float)loss->value_coefficient * found[VALUE] -
+                      (float)loss->entropy_coefficient * found[ENTROPY];
+        double norm = sqrt(JOIN(tidemill_square, ISA)(d->size, d->gradient)) / share;
+        found[ROWS] = (float)norm;
+        if (!isfinite(norm) || !isfinite(whole))
+            return k + 1;
+        descend(d, (d->limit >= 0 && norm > d->limit ? d->limit / norm : 1) / share);
+    }
+    return count;
 }
 
 /* ---- advantages ---- */

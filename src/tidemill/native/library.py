@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 4
+VERSION = 5
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -66,6 +66,18 @@ class KernelLoss(ctypes.Structure):
     )
 
 
+class KernelDescent(ctypes.Structure):
+    """A descent by Adam; the fields are those of ``Descent`` in kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("size", "steps")),
+        *((name, ctypes.c_void_p) for name in ("weights", "gradient", "first", "second")),
+        *((name, ctypes.c_double) for name in ("rate", "epsilon", "limit", "target_kl")),
+    )
+
+    steps: int
+
+
 class KernelTrajectory(ctypes.Structure):
     """The rows of a sample; the fields are those of ``Trajectory`` in kernels.c."""
 
@@ -82,6 +94,7 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "scratch": (_I, [_P]),
     "act": (None, [_P, _P, _P, _I, _P, _I, _P, ctypes.c_float, _P, _P, _P]),
     "ppo": (None, [_P, _P, _P, _P, _I, _D, _P, _P]),
+    "ppo_epoch": (_I, [*[_P] * 5, _I, _D, _P, _P]),
     "square": (_D, [_I, _P]),
     "adam": (None, [_I, _P, _P, _P, _P, _P]),
     "gae": (None, [_P, *[ctypes.c_float] * 2]),
@@ -132,6 +145,7 @@ class Kernels:
 
     act: Any
     ppo: Any
+    ppo_epoch: Any
     square: Any
     adam: Any
     gae: Any
