@@ -37,6 +37,7 @@ avx2: .venv/ready-to-test
 
 bench: .venv/ready-to-test
 	$(BIN)/python benchmarks/compare.py $(ARGS)
+	$(BIN)/python benchmarks/compare.py --avx2 $(ARGS)
 
 .venv/ready-to-train: $(PINS)
 	./install.sh $(PYTHON) plot,video

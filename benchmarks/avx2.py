@@ -1,5 +1,6 @@
 """Runs a command as on an ordinary processor: what of this one lies beyond AVX2 (AVX-512,
-bfloat16) is kept from oneDNN, torch, numpy, OpenBLAS and the native core.
+bfloat16) is kept from oneDNN, MKL, torch, numpy, OpenBLAS, XLA and the native core. What
+else a program calls, such as physics, chooses for itself.
 
     python benchmarks/avx2.py tidemill bench CartPole-v1
 """
@@ -9,9 +10,11 @@ import sys
 
 AVX2 = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
     "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
     "OPENBLAS_CORETYPE": "Haswell",
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
     "TIDEMILL_NATIVE": "avx2",
 }
 

@@ -3,6 +3,8 @@ then the other benchmark scripts.
 
     python benchmarks/compare.py                          # everything: hours on two cores
     python benchmarks/compare.py cartpole pong --runs 3   # some works
+    # works of PPO as on a processor with AVX2 and no more, for all systems alike
+    python benchmarks/compare.py --avx2
     # keeps what finished runs have written, does the rest
     python benchmarks/compare.py --continue
     # does it run at all? CartPole, Tidemill alone, one run of 1.5 s
@@ -21,6 +23,7 @@ import argparse
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -36,6 +39,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from avx2 import AVX2
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -144,6 +149,7 @@ SCRIPT_DEADLINE = 3600.0
 # warm-up and bare costs
 AROUND = {True: 12.0, False: 10.0}
 INSTALLING = 120.0  # seconds for the environment of another system
+LEGS = ("", "avx2/")  # with all that the processor has, and with AVX2: folders of results
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -252,6 +258,8 @@ def run_tidemill(work: Work, seconds: float, seed: int) -> Run:
             "steps": round(found["run"]["steps_per_second"] * found["run"]["seconds"]),
             "seconds": found["run"]["seconds"],
             "steps_per_second": found["run"]["steps_per_second"],
+            "core_seconds": (found["run"]["busy_cores"] or math.nan) * found["run"]["seconds"],
+            "computes": computes_text(found["facts"]),
             "updates": found["run"]["updates"],
             "bound": found["bound"],
             "efficiency": found["efficiency"],
@@ -279,6 +287,19 @@ def run_tidemill(work: Work, seconds: float, seed: int) -> Run:
             ended = json.loads((Path(folder) / "run" / "summary.json").read_text())
             result["seconds_to_475"] = ended["seconds"] if ended["reason"].startswith("mean return") else None
     return result
+
+
+def computes_text(facts: dict[str, Any]) -> str:
+    """Return the data type, and what computes the networks where it is not numpy or
+    torch."""
+    text = "float32"
+    for policy in facts["policies"].values():
+        if facts["network"].startswith("nature") and policy.get("convolutions") == "bfloat16":
+            text += ", convolutions bfloat16"
+        native = os.environ.get("TIDEMILL_NATIVE") or policy.get("native", "off")
+        if facts["network"].startswith("mlp") and native != "off":
+            text += f", native core {native}"
+    return text
 
 
 def train_tidemill(work: Work, seconds: float, seed: int, folder: Path) -> Run:
@@ -370,6 +391,12 @@ def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
     return total
 
 
+def ordinary(work: Work) -> bool:
+    """Whether a work is run on AVX2 as well where none is named: PPO with inline
+    inference."""
+    return work.bound and not work.inline
+
+
 def times_as_long(work: str) -> int:
     """Return by how much a run of that work is longer than others."""
     return 3 if work.startswith("pong") else 1
@@ -415,9 +442,22 @@ def machine() -> dict[str, Any]:
         names = []
     return {
         "processor": names[0] if names else platform.processor(),
+        "features": features(),
         "cores": cores,
         "gpu": shutil.which("nvidia-smi") is not None,
     }
+
+
+def features() -> str:
+    """Return what the processor has for arithmetic, as far as programs are let use it."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return platform.machine()
+    if "avx512f" in flags and os.environ.get("ONEDNN_MAX_CPU_ISA") == AVX2["ONEDNN_MAX_CPU_ISA"]:
+        return "AVX2: AVX-512 and bfloat16 kept out"
+    names = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "bfloat16", "asimd": "NEON"}
+    return ", ".join(name for flag, name in names.items() if flag in flags)
 
 
 # ---- report ----------------------------------------------------------------------------
@@ -437,6 +477,12 @@ class Line:
     def median(self) -> float:
         """Of steps/s; 0 when every run failed."""
         return statistics.median(self.speeds) if self.speeds else 0.0
+
+    @property
+    def per_core_second(self) -> float:
+        """Median of the steps of a processor second; 0 where no run told it."""
+        told = [run["steps"] / run["core_seconds"] for run in self.good if run.get("core_seconds", 0) > 0]
+        return statistics.median(told) if told else 0.0
 
 
 def lines_of(data: dict[str, Any]) -> list[Line]:
@@ -458,20 +504,24 @@ def lines_of(data: dict[str, Any]) -> list[Line]:
     return sorted(lines, key=lambda line: -line.median)
 
 
-def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 0.0) -> str:
-    """Return the text of a work: table, sentence, plot. `inline` is what it makes with
-    inline inference."""
+def section_of(work: Work, data: dict[str, Any], leg: str, inline: float = 0.0) -> str:
+    """Return the text of a work: table, sentence, plot. `leg` is one of `LEGS`, `inline`
+    what it makes with inline inference."""
     lines, seconds = lines_of(data), data["seconds"]
     own = next((line for line in lines if line.system.name == TIDEMILL), None)
     best = max((line.median for line in lines if line.system.name != TIDEMILL), default=0.0)
-    head = ["system", "version", "layout", f"{work.unit}, median (lowest … highest)"]
+    head = ["system", "version", "layout", "computes in", f"{work.unit}, median (lowest … highest)"]
+    head += ["of a core-second"]
     head += ["Tidemill is"] * bool(own) + [
         "475 after, s of training: median (of how many runs)"
     ] * work.target
     runs = max((len(found) for found in data["runs"].values()), default=0)
-    asked = f'`make bench ARGS="{work.name} --runs {runs} --seconds {seconds / times_as_long(work.name):g}"`'
+    words = (
+        f"{'--avx2 ' * bool(leg)}{work.name} --runs {runs} --seconds {seconds / times_as_long(work.name):g}"
+    )
+    asked = f"`python benchmarks/compare.py {words}`"
     text = [
-        f"### {work.title}",
+        f"### {work.title}{', on AVX2' * bool(leg)}",
         "",
         f"{asked} · {seconds:g} s a run, {data['date']}, {machine_text(data['machine'])}.",
         "",
@@ -483,6 +533,7 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
             line.system.title,
             latest.get("versions", {}).get(line.system.package, "") if line.good else "",
             layout_text(latest.get("settings")),
+            latest.get("computes", "" if line.system.name == TIDEMILL else "float32"),
         ]
         if line.system.package == "torch" and cells[1]:
             cells[1] = f"torch {cells[1]}"
@@ -496,6 +547,7 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
                 f"; {len(line.failures)} of {len(line.failures) + len(line.good)} runs failed: "
                 f"{line.failures[-1]}"
             )
+        cells.append(figure(line.per_core_second) if line.per_core_second else "")
         if own:
             cells.append(f"{own.median / line.median:.2f} ×" if line.median and line is not own else "")
         if work.target:
@@ -524,7 +576,7 @@ def section_of(work: Work, data: dict[str, Any], pictures: str, inline: float = 
             text[-1] += f" 475 by the whole command: {statistics.median(took):.1f} s."
         notes = dict.fromkeys(note for run in own.good for note in run["notes"])
         text += [f"Note: {note}." for note in list(notes)[:3]]
-    return "\n".join([*text, "", f"![{work.title}]({pictures}/{work.name}.png)"])
+    return "\n".join([*text, "", f"![{work.title}](results/bench/{leg}{work.name}.png)"])
 
 
 def target_text(reached: list[float | None], seconds: float) -> str:
@@ -543,7 +595,8 @@ def layout_text(settings: dict[str, Any] | None) -> str:
 
 def machine_text(facts: dict[str, Any]) -> str:
     """Return the machine in words."""
-    return f"{facts['cores']} cores ({facts['processor']}), {'with' if facts['gpu'] else 'no'} GPU"
+    features = f"; {facts['features']}" if "features" in facts else ""
+    return f"{facts['cores']} cores ({facts['processor']}{features}), {'with' if facts['gpu'] else 'no'} GPU"
 
 
 def figure(value: float) -> str:
@@ -662,21 +715,17 @@ def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
     results = docs / "results" / "bench"
     yield "introduction", INTRODUCTION
     for work in WORKS.values():
-        file = results / f"{work.name}.json"
-        if file.exists():
+        for leg in LEGS:
+            file = results / f"{leg}{work.name}.json"
+            if not file.exists():
+                continue
             data = json.loads(file.read_text())
-            draw(work, data, results / f"{work.name}.png")
-            inline = results / f"{work.inline}.json"
-            own = (
-                [
-                    line.median
-                    for line in lines_of(json.loads(inline.read_text()))
-                    if line.system.name == TIDEMILL
-                ]
-                if inline.exists()
-                else []
-            )
-            yield work.name, section_of(work, data, "results/bench", *own)
+            draw(work, data, file.with_suffix(".png"))
+            inline, speeds = results / f"{leg}{work.inline}.json", []
+            if inline.is_file():
+                lines = lines_of(json.loads(inline.read_text()))
+                speeds = [line.median for line in lines if line.system.name == TIDEMILL]
+            yield f"{leg}{work.name}", section_of(work, data, leg, *speeds)
     file = results / "scripts.json"
     if file.exists():
         for words, found in json.loads(file.read_text()).items():
@@ -781,6 +830,11 @@ def main() -> None:
     )
     parser.add_argument("--continue", dest="keep", action="store_true", help="keep finished runs")
     parser.add_argument("--quick", action="store_true", help="CartPole, Tidemill alone, one run of 1.5 s")
+    parser.add_argument(
+        "--avx2",
+        action="store_true",
+        help="keep AVX-512 and bfloat16 from all systems (avx2.py); works of PPO when none is named",
+    )
     parser.add_argument("--report", action="store_true", help="only write tables and plots anew")
     parser.add_argument(
         "--docs",
@@ -794,21 +848,23 @@ def main() -> None:
         parser.error(f"there is no work {', '.join(unknown)}: choose from {', '.join(WORKS)}")
     if given.runs < 1 or not 0 < given.seconds < 86400:
         parser.error("--runs and --seconds must be above 0, and a run shorter than a day")
-    works = given.works or list(WORKS)
+    works = given.works or [name for name in WORKS if not given.avx2 or ordinary(WORKS[name])]
     systems = tuple(given.systems or SYSTEMS)
     runs = given.runs
     seconds = given.seconds
     if given.quick:
         works, systems, runs, seconds = ["cartpole"], (TIDEMILL,), 1, 1.5
-    docs = given.docs.resolve()
+    docs, leg = given.docs.resolve(), "avx2/" * given.avx2
+    if given.avx2:
+        os.environ.update(AVX2)
     if not given.report:
         stores = {}
         for name in works:
             stores[name] = Store(
-                docs / "results" / "bench" / f"{name}.json", seconds * times_as_long(name), given.keep
+                docs / "results" / "bench" / f"{leg}{name}.json", seconds * times_as_long(name), given.keep
             )
         chosen = {name: tuple(s for s in WORKS[name].systems if s in systems) for name in works}
-        scripts = not given.works and not given.quick
+        scripts = not given.works and not given.quick and not given.avx2
         foretell(stores, chosen, runs, docs if scripts else None, given.keep)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run in hand ends with us, as at Ctrl-C
         try:

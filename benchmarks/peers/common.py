@@ -3,18 +3,20 @@ rule. Standard library alone: it runs in each peer's own environment.
 
 A peer is a script that its own interpreter runs,
 ``python NAME.py WORK --seconds S --seed N``; the last line of its standard output is one
-JSON object: steps, seconds, steps_per_second, core_seconds (processor time of that
-process, without children), updates, seconds_to_475 (None where it was not reached, or is
+JSON object: steps, seconds, steps_per_second, core_seconds (processor time of all
+processes of its session), updates, seconds_to_475 (None where it was not reached, or is
 not asked), mean_return of the last 100 episodes, settings, versions.
 """
 
 import argparse
 import importlib.metadata
 import json
+import os
 import platform
 import sys
 from dataclasses import dataclass, replace
-from time import perf_counter, process_time
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 
@@ -83,6 +85,19 @@ OFF_POLICY = {
 }
 
 
+def session_seconds() -> float:
+    """Return the processor seconds so far of all processes of this session."""
+    ticks, session = 0, os.getsid(0)
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = process.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[3]) == session:
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Meter:
     """The stop rule: `seconds` of training after a warm-up; only env steps count that
     have been trained on."""
@@ -94,7 +109,7 @@ class Meter:
         self._start = self._first = self._last = perf_counter()
         self._first_steps: int | None = None
         self._last_steps = self._updates = 0
-        self._first_core = self._last_core = 0.0
+        self._first_core = self._core_seconds = 0.0
 
     def start(self) -> None:
         """Training begins now."""
@@ -114,15 +129,13 @@ class Meter:
         if now - self._start < self.warm:
             return False
         if self._first_steps is None:
-            self._first, self._first_steps, self._first_core = now, steps, process_time()
+            self._first, self._first_steps, self._first_core = now, steps, session_seconds()
             return False
-        self._last, self._last_steps, self._updates, self._last_core = (
-            now,
-            steps,
-            self._updates + 1,
-            process_time(),
-        )
-        return now - self._first >= self.seconds
+        self._last, self._last_steps, self._updates = now, steps, self._updates + 1
+        over = now - self._first >= self.seconds
+        if over:
+            self._core_seconds = session_seconds() - self._first_core
+        return over
 
     def report(self, settings: dict[str, Any], packages: tuple[str, ...]) -> None:
         """Print the JSON line."""
@@ -133,7 +146,7 @@ class Meter:
             "steps": steps,
             "seconds": seconds,
             "steps_per_second": steps / seconds,
-            "core_seconds": self._last_core - self._first_core,
+            "core_seconds": self._core_seconds,
             "updates": self._updates,
             "seconds_to_475": self.reached,
             "mean_return": self.mean_return,

@@ -115,6 +115,8 @@ def test_generated_parts_are_replaced_and_what_is_written_by_hand_stays() -> Non
 
 def test_a_failed_system_is_reported_with_its_reason() -> None:
     good = {
+        "steps": 2000,
+        "core_seconds": 16.0,
         "steps_per_second": 100.0,
         "settings": {"envs": 2},
         "versions": {"torch": "2"},
@@ -130,18 +132,35 @@ def test_a_failed_system_is_reported_with_its_reason() -> None:
         "machine": {"processor": "P", "cores": 2, "gpu": False},
         "runs": runs,
     }
-    text = compare.section_of(compare.WORKS["cartpole"], data, "results/bench")
-    assert '`make bench ARGS="cartpole --runs 2 --seconds 20"`' in text
-    assert '"pong --runs 2 --seconds 10"' in compare.section_of(
-        compare.WORKS["pong"], {**data, "seconds": 30.0}, "results/bench"
+    text = compare.section_of(compare.WORKS["cartpole"], data, "")
+    assert "`python benchmarks/compare.py cartpole --runs 2 --seconds 20`" in text
+    assert "compare.py pong --runs 2 --seconds 10`" in compare.section_of(
+        compare.WORKS["pong"], {**data, "seconds": 30.0}, ""
     )
     served = {**data, "runs": {"tidemill": {"1": {**good, "bound": 200.0, "efficiency": 0.5, "notes": []}}}}
     assert "0.80 of what inline inference makes (cartpole)" in compare.section_of(
         compare.WORKS["cartpole_served"], served, "", 125.0
     )
     assert (
-        "200 (100 … 300)" in text and "4.0 (1 of 2)" in text and "failed; 1 of 1 runs failed: no end" in text
+        "| float32 | 200 (100 … 300) | 125 |" in text
+        and "4.0 (1 of 2)" in text
+        and "failed; 1 of 1 runs failed: no end" in text
     )
+
+
+def test_the_leg_on_avx2_is_told_apart_and_keeps_to_works_of_ppo(tmp_path: Path) -> None:
+    machine = {"processor": "P", "features": "AVX2", "cores": 2, "gpu": False}
+    for leg, speed in (("", 200.0), ("avx2/", 100.0)):
+        store = compare.Store(tmp_path / "results" / "bench" / f"{leg}dqn.json", 5.0, False)
+        store.data["machine"] = machine
+        store.add("stable_baselines3", 1, {"steps_per_second": speed, "versions": {}, "settings": {}})
+    compare.report(tmp_path)
+    text = (tmp_path / "benchmarks.md").read_text()
+    full, avx2 = (compare.WORKS["dqn"].title + more for more in ("", ", on AVX2"))
+    assert text.index("| 200 (") < text.index(f"### {avx2}") < text.index("| 100 (") and f"### {full}" in text
+    assert "compare.py --avx2 dqn --runs 1" in text and "2 cores (P; AVX2), no GPU" in text
+    assert all((tmp_path / "results" / "bench" / f"{leg}dqn.png").exists() for leg in compare.LEGS)
+    assert not compare.ordinary(compare.WORKS["dqn"]) and compare.ordinary(compare.WORKS["half_cheetah"])
 
 
 def test_a_run_of_a_replay_memory_is_measured_by_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:

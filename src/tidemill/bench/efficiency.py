@@ -5,19 +5,23 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from select import select
 from statistics import median
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import IO, Any
+
+import psutil
 
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
 from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
+from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.core.user_code_loading import refuse_while_loading
@@ -25,6 +29,7 @@ from tidemill.launchers.processes import kill_session
 from tidemill.layouts.cost_measurement import order_of, start
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import choose_device
+from tidemill.run.run_control import RunControl
 from tidemill.run.source_info import versions
 from tidemill.training.train import train
 from tidemill.workers.actor_config import ActorConfig
@@ -60,13 +65,15 @@ class Cost:
 @dataclass(frozen=True)
 class Run:
     """What the run reached after its start-up. `seconds` and `updates` are those
-    measured; shares are averages over them."""
+    measured; shares are averages over them. `busy_cores`: processor seconds per second of
+    all its processes, None where the run was too short to tell."""
 
     steps_per_second: float
     seconds: float
     updates: int
     dropped: float
     workers: tuple[WorkerShares, ...]
+    busy_cores: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,10 @@ def bench(
         run = run_for(experiment, source, seconds)
         tell("bare costs again …")
         measured += [copies.round(piece) for _ in range(ROUNDS)]
-        facts = copies.facts
+        facts = {
+            **copies.facts,
+            "policies": {name: encode(policy) for name, policy in experiment.policies.items()},
+        }
     joined = {part: [answer for found in measured for answer in found[part]] for part in facts["parts"]}
     costs = {
         part: cost_of({name[len(part) + 1 :]: a for name, a in joined.items() if name.split()[0] == part})
@@ -229,14 +239,37 @@ def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
     start-up, and return what it reached. Raises `Interrupted` when a signal ends it."""
     warm = min(2.0, seconds / 5)
     limited = experiment.replace(limits=Limits(seconds=seconds + warm, updates=ENDLESS))
+    used: list[tuple[float, float]] = []
+
+    def look(record: dict[str, float], _: RunControl) -> None:
+        if record.get("time/seconds", 0) >= warm and (
+            not used or perf_counter() - used[-1][0] >= min(seconds / 10, 1.0)
+        ):
+            used.append((perf_counter(), processor_seconds()))
+
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
-        result = train(limited, run_dir=Path(folder) / "run", source=source, quiet=True, layout="given")
+        place = Path(folder) / "run"
+        result = train(limited, run_dir=place, source=source, quiet=True, layout="given", on_update=look)
         if result.summary["status"] == "interrupted":
             raise Interrupted(result.summary["reason"])
         # updates: evaluations have records of their own
         records = [r for r in read_metrics(result.folder) if "time/seconds" in r]
     steady = [r for r in records if r["time/seconds"] >= warm]
-    return run_of(experiment, steady if len(steady) > 1 else records)
+    run = run_of(experiment, steady if len(steady) > 1 else records)
+    if len(used) < 2:
+        return run
+    (first, before), (last, after) = used[0], used[-1]
+    return replace(run, busy_cores=(after - before) / (last - first))
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds so far of this process and all that descend from
+    it."""
+    total = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended
+            total += sum(process.cpu_times()[:4])
+    return total
 
 
 def run_of(experiment: Experiment, records: Sequence[dict[str, float]]) -> Run:
