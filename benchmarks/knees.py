@@ -181,13 +181,12 @@ def cost(experiment: Experiment, seconds: float, launch: str, agents: int) -> di
     rows, wall = after - before, last["time/seconds"] - first["time/seconds"]
     if launch != "inline":
         return {"wall": wall / rows * 1e6}
-    whole, told = (end - begin) / rows * 1e6, [m for _, _, m in seen if "time/actor-0/python" in m]
-    shares = {
-        place: sum(m[f"time/{worker}/{place}"] for m in told) / len(told)
-        for worker, place in (("actor-0", "inference"), ("trainer-0", "train"))
-    }
-    acting, learning = whole * shares["inference"], whole * shares["train"]
-    return {"acting": acting, "learning": learning, "books": whole - acting - learning, "all": whole}
+    whole = (end - begin) / rows * 1e6
+    # shares are of a worker's last quarter second: of a few updates they say nothing
+    places = (("time/actor-0/inference", "acting"), ("time/trainer-0/train", "learning"))
+    told = [metrics for _, _, metrics in seen if all(name in metrics for name, _ in places)]
+    parts = {said: whole * sum(m[name] for m in told) / len(told) for name, said in places if len(told) > 4}
+    return {"all": whole} | parts | ({"books": whole - sum(parts.values())} if parts else {})
 
 
 def main() -> None:

@@ -15,8 +15,11 @@ settings.load_profile("tidemill")
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measured costs out of the user's cache, and what tests have had done out of
-    what the user has. Matplotlib keeps its fonts in that cache, and goes on with them."""
+    what the user has. Matplotlib keeps its fonts in that cache, and goes on with them.
+    Numpy computes unless a test or whoever starts it says otherwise, so that no run
+    measures first which is quicker."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEMILL_NATIVE", os.environ.get("TIDEMILL_NATIVE", "off"))
         if "MPLCONFIGDIR" not in os.environ:
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
             patch.setenv("MPLCONFIGDIR", str(home / "matplotlib"))

@@ -128,6 +128,19 @@ def test_a_setting_that_cannot_be_had_is_refused_with_cause_and_cure(monkeypatch
         ActorCritic(native="sse9")
 
 
+def test_what_a_core_trained_is_played_by_numpy_where_it_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "BUILT", tmp_path / "libkernels.so.1")
+    assert ActorCritic(native="avx2").to_play() == ActorCritic(native="off")
+    assert ActorCritic(native="off").to_play() == ActorCritic(native="off")
+
+
+def test_nothing_is_open_of_images_and_memories_but_the_type_of_convolutions():
+    images = Spaces(Box((84, 84, 1), "uint8", (0,), (255,)), Discrete(2))
+    assert ActorCritic(convolutions="auto").alternatives(images)[0].native == "auto"
+    assert ActorCritic().alternatives(images) == (ActorCritic(),)
+    assert RecurrentActorCritic().alternatives(SPACES) == (RecurrentActorCritic(),)
+
+
 def test_a_setting_without_effect_is_refused():
     images = Spaces(Box((84, 84, 1), "uint8", (0,), (255,)), Discrete(2))
     for config, spaces in (
@@ -175,11 +188,11 @@ def test_auto_is_decided_by_measurement_and_written_into_the_configuration(monke
 def test_auto_is_what_the_variable_says_and_numpy_where_the_core_is_missing(monkeypatch, library, tmp_path):
     monkeypatch.setattr(native, "BUILT", library)
     monkeypatch.setenv(native.VARIABLE, "baseline")
-    assert [each.native for each in ActorCritic(native="auto").alternatives()] == ["baseline"]
+    assert [each.native for each in ActorCritic(native="auto").alternatives(SPACES)] == ["baseline"]
     monkeypatch.delenv(native.VARIABLE)
-    assert len(ActorCritic(native="auto").alternatives()) == 2
+    assert len(ActorCritic(native="auto").alternatives(SPACES)) == 2
     monkeypatch.setattr(native, "BUILT", tmp_path / "libkernels.so.1")
-    assert [each.native for each in ActorCritic(native="auto").alternatives()] == ["off"]
+    assert [each.native for each in ActorCritic(native="auto").alternatives(SPACES)] == ["off"]
     assert ActorCritic(native="auto").build(SPACES, 0).network.kernels is None
 
 

@@ -2,10 +2,13 @@
 
 import re
 
+import pytest
 from tests.cli.test_cli import tidemill
 from tests.remote.served import serving
 
 from tidemill.envs.lanes import Gymnasium
+from tidemill.native import library
+from tidemill.native.library import VARIABLE
 from tidemill.presets.off_policy import DQN_PRESETS
 from tidemill.presets.ppo import ppo
 from tidemill.remote.openenv import OpenEnv
@@ -16,7 +19,24 @@ from tidemill.training.replay_slots import with_slots
 SERVER = Rest(url="http://127.0.0.1:9")
 
 
-def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it():
+@pytest.fixture
+def with_core(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr("tidemill.run.start_remarks.unavailable", lambda setting: None)
+
+
+def test_why_numpy_computes_is_told_where_the_core_is_missing(monkeypatch, tmp_path):
+    experiment = ppo("x", Gymnasium(id="CartPole-v1"))
+    monkeypatch.setattr(library, "BUILT", tmp_path / "libkernels.so.1")
+    monkeypatch.setenv(VARIABLE, "off")
+    assert not [*remarks(experiment)]
+    monkeypatch.delenv(VARIABLE)
+    (told,) = remarks(experiment)
+    assert "numpy computes MLPs, since the native core cannot be used" in told and "was not built" in told
+    assert not [*remarks(DQN_PRESETS.general("x", Gymnasium(id="CartPole-v1")))]
+
+
+def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(with_core):
     (told,) = remarks(ppo("x", SERVER, lanes=16))
     assert told == (
         "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest, and the "
@@ -29,7 +49,7 @@ def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it()
     assert "1 session of the server. The first step that is lost" in told
 
 
-def test_slots_and_environments_in_the_process_need_no_word():
+def test_slots_and_environments_in_the_process_need_no_word(with_core):
     assert not [
         *remarks(with_slots(DQN_PRESETS.general("x", SERVER), 4)),
         *remarks(ppo("x", Gymnasium(id="CartPole-v1"))),

@@ -86,11 +86,16 @@ class PolicyConfig(Config):
         built all the same."""
         return False
 
-    def alternatives(self) -> Sequence[Self]:
+    def alternatives(self, spaces: Spaces) -> Sequence[Self]:
         """Return the configurations of which the one that is quickest on this machine is
         taken, all with the same weights; the plain one first, which is taken unless
         another is clearly quicker. Decided ones have none but themselves."""
         return (self,)
+
+    def to_play(self) -> Self:
+        """Return the configuration that plays with this one's weights on this machine,
+        which may lack what its run computed with."""
+        return self
 
     def weights(self, spaces: Spaces) -> dict[str, Field] | None:
         """Return the fields of `Policy.parameters`, without allocating them: what a file

@@ -31,6 +31,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import choose_device
 from tidemill.run.run_control import RunControl
 from tidemill.run.source_info import versions
+from tidemill.run.start_remarks import numpy_instead
 from tidemill.training.train import train
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.policy import PolicyWorkers
@@ -111,6 +112,8 @@ def bench(
     refuse_while_loading("bench(…)")
     check_seconds(seconds)
     experiment.check()
+    for remark in numpy_instead(experiment):
+        tell(f"note: {remark}")
     cores = available_cores()
     piece = min(max(seconds / 40, 0.02), 1.0)
     with _Copies(experiment, source, cores) as copies:

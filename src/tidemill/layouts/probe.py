@@ -91,7 +91,7 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
     trained, configs = NO_TRAINING, dict(experiment.policies)
     for spec, group in zip(actors.agents, groups, strict=True):
         spaces, seats = seen_by(spec, agents[group[0]].spaces), actors.lanes * len(group)
-        options = configs[spec.policy].alternatives()
+        options = configs[spec.policy].alternatives(spaces)
         seconds = DECIDING if len(options) > 1 else COMPUTING
         found = quickest([_measure_player(trainer, spec, each, spaces, seats, seconds) for each in options])
         configs[spec.policy] = found.config

@@ -185,16 +185,25 @@ def choose(wish: str) -> Kernels | None:
         return None
 
 
+def unavailable(setting: str) -> str | None:
+    """Return why what a policy's setting ``native`` names cannot be had here, the best
+    instruction set for "auto"; None where it can."""
+    if setting == "off":
+        return None
+    try:
+        Kernels(BUILT, None if setting == "auto" else setting)
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
 def choices() -> list[str]:
     """Return the settings that "auto" may become on this machine: numpy, and the best
     instruction set, unless the environment says which."""
     if wish := os.environ.get(VARIABLE):
         kernels = choose(wish)
         return ["off" if kernels is None else kernels.instruction_set]
-    try:
-        return ["off", Kernels(BUILT).instruction_set]
-    except NativeUnavailable:
-        return ["off"]
+    return ["off"] if unavailable("auto") else ["off", Kernels(BUILT).instruction_set]
 
 
 @cache
@@ -204,13 +213,12 @@ def named(setting: str) -> Kernels | None:
     be had: a run keeps to what it names, since others have other last bits."""
     if setting in ("off", "auto"):
         return None
-    try:
-        return Kernels(BUILT, setting)
-    except NativeUnavailable as error:
+    if why := unavailable(setting):
         raise ConfigError(
-            f'native = "{setting}", but {error}. {VARIABLE}=off has numpy compute the network, with other '
-            "last bits"
-        ) from None
+            f'native = "{setting}", but {why}. {VARIABLE}=off has numpy compute the network, with other last '
+            "bits"
+        )
+    return Kernels(BUILT, setting)
 
 
 def asked_for(setting: str) -> Kernels | None:

@@ -14,7 +14,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
-from tidemill.native.library import Kernels, asked_for, choices
+from tidemill.native.library import Kernels, asked_for, choices, unavailable
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
@@ -81,11 +81,11 @@ class ActorCritic(PolicyConfig):
     actor does not depend on them in any way. ``global_state`` is passed over where an
     observation lacks it; parts of other names must be there."""
 
-    native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "off"
+    native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "auto"
     """Instruction set in which the native core computes an MLP on a CPU (docs/native.md);
     ``off``: numpy does; ``auto`` is decided as that of `convolutions` is, unmeasured it
-    is ``off``. A run keeps to what it names, and is refused where that cannot be had. The
-    variable ``TIDEMILL_NATIVE`` goes before."""
+    is ``off``. A run keeps to what it names, and is refused where that cannot be had;
+    playing what it trained is not. The variable ``TIDEMILL_NATIVE`` goes before."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,16 +103,21 @@ class ActorCritic(PolicyConfig):
 
     @property
     def undecided(self) -> bool:
-        return "auto" in (self.convolutions, self.native)
+        kernels = self.native == "auto" and not self.memory and len(choices()) > 1
+        return kernels or self.convolutions == "auto"
 
-    def alternatives(self) -> Sequence[Self]:
-        if self.native == "auto":  # of an MLP; without images nothing else is open
-            return [self.replace(native=name) for name in choices()]
-        if not self.undecided:
+    def alternatives(self, spaces: Spaces) -> Sequence[Self]:
+        if not self.observation_encoder(spaces).images:
+            open_here = self.native == "auto" and self.memory is None
+            return [self.replace(native=name) for name in choices()] if open_here else (self,)
+        if self.convolutions != "auto":
             return (self,)
         from tidemill.nets.torch_copies import has_bfloat16
 
         return [self.replace(convolutions=kind) for kind in ("float32", "bfloat16")[: 1 + has_bfloat16()]]
+
+    def to_play(self) -> Self:
+        return self if unavailable(self.native) is None else self.replace(native="off")
 
     def observation_encoder(self, spaces: Spaces) -> ObservationEncoder:
         """Return what flattens the observations. Raises `ConfigError` where the settings

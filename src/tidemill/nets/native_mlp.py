@@ -9,8 +9,9 @@ from typing import Literal, Self
 import numpy as np
 
 from tidemill.api.policy import PolicyConfig
+from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError
-from tidemill.native.library import INSTRUCTION_SETS, KernelLayers, Kernels, address, choices
+from tidemill.native.library import INSTRUCTION_SETS, KernelLayers, Kernels, address, choices, unavailable
 from tidemill.nets.mlp import MLP, Floats, MLPShape, total
 
 
@@ -30,10 +31,13 @@ class MLPSettings(PolicyConfig):
 
     @property
     def undecided(self) -> bool:
-        return self.native == "auto"
+        return self.native == "auto" and len(choices()) > 1
 
-    def alternatives(self) -> Sequence[Self]:
+    def alternatives(self, spaces: Spaces) -> Sequence[Self]:
         return [self.replace(native=name) for name in choices()] if self.undecided else (self,)
+
+    def to_play(self) -> Self:
+        return self if unavailable(self.native) is None else self.replace(native="off")
 
 
 class NativeMLP(MLP):

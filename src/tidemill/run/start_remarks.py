@@ -1,9 +1,11 @@
 """What is said of an experiment at its start: what its user may expect otherwise, and
 that the native core computes."""
 
+import os
 from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
+from tidemill.native.library import VARIABLE, unavailable
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
@@ -19,6 +21,16 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         if isinstance(policy, ActorCritic) and (kernels := policy.kernels()):
             core = f"the native core ({kernels.instruction_set})"
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
+    yield from numpy_instead(experiment)
+
+
+def numpy_instead(experiment: Experiment) -> Iterator[str]:
+    """Yield why numpy computes MLPs where the native core, which could, is missing."""
+    able = any(
+        isinstance(policy, ActorCritic) and not policy.memory for policy in experiment.policies.values()
+    )
+    if able and os.environ.get(VARIABLE) != "off" and (why := unavailable("auto")):
+        yield f"numpy computes MLPs, since the native core cannot be used: {why}"
 
 
 def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:

@@ -70,7 +70,7 @@ class LoadedPolicy:
         self.schema, self.state = config.answer(spaces), config.state(spaces)
         self._config = config
         with placeholder_weights():
-            self._policy: Policy = config.build(spaces, seed)
+            self._policy: Policy = config.to_play().build(spaces, seed)
         self._policy.load(parameters, self.update)
         self._readers = [
             _Reader(leaf_name, path, leaf)
