@@ -141,9 +141,8 @@ def dqn() -> Experiment:
 
 
 def sac() -> Experiment:
-    """HalfCheetah-v5: SAC, an update for every step, products on two threads as the other
-    system has them."""
-    trainer = ReplayTrainer(algorithm=SAC(), buffer=_replay(), batch_size=256, ratio=1, math_threads=2)
+    """HalfCheetah-v5: SAC, an update for every step."""
+    trainer = ReplayTrainer(algorithm=SAC(), buffer=_replay(), batch_size=256, ratio=1)
     return _off_policy("sac", Gymnasium(id="HalfCheetah-v5"), SquashedGaussian(), trainer)
 
 

@@ -120,6 +120,7 @@ ALWAYS = {
     "learn_temperature",
     "ActorCritic": "encoder shared_critic action_mask critic_only",
     "RecurrentActorCritic": "cell width",
+    "MLPSettings": "native",
     "QNetwork": "hidden duelling noise atoms action_mask",
     "SquashedGaussian": "hidden",
     "TorchNetwork": "action_mask",

@@ -32,6 +32,7 @@ from tidemill import (
     Limits,
     PolicyWorkers,
     Scripted,
+    Slots,
     Trainer,
 )
 from tidemill.api.environment import Environment, EnvironmentConfig
@@ -58,6 +59,7 @@ from tidemill.layouts.layout import (
     why_unchanged,
 )
 from tidemill.layouts.probe import measure_environment, read_answer, threads_serve
+from tidemill.native.library import choices
 from tidemill.presets import experiments as presets
 from tidemill.training.replay_slots import with_slots
 
@@ -424,8 +426,29 @@ def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(
     assert why_unchanged(experiment(device="cuda")) == "workers.trainer.device is cuda"
 
 
+@pytest.mark.parametrize(("algorithm", "environment"), [("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
+def test_what_computes_a_replay_policy_is_measured(
+    algorithm: str, environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TIDEMILL_NATIVE", raising=False)
+    made = presets.experiment_for(environment, Gymnasium(id=environment), algorithm)
+    assert made.policies["policy"].undecided
+    found = lay_out(made, None)
+    assert found.costs is not None and "1 process" in found.note
+    chosen = found.costs.decided["policy"]["native"]
+    assert chosen in choices() and chosen in found.note
+    assert found.experiment.policies["policy"] == made.policies["policy"].replace(native=chosen)
+    actors = made.workers["actor"].replace(
+        environment=Slots(environment=Gymnasium(id=environment, threads=1))
+    )
+    slots = made.replace(workers={**made.workers, "actor": actors})
+    assert lay_out(slots, None).costs is None  # what slots step is not measured
+
+
 def test_steps_that_wait_for_training_anyway_are_made_in_the_trainers_process() -> None:
     made = presets.experiment_for("CartPole-v1", Gymnasium(id="CartPole-v1"), "dqn")
+    made = made.replace(policies={"policy": made.policies["policy"].replace(native="off")})
     found = lay_out(made, None)
     # before a tick all that is owed is trained
     ahead = made.workers["trainer"].replace(slack=made.workers["actor"].lanes)

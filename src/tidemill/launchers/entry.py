@@ -30,6 +30,7 @@ from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ENDING, ProcessSetup
+from tidemill.native.library import use_threads
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport
 
@@ -52,6 +53,7 @@ def main() -> None:
     travel(order.path)
     if order.core is not None:
         keep_to(order.core)
+    use_threads(order.layer_threads)
     lifeline = order.ends[0].link
     bell = EventBell(order.bell)
     links = [SocketLink(socket.socket(fileno=ends.link)) for ends in order.ends]

@@ -69,6 +69,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     resume: str | None
     spin: float
     math_threads: int
+    layer_threads: int
     core: int | None  # the one that it keeps to
     files: dict[str, str]  # digests, by path
     bell: int
@@ -137,6 +138,7 @@ class ProcessesLauncher(Launcher):
                 job.resume,
                 spin,
                 math_threads,
+                max(math_threads, cores() // len(processes)) if core is None else 1,
                 core,
                 files,
                 bells[names[0]],

@@ -31,6 +31,7 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.secrets import hide, known, mask
 from tidemill.core.user_code_loading import named_files, named_modules, own_code
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.launchers.processes import kill_session
 from tidemill.layouts.cost_measurement import order_of, start
 from tidemill.layouts.layout import (
@@ -48,12 +49,12 @@ from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS, read_answer
 from tidemill.native.library import VARIABLE, choices
 from tidemill.nets.choose_device import choose_device
-from tidemill.workers.actor import Actors
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
-FORMAT = 5  # of the probe: costs of another one are measured anew
+FORMAT = 6  # of the probe: costs of another one are measured anew
 HOLD_BACK = (
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"),
     *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", VARIABLE),
@@ -147,12 +148,15 @@ def _lay_out(
 
 def _measurable(experiment: Experiment) -> bool:
     """Return whether a measurement can decide what policies leave undecided: they are
-    trained by one group of trainers, of one group of actors, on cores."""
-    actors, trainers = experiment.groups(Actors), experiment.groups(Trainer)
+    trained by one group of trainers, of one group of actors, on cores. What a server
+    or slots step for a replay memory is not stepped for a measurement."""
+    actors, trainers = experiment.groups(ActorConfig), experiment.groups(TrainerConfig)
     undecided = any(policy.undecided for policy in experiment.policies.values())
     if not undecided or len(actors) != 1 or len(trainers) != 1:
         return False
-    (trainer,) = trainers.values()
+    ((actor,), (trainer,)) = actors.values(), trainers.values()
+    if not isinstance(trainer, Trainer):
+        return not (actor.environment.remote or isinstance(actor.environment, Slots))
     return (choose_device("auto", 0) if trainer.device == "auto" else trainer.device) == "cpu"
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from fractions import Fraction
 from time import perf_counter, sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,9 +36,11 @@ from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, obey, order_of, random_rows, start, timed
 from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
 from tidemill.nets.weights import placeholder_weights
-from tidemill.workers.actor import Actors, AgentSpec, match_agents
+from tidemill.replay_training.trainer_config import ReplayTrainer
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import seen_by
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.agent_spec import AgentSpec, PlayerSpec, match_agents
+from tidemill.workers.trainer_config import TrainerConfig
 
 SECONDS = 20  # a probe that takes longer is given up
 STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference and for training each
@@ -68,7 +71,7 @@ class Arithmetic(msgspec.Struct):
 def measure(experiment: Experiment, source: str | None = None) -> Costs:
     """Return the costs of an experiment that has one group of actors and one of
     trainers."""
-    (actors,) = experiment.groups(Actors).values()
+    (actors,) = experiment.groups(ActorConfig).values()
     with _other_process() as other:
         env, wall = measure_environment(
             actors,
@@ -84,8 +87,8 @@ def measure(experiment: Experiment, source: str | None = None) -> Costs:
 def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> Arithmetic:
     """Return what policies and learner cost where the environment has `agents`. Policies
     that are undecided are measured in all their alternatives, and the quickest counts."""
-    (actors,) = experiment.groups(Actors).values()
-    (trainer,) = experiment.groups(Trainer).values()
+    (actors,) = experiment.groups(ActorConfig).values()
+    (trainer,) = experiment.groups(TrainerConfig).values()
     groups = match_agents(agents, actors.agents)
     infer = call = 0.0
     trained, configs = NO_TRAINING, dict(experiment.policies)
@@ -138,13 +141,17 @@ class PlayerCosts(NamedTuple):
 
 
 def _measure_player(
-    trainer: Trainer, spec: AgentSpec, config: PolicyConfig, spaces: Spaces, seats: int, seconds: float
+    trainer: TrainerConfig, spec: PlayerSpec, config: PolicyConfig, spaces: Spaces, seats: int, seconds: float
 ) -> PlayerCosts:
     with placeholder_weights():
         policy = config.build(spaces, 0)
     acting, trained = measure_policy(policy, config, spaces, seats), NO_TRAINING
     if trainer.samples in spec.streams and spec.policy == trainer.policy:
-        trained = measure_learner(trainer.algorithm, policy, config, spaces, spec, seats, seconds)
+        if isinstance(trainer, ReplayTrainer):
+            trained = measure_updates(trainer, policy, config, spaces, seconds)
+        else:
+            assert isinstance(spec, AgentSpec)
+            trained = measure_learner(trainer.algorithm, policy, config, spaces, spec, seats, seconds)
     return PlayerCosts(config, seats, *acting, trained)
 
 
@@ -237,7 +244,9 @@ def _tick_in_threads(config: EnvironmentConfig) -> float:
     return float(np.median(np.diff(times)[1:]))  # the first was a reset
 
 
-def measure_environment(actors: Actors, tell: Callable[[Sequence[AgentInfo]], None]) -> tuple[float, float]:
+def measure_environment(
+    actors: ActorConfig, tell: Callable[[Sequence[AgentInfo]], None]
+) -> tuple[float, float]:
     """Return the core seconds and the seconds of a step. `tell` is called with the agents
     as soon as these are known."""
     config = actors.environment
@@ -376,6 +385,31 @@ def _updating(algorithm: Algorithm, sample: Sample, seconds: float) -> float:
         return trained
 
     return timed(update, seconds, precise=True).each[0]
+
+
+def measure_updates(
+    trainer: ReplayTrainer, policy: Policy, config: PolicyConfig, spaces: Spaces, seconds: float
+) -> Training:
+    """Return what training from a replay memory costs, an env step's share of updates
+    with batches of random transitions."""
+    n, rng = trainer.batch_size, np.random.default_rng(1)
+    observation = random_rows(spaces.observation, n)
+    out = allocate({**config.answer(spaces), **config.state(spaces)}, (n,))
+    policy.act(observation, {}, False, out)
+    batch = out | observation | {f"next.{name}": array for name, array in observation.items()}
+    window = getattr(trainer.buffer, "steps", 1)
+    batch |= {"rewards": rng.standard_normal((n, window), np.float32), "steps": np.full(n, window, np.int32)}
+    batch |= {"done": np.zeros(n, np.bool_), "weight": np.ones(n, np.float32)}
+    sample = Sample({name: array[np.newaxis] for name, array in batch.items()})
+    algorithm = trainer.algorithm.build(policy, 0)
+
+    def update() -> int:
+        algorithm.update([sample], 0.0)
+        return 1
+
+    update()
+    cost = timed(update, seconds, precise=True).each[0]
+    return Training(cost * float(Fraction(trainer.ratio or 1)), False, 0.0, 0)
 
 
 def make_sample(

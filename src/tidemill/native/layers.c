@@ -23,6 +23,7 @@ enum { PANEL = 2 * LANES, DEPTH = 256, TALL = LANES == 16 ? 8 : 6, TOWERS = 4 };
 
 #define SPIN 100000     /* nanoseconds that a thread waits awake */
 #define WORTH (1 << 20) /* products and sums from which a second thread is worth a hand-over */
+#define ALONE 100       /* jobs that are done without helpers once one of them has lost its core */
 
 typedef void (*Task)(const void *job, int64_t number);
 
@@ -32,7 +33,7 @@ static struct {
     pthread_mutex_t used, lock;
     pthread_cond_t wake;
     atomic_int_fast64_t left, open, asleep;
-    int64_t helpers;
+    int64_t helpers, alone;
     Task task;
     const void *job;
 } pool = {.used = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
@@ -96,6 +97,13 @@ static void spread(Task task, const void *job, int64_t count, int64_t work)
             task(job, count);
         return;
     }
+    if (pool.alone > 0) {
+        pool.alone--;
+        while (count-- > 0)
+            task(job, count);
+        pthread_mutex_unlock(&pool.used);
+        return;
+    }
     pool.task = task, pool.job = job;
     atomic_store(&pool.open, count);
     atomic_store(&pool.left, count);
@@ -106,8 +114,10 @@ static void spread(Task task, const void *job, int64_t count, int64_t work)
     }
     do_tasks();
     for (int64_t since = now(); atomic_load(&pool.open) > 0;)
-        if (now() - since > SPIN) /* a helper has lost its core for the moment */
+        if (now() - since > SPIN) { /* others have its core for the moment */
+            pool.alone = ALONE;
             nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        }
     pthread_mutex_unlock(&pool.used);
 }
 

@@ -164,6 +164,21 @@ def address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
+_threads = 1
+
+
+def use_threads(count: int) -> None:
+    """Have networks of plain layers that are built from now on computed by up to `count`
+    threads of this process, which changes no bit of what they tell."""
+    global _threads
+    _threads = count
+
+
+def threads() -> int:
+    """Return the threads that compute plain layers."""
+    return _threads
+
+
 @cache
 def choose(wish: str) -> Kernels | None:
     """Return the kernels that `wish`, a value of ``TIDEMILL_NATIVE``, asks for; warns

@@ -11,7 +11,16 @@ import numpy as np
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError
-from tidemill.native.library import INSTRUCTION_SETS, KernelLayers, Kernels, address, choices, unavailable
+from tidemill.native.library import (
+    INSTRUCTION_SETS,
+    KernelLayers,
+    Kernels,
+    address,
+    asked_for,
+    choices,
+    threads,
+    unavailable,
+)
 from tidemill.nets.mlp import MLP, Floats, MLPShape, total
 
 
@@ -20,7 +29,7 @@ class MLPSettings(PolicyConfig):
     """The setting of policies whose plain layers, and those of what trains them, the
     native core can compute."""
 
-    native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "off"
+    native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "auto"
     """See `ActorCritic.native`."""
 
     def __post_init__(self) -> None:
@@ -39,6 +48,11 @@ class MLPSettings(PolicyConfig):
     def to_play(self) -> Self:
         return self if unavailable(self.native) is None else self.replace(native="off")
 
+    def kernels(self) -> Kernels | None:
+        """Return the native core's kernels where they are to compute its layers. Raises
+        `ConfigError` where they cannot be had."""
+        return asked_for(self.native)
+
 
 class NativeMLP(MLP):
     """An `MLP` by the native core: a call for all layers forward, and one for all
@@ -47,6 +61,7 @@ class NativeMLP(MLP):
     def __init__(self, shape: MLPShape, flat: Floats, kernels: Kernels) -> None:
         super().__init__(shape, flat)
         self._kernels, self._widths = kernels, np.array([*shape.hidden, shape.outputs], np.int64)
+        kernels.helpers(threads() - 1)
         self._net = KernelLayers(
             shape.towers, len(self._widths), shape.inputs, address(self._widths), address(flat)
         )

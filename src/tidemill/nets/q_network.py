@@ -14,7 +14,6 @@ from tidemill.api.spaces import Box, Discrete, Space, Spaces, leaves
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
-from tidemill.native.library import asked_for
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.mlp import Floats, check_hidden
@@ -162,7 +161,7 @@ class QPolicy(Policy):
         self.config = config
         self.flat = first_weights(self.shape, np.random.default_rng(weights_seed))
         """All weights, one after the other."""
-        self.kernels = asked_for(config.native)
+        self.kernels = config.kernels()
         self._acting = self.function(self.flat)
         self._rng = np.random.default_rng(acting_seed)
         self.epsilon: Floats = np.ones((), np.float32)

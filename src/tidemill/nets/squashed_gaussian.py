@@ -11,7 +11,6 @@ from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
-from tidemill.native.library import asked_for
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.mlp import Floats, MLPShape, check_hidden
 from tidemill.nets.native_mlp import MLPSettings, mlp
@@ -97,7 +96,7 @@ class SquashedGaussianPolicy(Policy):
         self.hidden = config.hidden
         self.flat = self.shape.begin(np.random.default_rng(weights_seed))
         """All weights, one after the other."""
-        self.kernels = asked_for(config.native)
+        self.kernels = config.kernels()
         self._acting = mlp(self.shape, self.flat, self.kernels)
         self._rng = np.random.default_rng(acting_seed)
         self._named: Arrays = dict(views(self.flat, self.shape.forms()))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tidemill.api.experiment import Experiment
 from tidemill.native.library import VARIABLE, unavailable
 from tidemill.nets.actor_critic import ActorCritic
+from tidemill.nets.native_mlp import MLPSettings
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import TrainerConfig
@@ -18,7 +19,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         if actors.environment.remote:
             yield _remote(experiment, name, actors)
     for name, policy in experiment.policies.items():
-        if isinstance(policy, ActorCritic) and (kernels := policy.kernels()):
+        if isinstance(policy, ActorCritic | MLPSettings) and (kernels := policy.kernels()):
             core = f"the native core ({kernels.instruction_set})"
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
     yield from numpy_instead(experiment)
