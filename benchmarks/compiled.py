@@ -21,14 +21,15 @@ from torch import Tensor
 
 from tidemill import PPO, ActorCritic
 from tidemill.api.spaces import Box
+from tidemill.bench.plain_mlps import PlainMLPs
 from tidemill.bench.reference import (
     Columns,
     ReferenceNetwork,
     log_prob_entropy,
     loss_of,
-    plain_of,
     torch_step,
     train_part,
+    weights_of,
 )
 from tidemill.core.blas_threads import limit_threads
 from tidemill.nets.encoders import ObservationEncoder
@@ -79,7 +80,7 @@ def measure(
         for way, by in (("autograd", ""), ("compiled", backend))
     }
     if not encoder.images:
-        plain = plain_of(network, config, ppo)
+        plain = PlainMLPs(weights_of(network), config, ppo)
         arrays = {name: column.numpy() for name, column in columns.items()}
         ways["numpy"] = lambda: plain.epoch(minibatch, arrays)
     began, best = perf_counter(), dict.fromkeys(ways, float("inf"))

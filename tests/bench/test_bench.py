@@ -1,6 +1,7 @@
 """The bench runs, and tells what it should. No timing decides anything here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.spaces import Discrete
 from tidemill.bench import efficiency, table
 from tidemill.bench.advice import Advice, WorkerShares
+from tidemill.bench.bare_kernels import BareKernels, best_kernels
 from tidemill.bench.efficiency import (
     Bench,
     Cost,
@@ -46,13 +48,14 @@ from tidemill.bench.efficiency import (
     notes_of,
     run_of,
 )
+from tidemill.bench.plain_mlps import PlainMLPs
 from tidemill.bench.reference import (
     ReferenceNetwork,
     log_prob_entropy,
     loss_of,
     parts_of,
-    plain_of,
     torch_step,
+    weights_of,
 )
 from tidemill.bench.table import tables
 from tidemill.cli.main import app
@@ -60,8 +63,18 @@ from tidemill.core.clock import PLACES
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import load_attribute
 from tidemill.layouts import auto_layout as lay_out
+from tidemill.native.library import VARIABLE, Kernels
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.training.train import Result
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    if os.environ.get(VARIABLE) == "off":  # as tests have it by default
+        monkeypatch.delenv(VARIABLE)
+    if (found := best_kernels()) is None:
+        pytest.skip("the native core is not to be had here")
+    return found
 
 
 def experiment(environment: EnvironmentConfig, lanes: int = 8, inference: str = "inline") -> Experiment:
@@ -130,7 +143,7 @@ def test_both_ways_of_the_reference_have_the_same_gradient(
         return *log_prob_entropy(head, network.log_std, part["action"]), value
 
     part["log_prob"] = evaluate(part)[0].detach() + 0.3 * torch.randn(50)  # some ratios are clipped
-    plain = plain_of(network, policy, ppo)
+    plain = PlainMLPs(weights_of(network), policy, ppo)
     columns = {name: column.numpy() for name, column in part.items()}
     plain.gradient(columns)
     plain.gradient(columns)  # in memory that holds something by now
@@ -153,6 +166,68 @@ def test_both_ways_of_the_reference_have_the_same_gradient(
     log_std, first, *_ = network.parameters()
     for stepped, theirs in ((plain.weights.log_std, log_std), (plain.weights.hidden[0][0][0], first.T)):
         np.testing.assert_allclose(stepped, theirs.detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("environment", "activation"), [("CartPole-v1", "tanh"), ("CartPole-v1", "relu"), ("Pendulum-v1", "tanh")]
+)
+def test_the_kernels_called_bare_compute_the_gradient_and_the_step_of_plain_numpy(
+    environment: str, activation: Any, shared: bool, kernels: Kernels
+) -> None:
+    torch.manual_seed(1)
+    policy = ActorCritic(hidden=(16, 8), activation=activation, shared_critic=shared)
+    spaces = Gymnasium(id=environment).build(1, 0).agents[0].spaces
+    ppo, discrete = PPO(entropy_coefficient=0.3, value_coefficient=0.7), isinstance(spaces.action, Discrete)
+    encoder, outputs = ObservationEncoder(spaces.observation, "auto"), 2 if discrete else 1
+    network = ReferenceNetwork(policy, encoder, outputs)
+    rng = np.random.default_rng(2)
+    columns = {name: rng.standard_normal(50, np.float32) for name in ("log_prob", "advantage", "target")} | {
+        "input": rng.standard_normal((50, encoder.width), np.float32)
+    }
+    columns["action"] = (
+        rng.integers(outputs, size=50, dtype=np.int32)
+        if discrete
+        else rng.standard_normal((50, 1), np.float32)
+    )
+    columns["log_prob"] -= 1.2  # some ratios are clipped
+    given = [weight.copy() for weight in weights_of(network)]
+    plain = PlainMLPs(given, policy, ppo)
+    bare = BareKernels(given, policy, ppo, discrete, kernels)
+    bare.act(columns["input"])
+    begun = bare.weights.copy()
+    assert bare.epoch(50, columns) == 50
+    plain.gradient(columns)
+
+    def flat(parts: Any) -> np.ndarray:  # as the kernels have it
+        if shared:
+            ((weight, bias),) = parts.heads
+            heads = [weight[:, :-1].T, bias[:-1], weight[:, -1:].T, bias[-1:]]
+        else:
+            heads = [array.T for head in parts.heads for array in head]
+        arrays = [array for layer in parts.hidden for array in layer] + heads
+        return np.concatenate([np.ravel(a) for a in arrays + ([] if discrete else [parts.log_std])])
+
+    np.testing.assert_array_equal(begun, flat(plain.weights))
+    np.testing.assert_allclose(bare.gradient[: bare.weights.size], flat(plain.gradients), atol=2e-6)
+    plain.step(columns)
+    # where a gradient is next to nothing its rounding is in the step
+    clear = np.abs(bare.gradient[: bare.weights.size]) > 1e-4
+    assert clear.mean() > 0.5
+    np.testing.assert_allclose(bare.weights[clear], flat(plain.weights)[clear], atol=2e-6)
+
+
+def test_the_bound_knows_the_kernels_where_they_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, kernels: Kernels
+) -> None:
+    named = {f"{part} {kernels.instruction_set}" for part in ("infer", "train")}
+    ways = {f"{part} {way}" for part in ("infer", "train") for way in ("torch", "numpy")}
+    _, parts = parts_of(experiment(Gymnasium(id="CartPole-v1")))
+    assert set(parts) == {"env"} | ways | named
+    assert all(work() for work in parts.values())
+    monkeypatch.setenv(VARIABLE, "off")
+    _, parts = parts_of(experiment(Gymnasium(id="CartPole-v1")))
+    assert set(parts) == {"env"} | ways
 
 
 def test_an_efficiency_above_1_is_said_to_be_none() -> None:

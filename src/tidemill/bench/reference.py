@@ -14,9 +14,10 @@ train: one shuffled gather, then per minibatch the clipped PPO loss, backward, t
     gradient's norm clipped, fused Adam. Per row and epoch
 
 infer and train are written plainly in torch; for MLPs once more in numpy (`plain_mlps`),
-since at their sizes torch's calls and its tanh cost more than the arithmetic; for
-convolutions in bfloat16 once more in float32. A bound that takes the dearer of two plain
-ways would be none: the cheaper one counts. Minibatches
+since at their sizes torch's calls and its tanh cost more than the arithmetic, and by the
+native core's kernels called bare (`bare_kernels`), where they can be had; for
+convolutions in bfloat16 once more in float32. A bound that takes the dearer of several
+ways would be none: the cheapest one counts. Minibatches
 have as many rows as each of the experiment's equal trainers has of them.
 
 This is a process of its own, one on each core, all at work at the same time (`measure`
@@ -42,10 +43,11 @@ from tidemill.api.edges import group_of
 from tidemill.api.environment import Environment
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.bench.bare_kernels import BareKernels, best_kernels
 from tidemill.bench.plain_mlps import PlainMLPs
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.forgiving_output import forgiving_output
-from tidemill.core.schema import Arrays, Schema, allocate
+from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, end_session, obey, random_rows, timed
 from tidemill.nets.encoders import ObservationEncoder
@@ -355,25 +357,35 @@ def network_parts(
             ways["float32"] = in_torch(config.replace(convolutions="float32"))[2]
         every = {f"{part} {way}": found[part] for part in parts for way, found in ways.items()}
         return f"nature cnn {kind}", every
-    plain_mlps = plain_of(network, config, ppo)
+    arrays = {name: column.numpy() for name, column in own.items()}
+    plain_mlps = PlainMLPs(weights_of(network), config, ppo)
 
     def infer_numpy() -> int:
         plain_mlps.act(x.numpy(), discrete)
         return batch
 
-    arrays = {name: column.numpy() for name, column in own.items()}
-    trains = {
-        "train torch": parts["train"],
-        "train numpy": lambda: plain_mlps.epoch(minibatch, arrays),
-    }
+    infers, trains = {"torch": parts["infer"], "numpy": infer_numpy}, {"torch": parts["train"]}
+    trains["numpy"] = lambda: plain_mlps.epoch(minibatch, arrays)
+    if (kernels := best_kernels()) is not None:
+        bare, of_kernels = BareKernels(weights_of(network), config, ppo, discrete, kernels), dict(arrays)
+        of_kernels["action"] = arrays["action"].astype(np.int32 if discrete else np.float32)
+
+        def infer_native() -> int:
+            bare.act(x.numpy())
+            return batch
+
+        infers[kernels.instruction_set] = infer_native
+        trains[kernels.instruction_set] = lambda: bare.epoch(minibatch, of_kernels)
     kind = f"mlp {'×'.join(map(str, config.hidden))} {config.activation}{', shared' * network.shared}"
-    return kind, {"infer torch": parts["infer"], "infer numpy": infer_numpy, **trains}
+    ways = {"infer": infers, "train": trains}
+    return kind, {f"{part} {way}": work for part, each in ways.items() for way, work in each.items()}
 
 
-def plain_of(network: ReferenceNetwork, config: ActorCritic, ppo: PPO) -> PlainMLPs:
-    """Return the same MLPs in numpy, with weights of their own."""
+def weights_of(network: ReferenceNetwork) -> list[Array]:
+    """Return log_std, then weight [in, out] and bias of each layer, the actor's before
+    the critic's."""
     given = [weight.detach().numpy() for weight in network.parameters()]
-    return PlainMLPs([weight.T if weight.ndim == 2 else weight for weight in given], config, ppo)
+    return [weight.T if weight.ndim == 2 else weight for weight in given]
 
 
 def own_parts(
