@@ -28,7 +28,8 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 def numpy_instead(experiment: Experiment) -> Iterator[str]:
     """Yield why numpy computes MLPs where the native core, which could, is missing."""
     able = any(
-        isinstance(policy, ActorCritic) and not policy.memory for policy in experiment.policies.values()
+        isinstance(policy, MLPSettings) or (isinstance(policy, ActorCritic) and not policy.memory)
+        for policy in experiment.policies.values()
     )
     if able and os.environ.get(VARIABLE) != "off" and (why := unavailable("auto")):
         yield f"numpy computes MLPs, since the native core cannot be used: {why}"
