@@ -33,7 +33,8 @@ def test_why_numpy_computes_is_told_where_the_core_is_missing(monkeypatch, tmp_p
     monkeypatch.delenv(VARIABLE)
     (told,) = remarks(experiment)
     assert "numpy computes MLPs, since the native core cannot be used" in told and "was not built" in told
-    assert not [*remarks(DQN_PRESETS.general("x", Gymnasium(id="CartPole-v1")))]
+    (told,) = remarks(DQN_PRESETS.general("x", Gymnasium(id="CartPole-v1")))
+    assert "was not built" in told
 
 
 def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(with_core):

@@ -22,8 +22,8 @@ enum { PANEL = 2 * LANES, DEPTH = 256, TALL = LANES == 16 ? 8 : 6, TOWERS = 4 };
 /* ---- threads ---- */
 
 #define SPIN 100000     /* nanoseconds that a thread waits awake */
-#define WORTH (1 << 20) /* products and sums from which a second thread is worth a hand-over */
-#define ALONE 100       /* jobs that are done without helpers once one of them has lost its core */
+#define WORTH 6000000   /* products and sums from which a second thread is worth a hand-over */
+#define ALONE 1000      /* jobs that are done without helpers once one of them has lost its core */
 
 typedef void (*Task)(const void *job, int64_t number);
 
