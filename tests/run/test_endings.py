@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -33,7 +31,7 @@ from tests.run.watching import (
     worker_name,
 )
 
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.api.launcher import Job
 from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
@@ -266,12 +264,24 @@ def test_an_environment_that_exits_ends_the_run_with_one_error(
     ended_well(tmp_path / "run", "failed", "the arm is gone")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vanishing(WorkerConfig):
+class Absent(WorkerHandle):
     """A worker that returns at once, whatever it is told."""
 
-    def build(self, context: Context) -> Any:
-        return SimpleNamespace(run=lambda: None)
+    ended = False
+
+    def run(self, *others: WorkerHandle) -> None:
+        pass
+
+    def run_once(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vanishing(WorkerConfig):
+    """The configuration of `Absent`."""
+
+    def build(self, context: Context) -> WorkerHandle:
+        return Absent()
 
 
 def test_a_thread_that_ends_unasked_is_noticed() -> None:

@@ -70,13 +70,13 @@ class Limits(Config):
         super().__post_init__()
         if self.until:
             check_condition("limits.until", self.until)
-        self.check_above_zero("steps", "updates", "seconds", "window")
         for name in ("seconds", "mean_return"):
             value = getattr(self, name)
             if value is not None and not isfinite(value):
                 raise ConfigError(
                     f"limits.{name} = {value} is not a finite number; leave it out for no limit"
                 )
+        self.check_above_zero("steps", "updates", "seconds", "window")
         if self.return_of and self.mean_return is None:
             raise ConfigError(
                 f'limits.return_of = "{self.return_of}" says whose mean return ends the run, and no '
