@@ -35,10 +35,10 @@ from tidemill.nets.q_network import QNetwork, QPolicy, softmax
 
 @dataclass(frozen=True, kw_only=True)
 class DQN(AdamSettings):
-    """Deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement
-    learning"), with what Hessel et al. 2018, "Rainbow", joined to it: double Q-learning
-    here; n-step returns by `Replay(steps=n)`; priorities by `PrioritisedReplay`;
-    duelling, noisy and distributional networks by `QNetwork`.
+    """DQN does deep Q-learning (Mnih et al. 2015, "Human-level control through deep
+    reinforcement learning"), with what Hessel et al. 2018, "Rainbow", added to it: double
+    Q-learning here; n-step returns by `Replay(steps=n)`; priorities by
+    `PrioritisedReplay`; duelling, noisy and distributional networks by `QNetwork`.
 
     Everything is counted in updates, never in time: with a trainer's `ratio` of 1/4 an
     update is four steps.

@@ -25,10 +25,10 @@ policy's own samples they are 1, but for rounding."""
 
 @dataclass(frozen=True, kw_only=True)
 class Impala(PolicyGradient):
-    """The importance-weighted actor-learner: V-trace targets, the policy gradient with
-    weighted advantages, an entropy bonus, one pass over each batch (Espeholt et al. 2018,
-    "IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
-    Architectures").
+    """Impala, the importance-weighted actor-learner, trains by V-trace targets, a policy
+    gradient with weighted advantages and an entropy bonus, in one pass over each batch
+    (Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+    Actor-Learner Architectures").
 
     Ratios and values are those of the policy at the start of the update, for the whole
     batch. Where returns are normalised, advantages are in the same units as values: those

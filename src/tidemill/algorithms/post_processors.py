@@ -39,8 +39,10 @@ class Returns(PostProcessor):
 @dataclass(frozen=True, kw_only=True)
 class GAE(PostProcessor):
     """GAE adds ``post.advantage`` and ``post.target`` to rows, float32, in reward units:
-    generalised advantages and λ-returns (see `formulas.gae`) by the values of the policy
-    that acted. PPO trains by them instead of computing its own."""
+    generalised advantages and λ-returns, by the values of the policy that acted (see
+    `tidemill.algorithms.policy_gradient_formulas.gae`). PPO trains by them instead of
+    computing its own, unless `PPO.correct_off_policy` is set; other algorithms do not
+    read them."""
 
     reads: ClassVar[tuple[str, ...]] = _READ
 

@@ -23,8 +23,9 @@ from tidemill.nets.trainable import TrainablePolicy
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(PolicyGradient):
-    """Proximal policy optimisation: clipped surrogate, GAE, several epochs over each
-    batch, Adam (Schulman et al. 2017, "Proximal Policy Optimization Algorithms")."""
+    """PPO, proximal policy optimisation, trains by a clipped surrogate loss, GAE, several
+    epochs over each batch, and Adam (Schulman et al. 2017, "Proximal Policy Optimization
+    Algorithms")."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {
         **PolicyGradient.ranges,

@@ -34,13 +34,13 @@ from tidemill.nets.squashed_gaussian import SquashedGaussianPolicy, split, squas
 
 @dataclass(frozen=True, kw_only=True)
 class SAC(AlgorithmConfig):
-    """Soft actor-critic (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
-    Applications"): two critics, an actor that is paid for its entropy, and a temperature
-    α that keeps the entropy where it is wanted. Each update is a step of the critics, of
-    the actor and of α, and one of the target critics.
+    """SAC, the soft actor-critic (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
+    Applications"), trains two critics, an actor whose reward includes its entropy, and a
+    temperature α that holds the entropy at `target_entropy`. Each update is a step of the
+    critics, of the actor, of α (with `learn_temperature`) and of the target critics.
 
-    For policies of `SquashedGaussian`, on batches of a `Replay`; the critics have the
-    hidden layers that the policy has.
+    It is for policies of `SquashedGaussian`, on batches of a `Replay` or
+    `PrioritisedReplay`; the critics have the hidden layers that the policy has.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {

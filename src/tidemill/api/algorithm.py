@@ -63,11 +63,12 @@ before its first one (burn-in) or after an episode (padding)."""
 
 
 class Sample(dict[str, Array]):
-    """A sample is a block of rows: field name → array [T, N, ...] of T = burn_in +
-    sample_steps + bootstrap rows of N seats, time first. `burn_in` and `bootstrap` say
-    how many rows at its start and its end are not trained on, `channel` through which of
-    the consumer's channels it came. Its arrays are views into a slot, valid until the
-    trainer releases it: copy what is kept.
+    """A sample is a block of rows, as a mapping: field name → array [T, N, ...], time
+    first, of N seats (agents × lanes) and T = burn_in + sample_steps + bootstrap rows
+    (`AgentSpec`; with mode "full" the rows of one episode). `burn_in` and `bootstrap` are
+    the numbers of rows at its start and end that are not trained on; `channel` tells
+    through which of the consumer's channels it came. The arrays are views of the stream's
+    memory, valid until the trainer releases the sample: copy what you keep.
     """
 
     burn_in: int = 0
@@ -84,8 +85,9 @@ class Sample(dict[str, Array]):
 
     @property
     def advance(self) -> int:
-        """Rows by which it takes its seats on, final rows among them and fillers not:
-        what a trainer's `batch_size` counts."""
+        """Number of its rows, over all seats, that count towards a trainer's
+        `batch_size`: all but burn-in rows, bootstrap rows and fillers. Final rows count.
+        """
         fillers = (self["version"][self.burn_in :] < 0) & ~self["done"][self.burn_in :]
         return int(fillers.size - np.count_nonzero(fillers) - self.bootstrap * fillers.shape[1])
 
@@ -203,12 +205,13 @@ class AlgorithmConfig(Config):
         return None
 
     def check_endless(self) -> None:
-        """Raise `ConfigError` for what depends on how far the run is. Called where
-        neither steps nor updates limit it, so that nobody knows."""
+        """Raise `ConfigError` for settings that depend on the share of the run that is
+        over. Called where neither `limits.steps` nor `limits.updates` is set, so that the
+        share is unknown."""
 
     def check_made(self, names: Collection[str]) -> None:
         """Raise `ConfigError` for settings that have no effect on rows to which
-        post-processors have added ``post.NAME`` of these."""
+        post-processors have added ``post.NAME`` for each NAME in `names`."""
 
     def check_policy(self, policy: PolicyConfig) -> None:
         """Raise `ConfigError` for settings that have no effect on what `policy`

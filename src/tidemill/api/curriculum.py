@@ -18,7 +18,7 @@ from tidemill.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Stage(Config):
-    """A stage of a curriculum: what environments are asked for in it, and when it ends.
+    """A stage of a curriculum says what environments are asked for, and when it ends.
 
     options: plain data for the environments' resets, e.g.
         ``{"low": -0.1, "high": 0.1}``: Gymnasium's ``reset(options=…)``. A lane whose

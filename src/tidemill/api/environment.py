@@ -32,7 +32,7 @@ from tidemill.core.tally import TallyEntry
 
 @dataclass(frozen=True)
 class AgentInfo:
-    """An agent of an environment: its name (which agent specs match) and its spaces."""
+    """An agent info is an agent's name (which agent specs match) and its spaces."""
 
     name: str
     spaces: Spaces
@@ -72,7 +72,7 @@ class Tick:
         observation is in `observation`
     final: leaf name → [N, ...]: final observations of restarted seats; empty for other
         environments
-    voided: bool [N]: only of environments that `voids`. The seat's step was lost, its
+    voided: bool [N]: only where `Environment.voids`. The seat's step was lost, and its
         episode was cut after the observation before it. Never together with done or
         truncated; nothing else of the seat means anything. The lane is reset
     """
@@ -89,7 +89,9 @@ class Tick:
 
     @classmethod
     def allocate(cls, space: Space, seats: int, info: Schema, same_step: bool) -> "Tick":
-        """Return a zeroed tick for `seats` seats that see `space`."""
+        """Return a new tick for `seats` seats that observe `space`: all zeros, but for
+        `present`, which is True everywhere. `info` is `Environment.info`; `final` is
+        allocated only with `same_step`."""
         observation = schema_of_space(space, "obs")
         return cls(
             observation=allocate(observation, (seats,)),
@@ -128,13 +130,13 @@ class Environment(ABC):
     voids: whether a step may be lost: `Tick.voided` is filled in every tick. Only
         `ReplayActors` can play in such an environment
     timed: whether episodes are cut by the clock, too: no exact run can have them
-    resting: whether it failed often, and is tried again after pauses that grow (those who
-        void only)
+    resting: whether it failed often, and is tried again after pauses that grow (only
+        where `voids`)
     rests: number of times that it began to rest
     shared: whether lanes were seen to hand out one array, which is copied before the
         next lane is stepped
-    faults: texts of what went wrong since somebody took these texts away (those who void
-        only)
+    faults: texts of what went wrong since they were last read and cleared (only where
+        `voids`)
     """
 
     agents: tuple[AgentInfo, ...]
@@ -260,19 +262,19 @@ class EnvironmentConfig(Config):
 
     @property
     def single(self) -> bool:
-        """There is one of it and no more, which is not built twice (an editor that is
-        open): it has one lane, and nothing is tried out in it."""
+        """True when there is only one instance, which is never built twice (an editor
+        that is open): it has one lane, and no check tries it out."""
         return False
 
     @property
     def draws(self) -> bool:
-        """What is built with `render` may have pictures; False where it never has, so
-        that nobody is told to watch it."""
+        """True when an environment built with `render` may have pictures; False where it
+        never has, so that nobody is told to watch it."""
         return True
 
     @property
     def remote(self) -> bool:
-        """Its steps are taken by a server, so that calls for them may be lost."""
+        """True when a server takes the steps, so that calls for them may be lost."""
         return False
 
     @property

@@ -127,10 +127,11 @@ class WorkerConfig(Config):
     """Who goes from READY to RUNNING first: trainers 1, buffers 2, policy workers 3,
     evaluation 4, population 5, actors 6."""
     owns_environment: ClassVar[bool] = False
-    """Such workers are configured first and answer with their spaces."""
+    """Whether workers of this kind own environments: they are configured first, and
+    answer with their spaces."""
     limited: ClassVar[bool] = False
-    """Such workers end by themselves, at the limits; any other that returns before it is
-    told to is an error."""
+    """Whether workers of this kind end by themselves, at the limits; one of any other
+    kind that returns before it is told to is an error."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +149,8 @@ class WorkerConfig(Config):
 
     @property
     def farewell_s(self) -> float:
-        """Seconds more than others that the worker may need to end: to write much."""
+        """Extra seconds that the worker may take to end, for instance to write a large
+        checkpoint."""
         return 0.0
 
     def ports(self) -> tuple[Port, ...]:
@@ -156,8 +158,8 @@ class WorkerConfig(Config):
         return ()
 
     def plays(self) -> dict[int, tuple[str, str]]:
-        """Return whose episodes the worker reports (as `Episodes`): by the number of an
-        agent spec, its policy and which agents it matches."""
+        """Return, by index, the agent specs whose episodes the worker reports (as
+        `Episodes`): for each its policy and its `match`."""
         return {}
 
     def measures(self) -> tuple[str, ...] | None:
@@ -185,8 +187,8 @@ class WorkerConfig(Config):
         """Raise `ConfigError` for what the worker could not do in this experiment."""
 
     def least_memory(self) -> Sequence[Need]:
-        """Return what all workers of the group are going to fill at least, as far as that
-        is known before anything is built."""
+        """Return the least memory that all workers of the group together will take, as
+        far as that is known before anything is built."""
         return ()
 
     def build(self, context: "Context") -> WorkerHandle:
@@ -368,9 +370,9 @@ class Experiment(Config):
         return {*RESERVED, *(name for group in groups for name in self.workers[group].records())}
 
     def players(self) -> dict[tuple[str, int], tuple[str, ...]]:
-        """Return under which names the episodes count that a group of workers reports of
-        an agent spec, by (group, number of the spec): the policy's, or "" where all are
-        of one policy; and POLICY/AGENTS where several specs play it."""
+        """Return the names under which finished episodes are counted: (group, index of
+        the agent spec) → names. These are the policy ("" where there is only one) and,
+        where several specs play that policy, also POLICY/AGENTS."""
         played = {
             (group, number): who
             for group, config in self.workers.items()
@@ -392,8 +394,8 @@ class Experiment(Config):
         return list(dict.fromkeys(who for names in self.players().values() for who in names)) or [""]
 
     def judged(self) -> list[str]:
-        """Return whose mean return the limit is about, of `episode_names`: that of any of
-        them ends the run."""
+        """Return those of `episode_names` that `Limits.mean_return` applies to; the first
+        one that reaches it ends the run. Empty without that limit."""
         limits, names = self.limits, self.episode_names()
         if limits.mean_return is None:
             return []

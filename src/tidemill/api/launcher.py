@@ -79,8 +79,8 @@ class Launcher(ABC):
         its output)."""
 
     def condition(self, worker: str) -> str:
-        """Say what keeps a worker still that it cannot tell itself ("is stopped …"); ""
-        for nothing that is known."""
+        """Return why a worker makes no progress, where it cannot say so itself ("is
+        stopped …"); "" where nothing is known."""
         return ""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The run whose records a sink gets.
+    """A logged run is what a sink is told of its run.
 
     folder: the run's folder, which exists
     settings: the experiment as plain data, without secrets

@@ -24,19 +24,22 @@ class Policy(ABC):
 
     @abstractmethod
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
-        """Answer n requests: write every field of the answer schema (``action...``,
-        ``log_prob`` float32, ``value`` float32 in reward units, and for recurrent
-        policies the next state) into ``out[name][:n]``. `deterministic` (bool, or bool
-        [n]) asks for the mode of the distribution. Must not keep references to its
-        arguments."""
+        """Answer n requests. `observation` and `state` map leaf names (``obs``,
+        ``obs.position``; ``state.hidden``) to arrays [n, ...]; observations are raw, as
+        rows hold them. Write every field that `PolicyConfig.answer` declares (``action``
+        or its leaves, ``log_prob``, and ``value`` in reward units where it is declared),
+        and the next value of each field of `PolicyConfig.state`, into ``out[name][:n]``.
+        `deterministic` (bool, or bool [n]) asks for the mode of the distribution. Keep no
+        references to the arguments."""
 
     def begin(
         self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays
     ) -> Callable[[], None]:
-        """Begin what `act` does, and return what ends it: `out` is written once that was
-        called, in any thread, in the order of the beginnings. All arguments but `out` are
-        free at once. For policies that compute elsewhere than in the caller's thread;
-        others do everything here."""
+        """Start what `act` does, and return a function that finishes it: `out` is written
+        once it has been called. It may be called from any thread; several are called in
+        the order in which they were started. The other arguments may be reused as soon as
+        `begin` returns. By default everything is done here, by `act`; override it for a
+        policy that computes outside of the caller's thread."""
         self.act(observation, state, deterministic, out)
         return _nothing
 

@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 
 class TidemillError(Exception):
-    """The base of every error that is raised on purpose. `str(error)` is one message that
-    a user can act on."""
+    """This is the base of every error that is raised on purpose. `str(error)` is one
+    message that a user can act on."""
 
 
 class ConfigError(TidemillError):

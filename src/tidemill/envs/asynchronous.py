@@ -23,8 +23,8 @@ from tidemill.envs.reset_options import reset_env
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(EnvironmentConfig):
-    """An environment of one's own whose `reset` and `step` are `async def`, with
-    arguments and results as Gymnasium's have.
+    """An `Asynchronous` config builds an environment of one's own whose `reset` and
+    `step` are `async def`, with arguments and results as Gymnasium's have.
 
     make: "module:NAME" or "FILE.py:NAME": a class or function that returns one, with
         `observation_space`, `action_space`, ``async def reset(self, *, seed=None,

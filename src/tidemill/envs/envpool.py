@@ -25,9 +25,9 @@ _TINY = np.finfo(np.float64).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class EnvPool(EnvironmentConfig):
-    """A task of EnvPool, of one agent. Its numbers are not those of Gymnasium's
-    environment of that name. There are pictures of Atari, Box2D, classic control and
-    MiniGrid.
+    """An `EnvPool` config builds a task of EnvPool, of one agent. Its observations and
+    rewards differ in detail from those of Gymnasium's environment of that name. Atari,
+    Box2D, classic control and MiniGrid can be rendered.
 
     id: "HalfCheetah-v4", "Pong-v5", …: `envpool.list_all_envs()` has them
     num_threads: threads that step the lanes, on the cores that the actor keeps to; 0: one

@@ -31,10 +31,12 @@ from tidemill.envs.wrapper import Wrapper
 
 @dataclass(frozen=True, kw_only=True)
 class Slots(EnvironmentConfig):
-    """Slots wrap `environment` as one that may fail: for slow and remote environments, a
-    lane in each target of `ReplayActors` (lanes = 1, ring = the number of slots). Let it
-    step in a thread of its own (`Gymnasium(threads=1)`), or on an event loop, so that
-    slots do not wait for others.
+    """Slots wrap an `environment` whose steps may fail, hang or be slow. A step that
+    raises or exceeds `deadline_s` is voided: its episode is cut before it, the
+    environment is made anew, and the other slots go on. Each slot is a target of one lane
+    of `ReplayActors` (lanes = 1, ring = the number of slots). The environment should step
+    in a thread of its own (`Gymnasium(threads=1)`) or on an event loop, so that slots do
+    not wait for each other.
 
     environment: the environment that may fail
     deadline_s: most seconds that a step, a reset, or making the environment may take;

@@ -36,7 +36,8 @@ Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
 
 @dataclass(frozen=True, kw_only=True)
 class Gymnasium(EnvironmentConfig):
-    """A Gymnasium environment, named by exactly one of `id` and `make`.
+    """A `Gymnasium` config builds the Gymnasium environment that exactly one of `id` and
+    `make` names.
 
     id: "CartPole-v1", or "module:ENV_ID" to import the module that registers it
     make: "module:NAME" or "FILE.py:NAME", the place of a class or function that returns a

@@ -34,8 +34,8 @@ _INSTALL = {  # by the start of a module's name, longer ones first: what pip ins
 
 @dataclass(frozen=True, kw_only=True)
 class PettingZoo(EnvironmentConfig):
-    """A PettingZoo environment: a `ParallelEnv` or an `AECEnv`, which is seen from what
-    `make` returns.
+    """A `PettingZoo` config builds a PettingZoo environment, a `ParallelEnv` or an
+    `AECEnv`, whichever `make` returns.
 
     Agents are those of its `possible_agents`, in their order. An observation that is a
     Dict with a part `action_mask` keeps it as a part; a mask that comes in the agents'

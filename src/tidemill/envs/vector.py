@@ -36,8 +36,8 @@ QUICKER = {
 
 @dataclass(frozen=True, kw_only=True)
 class GymnasiumVector(EnvironmentConfig):
-    """An environment that comes as a vector of its own (Gymnasium's ``make_vec``), named
-    by exactly one of `id` and `make`.
+    """A `GymnasiumVector` config builds an environment that comes as a vector of its own
+    (Gymnasium's ``make_vec``), named by exactly one of `id` and `make`.
 
     id: "CartPole-v1", or "module:ENV_ID"
     make: "module:NAME" or "FILE.py:NAME": a callable that takes `num_envs` and returns a

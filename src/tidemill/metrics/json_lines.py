@@ -82,7 +82,10 @@ class JSONLines(MetricSink):
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, float]]:
-    """Return the records of the run in `folder`, in order (see `each_record`)."""
+    """Return the metrics of the run in `folder`: its records in order, each a mapping
+    from names to numbers (``{"step": 4096.0, "return/mean": 21.5}``). A null is read as
+    NaN, and a torn last line is left out. Raises `RunError` when there is no metrics
+    file, or a line is no record."""
     return list(each_record(Path(folder)))
 
 

@@ -37,8 +37,8 @@ def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCritic(PolicyConfig):
-    """A feed-forward policy with a value head, for every observation space and for
-    Discrete, MultiDiscrete, MultiBinary and float Box actions.
+    """An actor-critic is a feed-forward policy with a value head, for every observation
+    space and for Discrete, MultiDiscrete, MultiBinary and float Box actions.
 
     Images go through the convolutions of Mnih et al. 2015 (*Nature*), everything else
     flattened (integers as one-hot) through the hidden layers; an observation that has
@@ -56,10 +56,10 @@ class ActorCritic(PolicyConfig):
     ``auto`` that refuses an observation without images."""
     convolutions: Literal["auto", "float32", "bfloat16"] = "float32"
     """What the convolutions compute in; weights, heads and Adam are float32 always.
-    bfloat16 is up to twice as fast on a CPU that has it, and slower on some; on one that
-    has not, float32 is taken all the same. ``auto`` is decided by a measurement before
-    processes start, and the run's configuration says for what; unmeasured it is
-    bfloat16."""
+    bfloat16 is up to twice as fast on a CPU that supports it, and slower on some; on one
+    that does not, float32 is taken. With ``auto`` the faster one is measured before
+    processes start, and written into the run's configuration; without a measurement it
+    is bfloat16."""
     shared_critic: bool | None = None
     """Whether the critic shares all layers but its head with the actor. None: with images
     yes, unless the critic sees more; else no."""
@@ -83,9 +83,10 @@ class ActorCritic(PolicyConfig):
 
     native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "auto"
     """Instruction set in which the native core computes an MLP on a CPU (docs/native.md);
-    ``off``: numpy does; ``auto`` is decided as that of `convolutions` is, unmeasured it
-    is ``off``. A run keeps to what it names, and is refused where that cannot be had;
-    playing what it trained is not. The variable ``TIDEMILL_NATIVE`` goes before."""
+    ``off``: numpy computes it. With ``auto`` the fastest is measured before processes
+    start, and written into the run's configuration; without a measurement it is ``off``.
+    A run whose instruction set is not there is refused; playing what it trained is not.
+    The environment variable ``TIDEMILL_NATIVE`` overrides this setting."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

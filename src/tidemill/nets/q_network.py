@@ -38,8 +38,8 @@ def _spread(network: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class QNetwork(MLPSettings):
-    """A network that tells the value of each action, for Discrete actions; the policy
-    takes the best one, and with probability ε any (`DQN` sets ε and sends it with the
+    """A Q-network computes the value of each Discrete action; its policy takes the best
+    action, and with probability ε a random one (`DQN` sets ε and sends it with the
     weights). Every observation is flattened, but one that is a single image. A uint8
     image whose height and width are both at least 36 goes through the convolutions of
     Mnih et al. 2015, in torch, and takes hidden = (512,) to be that paper's network; a

@@ -19,12 +19,13 @@ from tidemill.nets.cells import CELLS, Memory
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentActorCritic(ActorCritic):
-    """An `ActorCritic` with a recurrent cell between the hidden layers and the heads:
+    """It is an `ActorCritic` with a recurrent cell between the hidden layers and heads:
     what it saw earlier in an episode bears on what it does. Actor and critic have cells
     of their own unless they share their layers.
 
     Rows hold its state before acting, ``state.hidden`` (and ``state.cell`` of an LSTM),
-    float32 [1 or 2, width]. PPO trains it on stretches of rows (`PPO.chunk_steps`).
+    float32 [2, width] for the actor's and the critic's cell, [1, width] where they share
+    one. `PPO` and `Impala` train it on chunks of rows (`chunk_steps`).
     """
 
     hidden: tuple[int, ...] = (64,)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchNetwork(PolicyConfig):
-    """The base of feed-forward policies with a torch network of one's own. Subclass it,
+    """A torch network is a feed-forward policy with a network of one's own. Subclass it,
     with the network's settings as fields, and implement `network`.
 
     Sampling, log-probabilities, parameters and checkpoints are done by the base, for
@@ -42,7 +42,7 @@ class TorchNetwork(PolicyConfig):
 
         outputs: width of the head, which follows from the action space: a logit for each
             choice of a Discrete or MultiDiscrete and each bit of a MultiBinary, a mean
-            for each number of a Box; parts of a nested space one after the other
+            for each number of a float Box. Dict and Tuple actions are refused
 
         The value is the expected return, divided by the running standard deviation of
         returns (`TrainablePolicy.value_scale`; 1 without `normalise_returns`), so that a

@@ -26,8 +26,9 @@ def presets_of(algorithm: str) -> Presets:
 
 
 def experiment_for(name: str, environment: EnvironmentConfig, algorithm: str = "ppo") -> Experiment:
-    """Return the experiment of `algorithm` that is tuned for the environment that users
-    call `name`, or the general one. A server is asked what it plays. Raises
-    `ConfigError`."""
+    """Return the experiment that is tuned for training `algorithm` ("ppo", "dqn" or
+    "sac") on the environment that users call `name`, or the algorithm's general
+    experiment where none is. For an environment on a server, the server is asked for the
+    name. Raises `ConfigError` for an unknown algorithm, or one that does not fit."""
     name = environment.preset_name(name)
     return presets_of(algorithm).find(name, environment)(name, environment)

@@ -44,8 +44,8 @@ LARGEST = 256 << 20  # bytes of an answer, also of what a compressed one says
 
 @dataclass(frozen=True, kw_only=True)
 class OpenEnv(EnvironmentConfig):
-    """An OpenEnv server (package openenv-core). Each lane is a session of its own; all
-    wait on one event loop.
+    """An `OpenEnv` config plays on an OpenEnv server (package openenv-core). Each lane is
+    a session of its own; all wait on one event loop.
 
     url: "http://HOST:PORT" or "https://HOST/PATH"
     translate: "module:NAME" or "FILE.py:NAME": a class or function that returns an object

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Rest(EnvironmentConfig):
-    """An environment that a server plays, over HTTP as docs/rest.md says. Each lane is a
-    session of its own, with a connection of its own.
+    """Rest configures an environment that a server plays, over HTTP as docs/rest.md says.
+    Each lane is a session of its own, with a connection of its own.
 
     url: URL of the server, "http://HOST:PORT" or "https://HOST/PATH"
     token: what the server asks for. "$NAME" is read from the environment variable NAME

@@ -16,12 +16,14 @@ from tidemill.replay.sequences import Ints
 
 @dataclass(frozen=True, kw_only=True)
 class PrioritisedReplay(Replay):
-    """A prioritised replay memory draws transitions in proportion to how far off the
-    algorithm was on them: Schaul et al. 2016, "Prioritized Experience Replay", section
-    3.3, the proportional variant. Transition i is drawn with probability P(i) = p_i^α / Σ
-    p^α, one from each of as many equal shares of the sum as the batch has, and weighs (N
-    · P(i))^-β, divided by the greatest weight in the batch. p_i is how far off the
-    algorithm was when it last trained on it; a new transition has the greatest p so far.
+    """A prioritised replay memory draws transitions in proportion to a power of their
+    priority: Schaul et al. 2016, "Prioritized Experience Replay", section 3.3, the
+    proportional variant. The priority p_i is the absolute TD error of transition i (for
+    a distributional `QNetwork` its loss) when it was last trained on, at least 1e-6; a
+    new transition has the greatest one so far. Transition i is drawn with probability
+    P(i) = p_i^α / Σ p^α, stratified (the sum is split into as many equal parts as a batch
+    has transitions), and its loss is weighted by (N · P(i))^-β, divided by the greatest
+    weight in the batch.
 
     alpha: α: 0 draws uniformly, 1 in proportion to p
     beta: β at the start; it rises to 1 in a straight line

@@ -18,10 +18,10 @@ from tidemill.core.schema import layout, schema_of, views
 
 @dataclass(frozen=True, kw_only=True)
 class PriorityQueue(BufferConfig):
-    """A priority queue copies samples into memory of the trainer's own, so that producers
-    never wait for it, and may use each several times. A batch is made of those with most
-    uses left, the newest first; a full queue evicts those with fewest uses left, the
-    oldest first. It is empty again after a resume.
+    """A priority queue copies samples into the trainer's own memory, so that producers
+    never wait for it, and lets the trainer use each sample `reuses` times. A batch takes
+    the samples with most uses left, the newest first; a full queue evicts those with
+    fewest uses left, the oldest first. It is empty after a resume.
 
     capacity: rows that it holds, as `batch_size` counts them; equal trainers share them
     reuses: how often each sample is trained on, unless it is evicted or becomes too old

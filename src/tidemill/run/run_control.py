@@ -38,10 +38,12 @@ class RunControl:
         return self._controller.save()
 
     def change(self, policy: str | None = None, /, **settings: Any) -> None:
-        """Change numbers of the algorithm that trains `policy` (None: of each policy's),
-        such as `learning_rate`: from the next update on, the same one for equal trainers,
-        and after a resume. Or a limit: `mean_return`, `until`. Nothing is changed where
-        one of them cannot be, and `ConfigError` tells those that can."""
+        """Change numbers of the algorithm that trains `policy` (None: of every
+        algorithm), such as `learning_rate`, or the limits `mean_return` and `until`. A
+        change acts from the next update on, at the same update in all equal trainers, and
+        is kept after a resume. Raises `ConfigError`, and changes nothing, where one of
+        them cannot be changed; with `ReplayTrainer.exact` or `journal` no number of the
+        algorithm can."""
         experiment = self._controller.job.experiment
         trainers = experiment.groups(TrainerConfig)
         if policy is not None:

@@ -67,7 +67,8 @@ class ParameterSource(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Newest(ParameterSource):
-    """The policy plays the newest version that its trainer has published."""
+    """Newest, as `AgentSpec.parameters`, has an inline policy play the newest version
+    that its trainer has published."""
 
     from_start = True  # trainers publish before they are ready, and nobody starts before that
 
@@ -81,8 +82,9 @@ class Newest(ParameterSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn(ParameterSource):
-    """The policy plays versions that are drawn from the run's parameter database: a new
-    one with each episode where the actors' targets have one lane, with each sample else.
+    """Drawn, as `AgentSpec.parameters`, has an inline policy play versions drawn from the
+    run's parameter database: a new draw with each episode where targets have one lane,
+    else with each sample.
 
     tag: the version that this tag points to; before it points to any, the latest
     among: the versions to draw from; by itself all that are kept.
@@ -141,8 +143,9 @@ class Drawn(ParameterSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(ParameterSource):
-    """The policy plays one set of parameters for the whole run: a `file` that ``tidemill
-    params RUN export`` wrote, or none: as it is built, untrained.
+    """Fixed, as `AgentSpec.parameters`, has an inline policy play one set of parameters
+    for the whole run: those of `file`, written by ``tidemill params RUN export``, or
+    without a file those that the policy is built with, untrained.
     """
 
     file: str | None = None

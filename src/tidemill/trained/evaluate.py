@@ -97,9 +97,10 @@ def evaluate(
     trust: Trust = False,
     quiet: bool = False,
 ) -> EvaluationResult:
-    """Play `episodes` episodes of the run's environment with its trained policies, and
-    return what they reached: undiscounted returns, in the environment's own reward units,
-    and lengths, in steps. It is also written into the run's folder.
+    """Play `episodes` episodes of the environment of the run in folder `run` with its
+    trained policies. Return what they reached: undiscounted returns, in the environment's
+    reward units, and lengths, in steps (`.mean`; `.specs` has one entry per agent spec).
+    It is also written into the folder, as ``evaluation-<update>.json``.
 
     episodes: number of episodes of the environment, each of all its agents
     lanes: copies of the environment; each plays its share of the episodes

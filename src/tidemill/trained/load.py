@@ -250,8 +250,9 @@ def load(
     deterministic: act by the mode of the policy's distribution; else draw from it, by a
         random stream of `seed`
 
-    Raises `RunError`, `CheckpointError` or `DatabaseError`. The environment is not built,
-    and torch is imported only by policies that need it to act.
+    Raises `RunError`, `CheckpointError`, `DatabaseError`, or `ConfigError` for arguments
+    that do not go together. The environment is not built, and torch is imported only by
+    policies that need it to act.
     """
     path = Path(run)
     if path.is_file():

@@ -35,11 +35,13 @@ QUARTILES = 4  # curves from which on there is something between the quartiles
 
 
 def plot(runs: Sequence[str | Path], out: str | Path, x: str = "step", y: str = "return/mean") -> None:
-    """Draw metric `y` over metric `x` for the runs in the given folders, into the picture
-    file `out`.
+    """Draw metric `y` over metric `x` for the runs in the given folders into the picture
+    file `out`, whose suffix is the format (PNG without one). Runs that differ by their
+    seed alone become one line: their mean, or from four runs on their interquartile mean,
+    with its 95 % bootstrap interval as a band.
 
-    Raises `RunError` when a run has no metrics, none has `x` or `y`, matplotlib is
-    missing, or `out` cannot be written.
+    Raises `RunError` when `runs` is empty, a run has no metrics, none has `x` or `y`,
+    seeds have no `x` in common, matplotlib is missing, or `out` cannot be written.
     """
     with needing("plotting needs", 'pip install "tidemill[plot]"', RunError):
         from matplotlib.figure import Figure

@@ -6,9 +6,11 @@ from tidemill.training.experiment_from import Trainable, environments_of
 
 
 def check_env(environment: Trainable, seed: int = 0) -> list[Finding]:
-    """Return what ``tidemill check-env`` finds of an environment: its spaces, what can be
-    trained, values, resets, determinism, speed. `environment` is as of `tidemill.train`;
-    of an experiment it is each group of actors' one.
+    """Return what ``tidemill check-env`` finds out about an environment: its spaces, what
+    can be trained, values, resets, determinism, speed. Each finding has a `name`, a
+    `level` ("ok", "warn" or "fail"), a `message` and a `cure`. `environment` is anything
+    that `tidemill.train` takes; of an experiment the environment of each group of actors
+    is checked.
 
     seed: of the environment and of the random actions
     """

@@ -32,9 +32,11 @@ from tidemill.training.train import train
 
 
 def read_iterations(folder: str | Path) -> list[dict[str, float]]:
-    """Return what each iteration of the run in `folder` came to, as the metrics have it:
-    ``step``, and ``iteration/…`` (see `replay_training.trainer_config.ITERATION`; returns
-    only where episodes ended). Raises `RunError` where there are no metrics."""
+    """Return one record per iteration of the run in `folder`: ``step``, and
+    ``iteration/`` with ``number``, ``updates``, ``seconds``, ``training_episodes``,
+    ``training_return``, ``overshoot``, ``evaluation_episodes``, ``evaluation_steps`` and
+    ``evaluation_return``; returns only where episodes ended, the others where they apply.
+    Raises `RunError` where there are no metrics."""
     return [
         {name: value for name, value in record.items() if name == "step" or name.startswith("iteration/")}
         for record in each_record(Path(folder))
@@ -43,12 +45,14 @@ def read_iterations(folder: str | Path) -> list[dict[str, float]]:
 
 
 class AsyncTrainRunner:
-    """The asynchronous runner trains with `num_slots` environments that step at the same
-    time as training goes on, held together by the exact `ratio` of training tasks to
-    steps. What is None stays as the experiment has it; a `ratio` is given here or in the
-    experiment's trainer.
+    """The asynchronous runner trains while `num_slots` environments step, with exactly
+    `ratio` updates per env step. An argument that is None leaves what the experiment
+    says; `ratio` must be given here or by the experiment's `ReplayTrainer`.
 
-    num_iterations: number of iterations; None: until the experiment's limits
+    num_slots: number of environments, each in a slot of its own (`Slots`)
+    ratio: updates per env step: "1/4", "3/2", 8
+    num_iterations: number of iterations; needs `training_steps`, and sets the
+        experiment's limit of steps to their product. None: until its own limits
     training_steps: env steps of an iteration
     evaluation_steps: env steps of the evaluation at each one's end, by the weights of
         that moment, in an environment of its own
@@ -159,7 +163,11 @@ class AsyncTrainRunner:
 
 class TrainRunner(AsyncTrainRunner):
     """The synchronous runner steps one environment in this thread: a step, then the
-    training that it owes. It takes the same experiment and has the same iterations."""
+    training that it owes. It takes the same experiment and has the same iterations.
+
+    settings: arguments of `AsyncTrainRunner`; by default num_slots = 1, exact = True (so
+        that `slack` must be left out) and launch = "inline"
+    """
 
     def __init__(self, experiment: Experiment, **settings: Any) -> None:
         super().__init__(experiment, **{"num_slots": 1, "exact": True, "launch": "inline", **settings})

@@ -66,8 +66,8 @@ class Summary(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run that has ended: its folder, how it ended, what it trained and
-    measured."""
+    """A result says of a run that has ended its folder, how it ended, what it trained and
+    what it measured."""
 
     folder: Path
     summary: Summary

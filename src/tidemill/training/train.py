@@ -75,8 +75,9 @@ def train(
         measures them anew, "given" takes the experiment as it is; or a layout's text, as
         it was shown
     fixed: paths of settings that are not to be changed, e.g. "workers.actor.lanes"
-    log: what metrics are written to besides metrics.jsonl: "tensorboard", "csv", "wandb",
-        or sinks of one's own; several as a list, or with commas between
+    log: what metrics are written to besides metrics.jsonl: "tensorboard" (the default),
+        "csv", "wandb", or `MetricSink`s of one's own (a class, or "FILE.py:NAME");
+        several as a list, or with commas between
     on_update: called in this process with each record of updates and a `RunControl`: it
         may log, save, stop the run, or change a limit
     slots: with a replay memory: number of environments that step at the same time, each
@@ -89,8 +90,9 @@ def train(
         parameter here (`Actors.slots`), or is that of settings of several kinds
         (`count`), as ``**{"workers.actor.slots": 3}``
 
-    Raises `ConfigError` or `RunError`. Ctrl-C and SIGTERM end the run cleanly, with a
-    final checkpoint (status "interrupted").
+    Raises `ConfigError` for what cannot be run, `RunError` or another `TidemillError`
+    for a run that failed, and what `on_update` raised, as it is. Ctrl-C and SIGTERM end
+    the run cleanly, with a final checkpoint (status "interrupted").
     """
     refuse_while_loading("tidemill.train(…)")
     check_words(launch, run_dir, layout, log)  # before an environment is built to see what it is
@@ -173,8 +175,8 @@ def resume(
     log: Sinks | None = None,
     on_update: OnUpdate | None = None,
 ) -> Result:
-    """Go on with a run from its last good checkpoint: weights, optimiser, normalisers,
-    counters.
+    """Continue the run in folder `run` from its newest checkpoint that is whole: weights,
+    optimiser, normalisers, counters.
 
     launch: as of `train`; None: what it was launched by last
     file: the experiment's file, when it has changed since
@@ -183,6 +185,9 @@ def resume(
         never has
     log: as of `train`; None: what it logged to last
     on_update: as of `train`
+
+    Raises `RunError` (a folder that is not trusted, or is in use), `CheckpointError` or
+    `ConfigError`; what ends the run is raised as by `train`.
     """
     refuse_while_loading("tidemill.resume(…)")
     folder = RunFolder.open(Path(run))

@@ -134,8 +134,9 @@ class Actors(ActorConfig):
     """Actor workers step environments and send samples of the agents' rows to trainers.
 
     A *target* is a vector of environments that are stepped together, each a *lane* of it;
-    a *ring* is an actor's targets, served in turn. A *row* is one step of one agent. An
-    episode that *ended* is terminated, one that was *cut* is truncated.
+    a *ring* is an actor's targets, served in turn. A *seat* is one agent in one lane, a
+    *row* one step of one seat. A *slot* is a place for one sample in a stream. An episode
+    that *ended* is terminated, one that was *cut* is truncated.
 
     agents: which policies play, and what becomes of their rows; of several that match an
         agent the first one plays it
@@ -161,7 +162,8 @@ class Actors(ActorConfig):
 
     @classmethod
     def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """What plays for a replay memory was a spec of mode "stepwise"."""
+        """Return saved settings in today's form: actors of one spec whose mode was
+        "stepwise" are `ReplayActors` now. See `Config.of_today`."""
         specs = data.get("agents")
         spec = specs[0] if isinstance(specs, list) and len(specs) == 1 else None
         if not isinstance(spec, dict) or spec.get("mode") != "stepwise":

@@ -38,8 +38,9 @@ LOOK = 0.25  # seconds between looks at the database
 
 @dataclass(frozen=True, kw_only=True)
 class Population(WorkerConfig):
-    """A population manager has the members of a population go on from better ones, with
-    changed settings.
+    """A population manager does population-based training (Jaderberg et al. 2017): at
+    intervals, each of the worst members takes over the weights and settings of one of the
+    best, with those settings changed.
 
     members: the policies of the population, each with one trainer of its own that stores
         versions
@@ -47,7 +48,8 @@ class Population(WorkerConfig):
         ``{"learning_rate": (1e-5, 1e-2)}``; they may begin outside
     steps: env steps that every member trains between two decisions: many enough that what
         it reaches is that of its present weights and settings
-    metric: what is recorded of versions by which members are compared; higher is better
+    metric: what is recorded of versions by which members are compared; higher is better.
+        "training_return" is the mean return of the last 100 training episodes
     quantile: a member among so large a share of the worst goes on from one among as large
         a share of the best, which is drawn
     factors: numbers of which one is drawn to multiply each setting that was taken over

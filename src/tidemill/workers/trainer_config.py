@@ -168,7 +168,8 @@ class Trainer(TrainerConfig):
 
     @classmethod
     def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """What had a ratio trained from a replay memory."""
+        """Return saved settings in today's form: a trainer with a ratio is a
+        `ReplayTrainer` now. See `Config.of_today`."""
         if data.get("ratio") is None:
             return data
         others = {name: value for name, value in data.items() if name != "max_policy_lag"}

@@ -23,8 +23,8 @@ from tidemill.core.user_code_loading import is_expected, load_attribute
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatorEnvironment(EnvironmentConfig):
-    """A simulator as an environment: started anew for each lane, or open already (an
-    editor), in one lane. docs/simulators.md tells how an engine joins.
+    """A simulator environment plays a simulator: started anew for each lane, or open
+    already (an editor), in one lane. docs/simulators.md tells how an engine joins.
 
     path: the executable; a FILE.py is run by this Python, a FILE.exe by Mono. None: an
         editor joins at the usual file
