@@ -26,7 +26,7 @@ static: .venv/ready-to-test
 # The native core's tests under the address and undefined-behaviour sanitizers; torch's own leaks are not ours. Wide layers, which take
 # minutes there, in one instruction set.
 sanitize: .venv/ready-to-test
-	$(BIN)/python -m tidemill.native.build .venv/sanitized -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+	$(BIN)/python -m tidemill.native.build .venv/sanitized -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 NATIVE_LIBRARY=$(CURDIR)/.venv/sanitized/libkernels.so.1 \
 	$(BIN)/pytest -n 2 -q tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_traces.py \
 	-k "not (test_layers and (baseline or avx512 or number_of_threads))"

@@ -440,6 +440,7 @@ def test_ratios_are_computed_once_per_batch_before_the_first_step():
         return evaluate(sample, rows)
 
     learner._evaluate = look
+    learner._epoch = lambda *args: None  # minibatch by minibatch, by whatever computes
     learner._step = lambda *args: steps.append(1) or step(*args)
     learner.update([sample, sample], 0.0)
     assert len(found) == 2 and len(steps) >= 6

@@ -93,8 +93,8 @@ class PPOLearner(PolicyGradientLearner):
     def _differentiate(
         self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float
     ) -> int:
-        native = self._bound(source, columns)
-        if native is None or not len(pieces):
+        # a trainer without rows has no inputs to bind
+        if not len(pieces) or (native := self._bound(source, columns)) is None:
             return super()._differentiate(source, columns, pieces, weight)
         native.differentiate(pieces, weight)
         return len(pieces)
