@@ -66,7 +66,8 @@ class DQN(AdamSettings):
     learning_rate: float = 5e-4
     """Learning rate of Adam."""
     max_gradient_norm: float | None = 10.0
-    """The gradient of all weights together is scaled down to this Euclidean norm."""
+    """The gradient of all weights together is scaled down to this Euclidean norm.
+    None: it is not scaled."""
     target_every: int = 500
     """Number of updates between two moves of the target network."""
     target_rate: float = 1.0

@@ -72,7 +72,8 @@ class PolicyGradient(AdamSettings):
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus, per nat."""
     max_gradient_norm: float | None = 0.5
-    """Gradients of all weights together are scaled down to this Euclidean norm."""
+    """Gradients of all weights together are scaled down to this Euclidean norm.
+    None: they are not scaled."""
     normalise_returns: bool = True
     """Whether values are learnt in units of the running standard deviation of their
     targets."""

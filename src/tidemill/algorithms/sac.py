@@ -67,7 +67,7 @@ class SAC(AlgorithmConfig):
     """Added to Adam's denominator."""
     max_gradient_norm: float | None = None
     """The gradients of the actor, and of both critics together, are scaled down to this
-    Euclidean norm."""
+    Euclidean norm. None: they are not scaled."""
     target_rate: float = 0.005
     """τ: in each update the target critics move to the critics by this share of the
     way."""

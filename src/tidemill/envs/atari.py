@@ -21,9 +21,10 @@ _CURE = 'pip install "ale-py>=0.12"'
 
 @dataclass(frozen=True, kw_only=True)
 class Atari(EnvironmentConfig):
-    """An Atari game: observations uint8 [stack, height, width], 84×84 and four frames in
-    a row unless set otherwise. At its end its info has the game's `score`, whatever
-    rewards are; `evaluate` and `play` have whole games, whose rewards are the score.
+    """An `Atari` config builds a game, with observations uint8 [stack, height, width],
+    84×84 and four frames in a row unless set otherwise. At its end its info has the
+    game's `score`, whatever rewards are; `evaluate` and `play` have whole games, whose
+    rewards are the score.
 
     id: "ALE/Pong-v5", "Pong" or "pong"
     num_threads: threads that step the games; 0: one per core

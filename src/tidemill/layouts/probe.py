@@ -15,7 +15,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from fractions import Fraction
 from time import perf_counter, sleep
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -36,6 +35,7 @@ from tidemill.envs.lanes import LaneLoop
 from tidemill.layouts.cost_measurement import RandomPlay, obey, order_of, random_rows, start, timed
 from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
 from tidemill.nets.weights import placeholder_weights
+from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_environments import seen_by
@@ -409,7 +409,7 @@ def measure_updates(
 
     update()
     cost = timed(update, seconds, precise=True).each[0]
-    return Training(cost * float(Fraction(trainer.ratio or 1)), False, 0.0, 0)
+    return Training(cost * float(parse_ratio(trainer.ratio or 1)), False, 0.0, 0)
 
 
 def make_sample(

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,11 +40,13 @@ def build(folder: Path, *flags: str) -> Path:
     if platform.machine() == "x86_64":
         compilations |= {name: f"-DISA={name} {more}" for name, more in X86.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder) as made:
-        objects = []
+    with TemporaryDirectory(dir=folder) as made, ThreadPoolExecutor(os.cpu_count()) as pool:
+        commands, objects = [], []
         for (name, more), source in product(compilations.items(), SOURCES):
             objects.append(str(Path(made, f"{source.stem}-{name}.o")))
-            _run([*compiler, *FLAGS.split(), *flags, *more.split(), "-c", str(source), "-o", objects[-1]])
+            settings = [*FLAGS.split(), *flags, *more.split()]
+            commands.append([*compiler, *settings, "-c", str(source), "-o", objects[-1]])
+        list(pool.map(_run, commands))  # which raises what one of them raised
         whole = Path(made, LIBRARY)
         _run([*compiler, *flags, "-shared", "-pthread", *objects, "-lm", "-o", str(whole)])
         return whole.replace(folder / LIBRARY)  # at once: a run that has the old one loaded keeps it

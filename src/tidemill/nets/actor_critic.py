@@ -14,13 +14,13 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
-from tidemill.native.library import Kernels, asked_for, choices, unavailable
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
 from tidemill.nets.masks import mask_of
 from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.native_actor_critic import NativeActorCritic
+from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.nets.trainable import Network, TrainablePolicy
@@ -36,7 +36,7 @@ def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorCritic(PolicyConfig):
+class ActorCritic(NativeSetting):
     """An actor-critic is a feed-forward policy with a value head, for every observation
     space and for Discrete, MultiDiscrete, MultiBinary and float Box actions.
 
@@ -81,13 +81,6 @@ class ActorCritic(PolicyConfig):
     actor does not depend on them in any way. ``global_state`` is passed over where an
     observation lacks it; parts of other names must be there."""
 
-    native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "auto"
-    """Instruction set in which the native core computes an MLP on a CPU (docs/native.md);
-    ``off``: numpy computes it. With ``auto`` the fastest is measured before processes
-    start, and written into the run's configuration; without a measurement it is ``off``.
-    A run whose instruction set is not there is refused; playing what it trained is not.
-    The environment variable ``TIDEMILL_NATIVE`` overrides this setting."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_hidden(self.hidden)
@@ -103,22 +96,21 @@ class ActorCritic(PolicyConfig):
             )
 
     @property
+    def in_core(self) -> bool:
+        return self.memory is None
+
+    @property
     def undecided(self) -> bool:
-        kernels = self.native == "auto" and not self.memory and len(choices()) > 1
-        return kernels or self.convolutions == "auto"
+        return super().undecided or self.convolutions == "auto"
 
     def alternatives(self, spaces: Spaces) -> Sequence[Self]:
         if not self.observation_encoder(spaces).images:
-            open_here = self.native == "auto" and self.memory is None
-            return [self.replace(native=name) for name in choices()] if open_here else (self,)
+            return super().alternatives(spaces)
         if self.convolutions != "auto":
             return (self,)
         from tidemill.nets.torch_copies import has_bfloat16
 
         return [self.replace(convolutions=kind) for kind in ("float32", "bfloat16")[: 1 + has_bfloat16()]]
-
-    def to_play(self) -> Self:
-        return self if unavailable(self.native) is None else self.replace(native="off")
 
     def observation_encoder(self, spaces: Spaces) -> ObservationEncoder:
         """Return what flattens the observations. Raises `ConfigError` where the settings
@@ -210,11 +202,6 @@ class ActorCritic(PolicyConfig):
         if device == "cpu" and not self.observation_encoder(spaces).images:
             backend = "native" if self.kernels() is not None else "numpy"
         return ActorCriticPolicy(self, spaces, seed, backend, device)
-
-    def kernels(self) -> Kernels | None:
-        """Return the native core's kernels where they are to compute an MLP. Raises
-        `ConfigError` where they cannot be had."""
-        return asked_for(self.native) if self.memory is None else None
 
 
 def _torch_network(config: ActorCritic, shape: ActorCriticShape, flat: Floats, device: str) -> Network:

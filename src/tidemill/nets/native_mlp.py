@@ -1,57 +1,11 @@
-"""Networks of plain layers that the native core computes, and the setting of policies
-that says so."""
+"""Networks of plain layers that the native core computes."""
 
-from collections.abc import Sequence
 from ctypes import addressof
-from dataclasses import dataclass
-from typing import Literal, Self
 
 import numpy as np
 
-from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Spaces
-from tidemill.core.errors import ConfigError
-from tidemill.native.library import (
-    INSTRUCTION_SETS,
-    KernelLayers,
-    Kernels,
-    address,
-    asked_for,
-    choices,
-    threads,
-    unavailable,
-)
+from tidemill.native.library import KernelLayers, Kernels, address, threads
 from tidemill.nets.mlp import MLP, Floats, MLPShape, total
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLPSettings(PolicyConfig):
-    """The setting of policies whose plain layers, and those of what trains them, the
-    native core can compute."""
-
-    native: Literal["off", "auto", "baseline", "avx2", "avx512"] = "auto"
-    """See `ActorCritic.native`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = ("off", "auto", *INSTRUCTION_SETS)
-        if self.native not in known:
-            raise ConfigError(f'native = "{self.native}" is not known; take one of {", ".join(known)}')
-
-    @property
-    def undecided(self) -> bool:
-        return self.native == "auto" and len(choices()) > 1
-
-    def alternatives(self, spaces: Spaces) -> Sequence[Self]:
-        return [self.replace(native=name) for name in choices()] if self.undecided else (self,)
-
-    def to_play(self) -> Self:
-        return self if unavailable(self.native) is None else self.replace(native="off")
-
-    def kernels(self) -> Kernels | None:
-        """Return the native core's kernels where they are to compute its layers. Raises
-        `ConfigError` where they cannot be had."""
-        return asked_for(self.native)
 
 
 class NativeMLP(MLP):

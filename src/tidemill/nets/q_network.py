@@ -17,7 +17,7 @@ from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.mlp import Floats, check_hidden
-from tidemill.nets.native_mlp import MLPSettings
+from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.q_function import QFunction, Shape, first_weights
 from tidemill.nets.weights import CONVOLUTIONS, load_parameters, valued_answer, views
 
@@ -37,7 +37,7 @@ def _spread(network: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QNetwork(MLPSettings):
+class QNetwork(NativeSetting):
     """A Q-network computes the value of each Discrete action; its policy takes the best
     action, and with probability ε a random one (`DQN` sets ε and sends it with the
     weights). Every observation is flattened, but one that is a single image. A uint8

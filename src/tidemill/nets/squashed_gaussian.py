@@ -13,7 +13,8 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.mlp import Floats, MLPShape, check_hidden
-from tidemill.nets.native_mlp import MLPSettings, mlp
+from tidemill.nets.native_mlp import mlp
+from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.weights import load_parameters, views
 
 LOG_STD = -20.0, 2.0
@@ -24,7 +25,7 @@ LOG_TWO = np.float32(np.log(2))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquashedGaussian(MLPSettings):
+class SquashedGaussian(NativeSetting):
     """A squashed Gaussian acts in bounded Box spaces: centre + half · tanh(u), u normal,
     with mean and standard deviation from a network of relu layers that sees the flattened
     observation (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications",

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
 from tidemill.native.library import VARIABLE, unavailable
-from tidemill.nets.actor_critic import ActorCritic
-from tidemill.nets.native_mlp import MLPSettings
+from tidemill.nets.native_setting import NativeSetting
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import TrainerConfig
@@ -19,7 +18,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         if actors.environment.remote:
             yield _remote(experiment, name, actors)
     for name, policy in experiment.policies.items():
-        if isinstance(policy, ActorCritic | MLPSettings) and (kernels := policy.kernels()):
+        if isinstance(policy, NativeSetting) and (kernels := policy.kernels()):
             core = f"the native core ({kernels.instruction_set})"
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
     yield from numpy_instead(experiment)
@@ -28,8 +27,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 def numpy_instead(experiment: Experiment) -> Iterator[str]:
     """Yield why numpy computes MLPs where the native core, which could, is missing."""
     able = any(
-        isinstance(policy, MLPSettings) or (isinstance(policy, ActorCritic) and not policy.memory)
-        for policy in experiment.policies.values()
+        isinstance(policy, NativeSetting) and policy.in_core for policy in experiment.policies.values()
     )
     if able and os.environ.get(VARIABLE) != "off" and (why := unavailable("auto")):
         yield f"numpy computes MLPs, since the native core cannot be used: {why}"

@@ -112,6 +112,8 @@ def evaluate(
     actor: the group of actors whose environment and agents are taken, when there are
         several
     quiet: show no progress
+
+    Raises `RunError`, `ConfigError`, `CheckpointError` or `DatabaseError`.
     """
     check_counts(episodes=episodes, lanes=lanes)
     folder = RunFolder.open(Path(run))

@@ -61,6 +61,9 @@ class AsyncTrainRunner:
     slack: steps that gathering may be ahead
     finish_episodes: phases end with episodes (see `ReplayTrainer.finish_episodes`)
     launch: "threads", "processes" or "inline"
+
+    Of its attributes `experiment` is what it runs, `folder` that of its last run, and
+    `iterations` what `read_iterations` found there. Raises `ConfigError`.
     """
 
     def __init__(
