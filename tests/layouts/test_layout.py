@@ -156,6 +156,27 @@ def test_small_minibatches_are_gathered_by_all_and_trained_on_by_one() -> None:
         assert choose(made, costs, 2).trainers == 2
 
 
+def test_lanes_stay_in_one_process_where_ticks_cost_more_than_steps() -> None:
+    cart_pole = Costs(0.7e-6, 4e-6, 0.4e-6, 10e-6, 13e-6, 1, True, minibatch=20e-6, sums=39_000, tick=25e-6)
+    made = experiment(lanes=8, steps=256, algorithm=PPO(minibatch_size=64, epochs=10))
+    layout = choose(made, cart_pole, 2)
+    assert (layout.actors, layout.trainers, layout.lanes) == (1, 1, 8)
+    assert cart_pole.words(8).startswith("a step takes 3.8 µs, inference 1.7, training 13")
+    # as many seconds, which shrink with the lanes
+    slow_steps = msgspec.structs.replace(cart_pole, env=60e-6, tick=0.0)
+    assert choose(made, slow_steps, 2).actors == 2
+
+
+def test_an_environment_s_tick_is_told_from_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def least(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+        lanes = work() or work()  # the first tick resets
+        return (20e-6 + lanes * 3e-6) / lanes, 30e-6
+
+    monkeypatch.setattr(probing, "least", least)
+    actors = Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8)
+    assert measure_environment(actors, lambda _: None) == pytest.approx((3e-6, 30e-6, 20e-6))
+
+
 def test_many_cores_share_small_minibatches_among_few_trainers() -> None:
     for cores in (16, 64):
         layout = choose(experiment(), CARTPOLE, cores)
@@ -496,17 +517,23 @@ def test_an_environment_may_refuse_the_lanes_of_a_probe_but_not_its_own() -> Non
 def test_what_waking_costs_beside_other_programs_is_no_cost_of_an_environment(
     own: float, waking: float, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def timed(work: Callable[[], int], seconds: float, precise: bool) -> TimeSpent:
+    def least(work: Callable[[], int], seconds: float) -> tuple[float, float]:
         work()
-        return TimeSpent(1, costs.pop(0), 5e-3, 0.0)
+        return costs.pop(0), 5e-3
 
+    def timed(work: Callable[[], int], seconds: float, precise: bool) -> TimeSpent:
+        return TimeSpent(1, *least(work, seconds), 0.0)
+
+    monkeypatch.setattr(probing, "least", least)
     monkeypatch.setattr(probing, "timed", timed)
     costs = [own, waking]
-    core, wall = measure_environment(Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8), lambda _: None)
+    core, wall, _ = measure_environment(
+        Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8), lambda _: None
+    )
     assert (core, wall) == (pytest.approx(left, abs=2e-9), 5e-3) and core > 0
     costs = [own, waking]
     # has no threads: its costs choose nothing
-    assert measure_environment(Actors(environment=Scripted(), lanes=8), lambda _: None) == (own, 5e-3)
+    assert measure_environment(Actors(environment=Scripted(), lanes=8), lambda _: None) == (own, 5e-3, 0.0)
 
 
 def test_layouts_are_chosen_for_processes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

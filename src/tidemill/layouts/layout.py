@@ -37,6 +37,9 @@ COLD = 80e-6  # core seconds of a tick of one lane after a wait, without the lan
 # they sum: a sum of 40 KB takes 22 µs, and the slower one is waited for; in runs both
 # together were 100 to 200 (benchmarks/gradient_sums.py)
 SUM, SUMMED_BYTE = 90e-6, 0.25e-9
+# part of the gathering by which the slower of several processes is waited for: 3 ms of 60
+# at CartPole's with 8 lanes
+UNEVEN = 0.05
 NEARLY = 0.05  # layouts that promise as much within this are equal: the one with fewer workers is taken,
 ALMOST = 0.01  # and among those with as many, within this, the one with fewer targets
 # an environment waits when its step takes so much longer than its work, and so long
@@ -52,7 +55,8 @@ def waits(core: float, wall: float) -> bool:
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a probe measured.
 
-    env: core seconds of an env step
+    env: core seconds of an env step, without those of the tick:
+    tick: core seconds of the environment in a tick, however many lanes step
     wall: seconds that pass in it, those in which others had the core not counted
     infer: core seconds per row acted on, without those of the calls:
     call: core seconds of the calls of policies in a tick, however many rows they answer
@@ -79,13 +83,14 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minibatch: float = 0.0
     sums: int = 0
     decided: dict[str, dict[str, Any]] = {}
+    tick: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("env", "wall", "infer", "train", "rows"):
             value = getattr(self, name)
             if not 0 < value < 1e6:
                 raise ValueError(f"{name} = {value} is no cost")
-        for name in ("call", "minibatch", "sums"):
+        for name in ("call", "minibatch", "sums", "tick"):
             if not 0 <= (value := getattr(self, name)) < 1e12:
                 raise ValueError(f"{name} = {value} is no cost")
 
@@ -102,7 +107,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.waits
             else ""
         )
-        step = microseconds(self.wall if self.waits else self.env)
+        step = microseconds(self.wall if self.waits else self.env + self.tick / lanes)
         acted = microseconds(self.rows * self.infer + self.call / lanes)
         trained = microseconds(self.rows * self.train)
         return f"a step takes {step} µs{waited}, inference {acted}, training {trained}" + (
@@ -452,7 +457,8 @@ def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple
     # many versions old as there are slots
     ahead = lag is not None and lag >= parts.actors.slots
     for layout in _computing(experiment, cores, most_trainers, ahead):
-        gather = costs.env + costs.rows * costs.infer + (TICK + costs.call) / layout.lanes
+        gather = costs.env + costs.rows * costs.infer + (TICK + costs.tick + costs.call) / layout.lanes
+        gather *= 1 + UNEVEN * (layout.together and layout.actors > 1)
         train = costs.rows * trained(algorithm, costs, layout.trainers)
         speed = _by_turns if layout.together else min
         yield layout, speed(layout.actors / gather, 1 / train)

@@ -32,7 +32,7 @@ from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
-from tidemill.layouts.cost_measurement import RandomPlay, obey, order_of, random_rows, start, timed
+from tidemill.layouts.cost_measurement import RandomPlay, least, obey, order_of, random_rows, start, timed
 from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
 from tidemill.nets.weights import placeholder_weights
 from tidemill.replay.limiter import parse_ratio
@@ -50,6 +50,7 @@ DECIDING = 0.5
 QUICK = 1e-3  # seconds of a step; slower environments are measured by one lane
 BUILDING = 0.15  # seconds that building all lanes may take; else there are fewer
 FEW_LANES = 2
+WARMING = 3  # ticks before those that are timed
 LATER = 0.02  # by which a tick may be longer on one core, and that core be enough
 LONGEST_NAP = 0.01  # seconds; by then caches are as cold as they get
 FEW_ROWS = 64  # trained on first, to see how many there is time for
@@ -68,16 +69,24 @@ class Arithmetic(msgspec.Struct):
     decided: dict[str, dict[str, Any]]
 
 
+class Stepping(NamedTuple):
+    """What an environment costs; the fields are those of `Costs`."""
+
+    env: float
+    wall: float
+    tick: float = 0.0
+
+
 def measure(experiment: Experiment, source: str | None = None) -> Costs:
     """Return the costs of an experiment that has one group of actors and one of
     trainers."""
     (actors,) = experiment.groups(ActorConfig).values()
     with _other_process() as other:
-        env, wall = measure_environment(
+        stepping = measure_environment(
             actors,
             lambda agents: _tell(other, order_of(experiment, source, list(agents))),
         )
-        costs = Costs(env=env, wall=wall, **msgspec.structs.asdict(_answer(other)))
+        costs = Costs(**stepping._asdict(), **msgspec.structs.asdict(_answer(other)))
     if costs.waits:  # threads are tried on cores that nobody else has
         threaded, one_core = threads_serve(actors.environment)
         costs = msgspec.structs.replace(costs, threaded=threaded, one_core=one_core)
@@ -244,11 +253,10 @@ def _tick_in_threads(config: EnvironmentConfig) -> float:
     return float(np.median(np.diff(times)[1:]))  # the first was a reset
 
 
-def measure_environment(
-    actors: ActorConfig, tell: Callable[[Sequence[AgentInfo]], None]
-) -> tuple[float, float]:
-    """Return the core seconds and the seconds of a step. `tell` is called with the agents
-    as soon as these are known."""
+def measure_environment(actors: ActorConfig, tell: Callable[[Sequence[AgentInfo]], None]) -> Stepping:
+    """Return what a step and a tick cost: the line through ticks of as many lanes as the
+    run will have, and of half of them. `tell` is called with the agents as soon as these
+    are known."""
     config = actors.environment
     if getattr(config, "threads", 0):
         config = config.replace(threads=0)
@@ -265,13 +273,27 @@ def measure_environment(
             environment, seconds = _build(config, lanes, actors.lanes)
             stepping = RandomPlay(environment)
             lanes = min(actors.lanes, int(lanes * BUILDING / seconds)) if lanes <= FEW_LANES else lanes
-        stepping.tick()
-        core, wall = timed(stepping.tick, STEPPING, precise=True).each
+        core, wall = _stepping(stepping)
+        most, half = environment.lanes, environment.lanes // 2
+        if half and not waits(core, wall):
+            environment.close()
+            environment, _ = _build(config, half, actors.lanes)
+            of_half = half * _stepping(RandomPlay(environment))[0]
+            each = (most * core - of_half) / (most - half)
+            if 0 < each < core:
+                return Stepping(each, max(wall, each), of_half - half * each)
     finally:
         environment.close()
     if waits(core, wall) and getattr(actors.environment, "threads", None) is not None:
         core -= max(waking(wall - core) - COLD, 0.0)
-    return max(core, 1e-9), wall
+    return Stepping(max(core, 1e-9), wall)
+
+
+def _stepping(play: RandomPlay) -> tuple[float, float]:
+    """Return the core seconds and the seconds of a step."""
+    for _ in range(WARMING):
+        play.tick()
+    return least(play.tick, STEPPING)
 
 
 def waking(seconds: float) -> float:
@@ -331,7 +353,7 @@ def answering(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -
         return 1
 
     act()
-    return timed(act, COMPUTING / 2, precise=True).each[0]
+    return least(act, COMPUTING / 2)[0]
 
 
 def measure_learner(
