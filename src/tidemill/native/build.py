@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SOURCES = [Path(__file__).with_name(name) for name in ("kernels.c", "layers.c")]
+SOURCES = [Path(__file__).with_name(name) for name in ("kernels.c", "layers.c", "threads.c")]
 # not NAME.so, which importlib would take for a module of this package
 LIBRARY = "libkernels.so.1"
 

@@ -1,6 +1,7 @@
 /* What the files of the core share: vectors of the instruction set that is compiled for, and the
    names of what they export. */
 
+#pragma once
 #include <stdint.h>
 
 #if defined(__AVX512F__)
