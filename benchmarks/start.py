@@ -24,7 +24,7 @@ def start(what: str, folder: Path) -> tuple[float, float]:
     words = ["train", what, "--run-dir", "run", "--set", "limits.updates=1"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
     subprocess.run(
-        [sys.executable, "-m", "tidemill.cli.main", *words],
+        [sys.executable, "-m", "tidemill.cli.entry", *words],
         cwd=folder,
         env=environment,
         capture_output=True,

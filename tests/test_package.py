@@ -54,7 +54,9 @@ def test_a_worker_process_imports_no_simulator_code_no_asyncio_and_no_http() -> 
 import sys
 import tidemill.launchers.entry
 from tidemill import PPO, ActorCritic, Actors, Gymnasium, Trainer
-foreign = ("asyncio", "http", "ssl", "rich", "typer", "tidemill.bridge", "tidemill.run", "tidemill.remote")
+tidemill.launchers.entry._import_ahead()
+ours = ("tidemill.bridge", "tidemill.run", "tidemill.remote")
+foreign = ("asyncio", "http", "ssl", "rich", "typer", "torch", *ours)
 print([name for name in foreign if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -56,8 +56,8 @@ def test_what_the_readme_types_works_from_the_wheel_alone(wheel, tmp_path):
     with ZipFile(wheel) as archive:
         archive.extractall(there)
     script = (
-        "import sys, tidemill, tidemill.cli.main; assert tidemill.__file__.startswith(sys.argv.pop(1)); "
-        "tidemill.cli.main.app()"
+        "import sys, tidemill, tidemill.cli.entry; assert tidemill.__file__.startswith(sys.argv.pop(1)); "
+        "tidemill.cli.entry.main()"
     )
     environment = {
         **os.environ,

@@ -256,7 +256,7 @@ def test_the_command_is_named_as_it_can_be_typed(tmp_path: Path, monkeypatch: py
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)
     monkeypatch.setattr(sys, "executable", str(binaries / "python"))
-    assert command() == "python -P -m tidemill.cli.main"
+    assert command() == "python -P -m tidemill.cli.entry"
     (binaries / "tidemill").touch()
     assert command() == str(binaries / "tidemill")
     monkeypatch.chdir(tmp_path)

@@ -1,15 +1,12 @@
-"""What every worker process runs: read the order, connect, build the workers, live.
-
-python -P -m tidemill.launchers.entry < order.json
-"""
+"""What every worker process runs: receive the order, connect, build the workers, live."""
 
 import gc
+import importlib
 import json
 import os
 import select
 import signal
 import socket
-import sys
 import threading
 import traceback
 from contextlib import suppress
@@ -29,7 +26,8 @@ from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
-from tidemill.launchers.processes import ENDING, ProcessSetup
+from tidemill.launchers.processes import ProcessSetup
+from tidemill.launchers.worker_process import ENDING, receive_order
 from tidemill.native.library import use_threads
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport
@@ -46,9 +44,15 @@ def main() -> None:
     keep_freed()
     _leave_signals_to_runner()
     runner = os.getppid()
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=ProcessSetup)
-    for descriptor in order.descriptors():
-        os.set_inheritable(descriptor, False)  # what an environment starts must not keep them open
+    if not select.select([0], [], [], 0)[0]:  # started early
+        _import_ahead()
+    if (received := receive_order()) is None:
+        return
+    text, (output, *descriptors) = received
+    for standard in (1, 2):
+        os.dup2(output, standard)
+    os.close(output)
+    order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
     begin_to_work()
     travel(order.path)
     if order.core is not None:
@@ -91,6 +95,14 @@ def main() -> None:
             sleep(0.005)
         if os.getppid() != runner:
             _end_session()
+
+
+def _import_ahead() -> None:
+    """Import what most workers need, as long as nobody knows what is needed."""
+    for module in ("workers.actor", "workers.trainer", "nets.actor_critic", "algorithms.ppo"):
+        importlib.import_module(f"tidemill.{module}")
+    with suppress(ImportError):
+        importlib.import_module("gymnasium")
 
 
 def _leave_signals_to_runner() -> None:

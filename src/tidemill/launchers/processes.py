@@ -2,7 +2,7 @@
 one. Linux only (memfd, eventfd).
 
 Bells and control links are created here, what joins the workers by a transport; all is
-inherited by descriptor, and a worker's configuration goes to its standard input. With
+handed over by descriptor, together with a worker's configuration (`worker_process`). With
 shared memory nothing has a name in the system, so nothing is left behind however a
 process ends.
 """
@@ -16,12 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 
 import msgspec
+from msgspec.structs import replace
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
@@ -32,7 +33,8 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, returned
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
-from tidemill.core.user_code_loading import environment_of_ours, own_path
+from tidemill.core.user_code_loading import own_path
+from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport
 
@@ -46,7 +48,6 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
     signal.SIGKILL: " (by hand, or by the system for want of memory: see dmesg)",
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what ends a run; a worker leaves it to the runner
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -59,7 +60,7 @@ class WorkerEnds(msgspec.Struct, frozen=True):
 
 
 class ProcessSetup(msgspec.Struct, frozen=True):
-    """What a worker process reads from its standard input."""
+    """The order of a worker process."""
 
     ends: list[WorkerEnds]
     transport: str  # by its name
@@ -75,11 +76,29 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     bell: int
     path: list[str]  # where the main process looks for modules
 
-    def descriptors(self) -> set[int]:
-        """Return all that the process inherits."""
+    def descriptors(self) -> list[int]:
+        """Return all that it names, each once."""
         handles = [handle for end in self.ends for handle in end.edges.values()]
         links = (end.link for end in self.ends)
-        return {self.bell, *links, *(d for handle in handles for d in handle.descriptors)}
+        return list(
+            dict.fromkeys([self.bell, *links, *(d for handle in handles for d in handle.descriptors)])
+        )
+
+    def received(self, copies: Sequence[int]) -> "ProcessSetup":
+        """Return what holds in a process that has `copies` of its descriptors."""
+        own = dict(zip(self.descriptors(), copies, strict=True))
+        ends = [
+            WorkerEnds(
+                end.worker,
+                own[end.link],
+                {
+                    edge: replace(handle, descriptors=tuple(own[d] for d in handle.descriptors))
+                    for edge, handle in end.edges.items()
+                },
+            )
+            for end in self.ends
+        ]
+        return replace(self, ends=ends, bell=own[self.bell])
 
 
 class ProcessesLauncher(Launcher):
@@ -156,6 +175,7 @@ class ProcessesLauncher(Launcher):
             for name in names:
                 self._links[name].watch(self._keep(os.pidfd_open(process.pid)))
                 self._logs[name], self._process_of[name] = log, process
+        end_early()
         return {name: self._links[name] for name, _ in experiment.members()}
 
     def check(self, experiment: Experiment) -> None:
@@ -168,8 +188,7 @@ class ProcessesLauncher(Launcher):
     def command(self, workers: Sequence[str]) -> list[str]:
         """Return the command of the process of these workers. A subclass may put another
         before it that ends by becoming it, as `nice` and `taskset` do."""
-        # without the working directory among its places of modules
-        return [sys.executable, "-P", "-m", "tidemill.launchers.entry"]
+        return list(COMMAND)
 
     @staticmethod
     def _cores(experiment: Experiment, processes: list[list[str]]) -> list[int | None]:
@@ -186,25 +205,11 @@ class ProcessesLauncher(Launcher):
         return descriptor
 
     def _spawn(self, order: ProcessSetup, log: Path) -> "subprocess.Popen[bytes]":
-        threads = str(order.math_threads)
-        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-        with open(log, "wb", opener=private) as output, _signals_blocked():
-            process = subprocess.Popen(
-                returned(self.command([end.worker for end in order.ends]), list, self.command),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=sorted(order.descriptors()),
-                env=environment_of_ours(**limits),
-                start_new_session=True,  # Ctrl-C is the runner's to handle
-            )
-        assert process.stdin is not None
-        try:
-            process.stdin.write(msgspec.json.encode(order))
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # it died at once: the link says so
-        return process
+        command = returned(self.command([end.worker for end in order.ends]), list, self.command)
+        with open(log, "wb", opener=private) as output:
+            worker = worker_process(command, environment(order.math_threads), output.fileno())
+            worker.send(msgspec.json.encode(order), [output.fileno(), *order.descriptors()])
+        return worker.process
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         sleep(least)
@@ -346,17 +351,6 @@ def allow_descriptors(count: int) -> None:
         )
     if soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Have processes that are started within this begin with `ENDING` blocked, until they
-    can handle it: a batch system signals all of them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def kill_session(leader: int) -> None:

@@ -313,7 +313,7 @@ def command() -> str:
         return "tidemill"
     script = Path(sys.executable or "python").with_name("tidemill")
     if not script.is_file():
-        return "python -P -m tidemill.cli.main"
+        return "python -P -m tidemill.cli.entry"
     return shlex.quote(as_typed(script))
 
 

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Self
 
 from tidemill.core.clock import awake
-from tidemill.launchers.processes import ENDING
+from tidemill.launchers.worker_process import ENDING
 
 GRACE = 18.0  # seconds from the first signal until a run that is still ending is broken off
 # seconds in which signals are one: batch systems and `timeout` send it to the process and

@@ -1,0 +1,129 @@
+"""A worker's process, as the runner starts it and as it learns what to do: its order
+comes over the socket that is its standard input, with the descriptors that it names.
+
+So a process can be started before anybody knows what for: a command begins with some
+(`start_early`), which import what workers need while the command imports what it needs
+itself. Those that a run has no use for are ended.
+"""
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from tidemill.core.user_code_loading import environment_of_ours
+
+# without the working directory among its places of modules
+COMMAND = (sys.executable, "-P", "-m", "tidemill.launchers.entry")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what ends a run; a worker leaves it to the runner
+_BATCH = 250  # descriptors in a message, of which Linux allows 253
+_LENGTH = 8  # bytes of each of the two numbers that an order begins with
+
+_early: list["WorkerProcess"] = []
+
+
+class WorkerProcess:
+    """A worker's process that waits for its order. `output`: where its own goes until
+    then."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: int = subprocess.DEVNULL
+    ) -> None:
+        self.command, self.environment = tuple(command), dict(environment)
+        self._socket, theirs = socket.socketpair()
+        with theirs, _signals_blocked():
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                self.command,
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+                start_new_session=True,  # Ctrl-C is the runner's to handle
+            )
+
+    def send(self, order: bytes, descriptors: Sequence[int]) -> None:
+        """Send the process its order, and descriptors, of which it gets copies."""
+        import resource  # no module of every system's
+
+        with self._socket, contextlib.suppress(OSError):  # it died at once: its links say so
+            resource.prlimit(  # this process may have raised its own since
+                self.process.pid, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)
+            )
+            numbers = (len(order), len(descriptors))
+            self._socket.sendall(b"".join(number.to_bytes(_LENGTH, "little") for number in numbers) + order)
+            for first in range(0, len(descriptors), _BATCH):
+                socket.send_fds(self._socket, [b"\0"], descriptors[first : first + _BATCH])
+
+    def end(self) -> None:
+        """End a process that gets no order."""
+        self._socket.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def environment(math_threads: int) -> dict[str, str]:
+    """Return the environment variables of a worker's process whose matrix products have
+    so many threads."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    # what threadpoolctl sets once it is imported, here as there
+    return {"KMP_DUPLICATE_LIB_OK": "True", **environment_of_ours(**dict.fromkeys(names, str(math_threads)))}
+
+
+def start_early(count: int) -> None:
+    """Start so many processes for whatever run this command will begin."""
+    atexit.register(end_early)
+    for _ in range(count):
+        _early.append(WorkerProcess(COMMAND, environment(1)))
+
+
+def worker_process(command: Sequence[str], variables: Mapping[str, str], output: int) -> WorkerProcess:
+    """Return a process that was started early with this command and these environment
+    variables, or else a new one."""
+    for process in _early:
+        same = process.command == tuple(command) and process.environment == variables
+        if same and process.process.poll() is None:
+            _early.remove(process)
+            return process
+    return WorkerProcess(command, variables, output)
+
+
+def end_early() -> None:
+    """End the processes that were started early and that nobody needs."""
+    while _early:
+        _early.pop().end()
+
+
+def receive_order() -> tuple[bytes, list[int]] | None:
+    """Return what this process was sent, and its copies of the descriptors; None where
+    whoever started it has no order for it, or is gone. Standard input is empty from then
+    on."""
+    with socket.socket(fileno=os.dup(0)) as connection:
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        head = connection.recv(2 * _LENGTH, socket.MSG_WAITALL)
+        length, count = (int.from_bytes(part, "little") for part in (head[:_LENGTH], head[_LENGTH:]))
+        order = connection.recv(length, socket.MSG_WAITALL) if length else b""
+        descriptors: list[int] = []
+        while len(descriptors) < count:
+            data, received, _, _ = socket.recv_fds(connection, 1, _BATCH)
+            if not data:
+                return None
+            descriptors += received
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)  # what an environment starts must not keep them open
+    return (order, descriptors) if length and len(order) == length else None
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Have processes that are started within this begin with `ENDING` blocked, until they
+    can handle it: a batch system signals all of them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,161 @@
+"""How a worker's process is started, gets its order, and ends where it gets none."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tidemill.launchers import worker_process
+from tidemill.launchers.worker_process import (
+    COMMAND,
+    WorkerProcess,
+    end_early,
+    environment,
+    start_early,
+)
+
+ECHO = """
+import os, sys
+from tidemill.launchers.worker_process import receive_order
+order, (answer, *others) = receive_order()
+assert not any(map(os.get_inheritable, others)), "what an environment starts would keep them open"
+assert sys.stdin.read() == ""
+os.write(answer, order + b":" + b"".join(os.pread(number, 4, 0) for number in others))
+"""
+
+
+@pytest.fixture(autouse=True)
+def none_left() -> Iterator[None]:
+    yield
+    end_early()
+
+
+def sent(order: bytes, numbers: list[int], tmp_path: Path) -> bytes:
+    """Return what a process answers to `order` and files that hold `numbers`."""
+    files = []
+    for number in numbers:
+        files.append(os.open(tmp_path / "number", os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+        os.write(files[-1], number.to_bytes(4, "little"))
+        os.unlink(tmp_path / "number")
+    ours, theirs = os.pipe()
+    worker = WorkerProcess([sys.executable, "-P", "-c", ECHO], environment(1))
+    worker.send(order, [theirs, *files])
+    for file in (theirs, *files):
+        os.close(file)
+    with open(ours, "rb") as answer:
+        said = answer.read()
+    assert worker.process.wait(30) == 0
+    return said
+
+
+@pytest.mark.parametrize("count", [0, 1, 249, 250, 600])
+def test_a_process_gets_its_order_and_all_descriptors_in_their_order(count: int, tmp_path: Path) -> None:
+    numbers = list(range(count))
+    answer = sent(b"x" * 300_000, numbers, tmp_path)  # more than a socket holds
+    assert answer == b"x" * 300_000 + b":" + b"".join(number.to_bytes(4, "little") for number in numbers)
+
+
+def test_one_that_gets_no_order_ends_by_itself_when_its_starter_is_killed() -> None:
+    code = (
+        "import os, time\nfrom tidemill.launchers import worker_process as w\n"
+        "w.start_early(2)\nprint(*[early.process.pid for early in w._early], flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        early = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
+        starter.send_signal(signal.SIGKILL)
+    assert len(early) == 2
+    assert psutil.wait_procs(early, 10)[1] == []
+
+
+def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so(tmp_path: Path) -> None:
+    start_early(2)
+    early = [worker.process.pid for worker in worker_process._early]
+    with open(tmp_path / "log", "wb") as log:
+        variables = environment(1)
+        others = [
+            worker_process.worker_process([*COMMAND, "--"], variables, log.fileno()),
+            worker_process.worker_process(COMMAND, environment(2), log.fileno()),
+            worker_process.worker_process(COMMAND, {**variables, "MUJOCO_GL": "egl"}, log.fileno()),
+        ]
+        taken = [worker_process.worker_process(list(COMMAND), variables, log.fileno()) for _ in range(3)]
+    assert [worker.process.pid in early for worker in taken] == [True, True, False]
+    assert not any(worker.process.pid in early for worker in others)
+    for worker in (*others, *taken):
+        worker.end()
+
+
+def test_a_dead_one_is_not_taken(tmp_path: Path) -> None:
+    start_early(1)
+    dead = worker_process._early[0].process
+    dead.kill()
+    dead.wait()
+    with open(tmp_path / "log", "wb") as log:
+        worker = worker_process.worker_process(COMMAND, environment(1), log.fileno())
+    assert worker.process.pid != dead.pid
+    worker.end()
+
+
+def command(tmp_path: Path, *words: str, first: str = "") -> "subprocess.Popen[str]":
+    code = f"import sys; sys.argv[0] = 'tidemill'\n{first}\nfrom tidemill.cli.entry import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code, *words],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_command_s_early_processes_become_its_workers_and_the_others_end(tmp_path: Path) -> None:
+    """Three are started; a run of two takes two of them, whose output goes to its log."""
+    words = ("train", "CartPole-v1", "--layout", "given", "--run-dir", "run", "--set", "limits.seconds=60")
+    first = "import tidemill.cli.entry as e; e.cores = lambda: 3"
+    with command(tmp_path, *words, first=first) as run:
+        deadline = time.monotonic() + 60
+        early: set[int] = set()
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+            early |= {child.pid for child in psutil.Process(run.pid).children()}
+            time.sleep(0.01)
+        workers = psutil.Process(run.pid).children()
+        logs = {os.readlink(f"/proc/{worker.pid}/fd/1") for worker in workers}
+        limits = {worker.rlimit(psutil.RLIMIT_NOFILE) for worker in workers}
+        assert limits == {psutil.Process(run.pid).rlimit(psutil.RLIMIT_NOFILE)}
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(30) == 128 + signal.SIGTERM
+    assert len(workers) == 2 and len(early) == 3, (workers, early)
+    assert {worker.pid for worker in workers} < early
+    assert {Path(log).name for log in logs} == {"actor-0.log", "trainer-0.log"}
+    assert not any(map(psutil.pid_exists, early))
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["train", "CartPole-v7"], 1, "CartPole"),
+        (["train", "CartPole-v1", "--max-steps", "x"], 2, "max-steps"),
+        (["train", "CartPole-v1", "--help"], 0, "Train an agent"),
+        (["resume", "nothing-there"], 1, "nothing-there"),
+    ],
+)
+def test_a_command_that_trains_nothing_says_why_and_leaves_no_process(
+    words: list[str], status: int, said: str, tmp_path: Path
+) -> None:
+    with command(tmp_path, *words) as run:
+        early: set[int] = set()
+        while run.poll() is None:
+            early |= {child.pid for child in psutil.Process(run.pid).children()} if not run.poll() else set()
+            time.sleep(0.01)
+        output, errors = run.communicate()
+    assert run.returncode == status, errors
+    assert said in re.sub(r"\x1b\[[0-9;]*m", "", output + errors)
+    assert "Traceback" not in errors
+    assert not any(map(psutil.pid_exists, early))
