@@ -22,7 +22,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import schema_of
 from tidemill.streams.inference import ChannelInferenceClient
 from tidemill.transports.local import local_endpoints
-from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.workers.actor import MAX_POLL_STEPS, Actors, AgentSpec
 from tidemill.workers.policy import PolicyWorker, PolicyWorkers
 from tidemill.workers.trainer_config import Trainer
 
@@ -318,6 +318,31 @@ def test_threaded_every_request_is_answered_once_and_right(
     for name in ("p", "q"):
         versions = [version for of, _, version in desk.batches if of == name]
         assert versions == sorted(versions)
+
+
+def test_an_actor_of_the_same_thread_is_answered_within_its_poll() -> None:
+    spec = AgentSpec(policy="p", samples="s", inference="ask-p", sample_steps=64)
+    for beside in (False, True):
+        world = World(Actors(environment=Marked(), lanes=2, agents=(spec,)), remote=True)
+        world.begin()
+        if beside:
+            world.actor.beside = world.servers
+        assert world.actor._poll().batch_count == (MAX_POLL_STEPS if beside else 1)
+        while not world.got:
+            world.poll()
+            world.drain()
+        check_samples(world)
+
+
+def test_those_who_take_turns_in_a_thread_know_one_another() -> None:
+    desk = Desk()
+    (server,) = desk.servers
+    other = Context(server.context.experiment, "asker-0", Askers(policies=("p",)), server.context.endpoints)
+    stranger = PolicyWorker(other, PolicyWorkers(stream="ask", policies=("p",)))
+    for worker in (server, stranger):
+        worker.exit("told to")
+    server.run(stranger)
+    assert (server.beside, stranger.beside) == ([stranger], [server])
 
 
 def test_policies_are_named_once() -> None:

@@ -86,7 +86,12 @@ class Limits(Config):
 
 class WorkerHandle(ABC):
     """A worker handle is what the launcher's entry needs of a worker: `run` for its own
-    thread or process, `run_once` to share one thread."""
+    thread or process, `run_once` to share one thread.
+
+    beside: the others with which it takes turns
+    """
+
+    beside: "Sequence[WorkerHandle]" = ()
 
     @property
     @abstractmethod
@@ -103,6 +108,10 @@ class WorkerHandle(ABC):
     def run_once(self) -> bool:
         """Handle what has arrived on the control link and poll once. False when nothing
         could be done."""
+
+    def attend(self) -> None:
+        """Do at once what one `beside` it may just have asked for. By itself nothing: its
+        turn comes."""
 
 
 @dataclass(frozen=True, kw_only=True)

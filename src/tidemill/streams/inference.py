@@ -82,6 +82,7 @@ class ChannelInferenceClient(InferenceClient):
         self._taken: deque[_TakenAnswer] = deque()  # in the order in which they were taken
         self._reading: list[_TakenAnswer] = []  # those that the next post gives back
         self._number = 0
+        self._attached = False
 
     @property
     def buffered(self) -> int:
@@ -112,7 +113,8 @@ class ChannelInferenceClient(InferenceClient):
                 for name, array in part.items():
                     slot[name][:rows] = array
             slot[_FLAG][:rows] = deterministic
-            slot[_HEADER][:2] = number, rows
+            header = slot[_HEADER]
+            header[0], header[1] = number, rows  # one by one: a tuple becomes an array first
             self._pending[number] = asked
             self._requests.commit()
 
@@ -127,8 +129,9 @@ class ChannelInferenceClient(InferenceClient):
             self._answers.release()
 
     def _receive(self) -> None:
-        self._release()
-        while self._answers.attach() and (slot := self._answers.take()) is not None:
+        if self._taken:
+            self._release()
+        while (self._attached or self._attach()) and (slot := self._answers.take()) is not None:
             number, rows, version, policy = slot[_HEADER].tolist()
             if number not in self._pending:
                 held = _TakenAnswer(done=True)  # late or repeated: nobody waits for it
@@ -136,12 +139,14 @@ class ChannelInferenceClient(InferenceClient):
                 raise SchemaError(f"request {number} of {asked} rows was answered with {rows}")
             else:
                 self._posted.pop(number, None)  # no need to ask again
-                held = self._arrived[number] = _TakenAnswer(
-                    Answer({n: a[:rows] for n, a in slot.items() if n != _HEADER}, version, policy)
-                )
+                held = self._arrived[number] = _TakenAnswer(Answer(slot, version, policy))
             self._taken.append(held)
             if len(self._taken) == self._answers.slots:
                 self._copy_out()
+
+    def _attach(self) -> bool:
+        self._attached = self._answers.attach()
+        return self._attached
 
     def _copy_out(self) -> None:
         """Give all slots back. Answers that nobody has read yet lie before others that
@@ -255,7 +260,8 @@ class ChannelInferenceServer(InferenceServer):
                 )
             for name in self._fields:
                 slot[name][: request.rows] = answers[name][start : start + request.rows]
-            slot[_HEADER][:] = request.number, request.rows, version, policy
+            header = slot[_HEADER]
+            header[0], header[1], header[2], header[3] = request.number, request.rows, version, policy
             producer.commit()
             if not request.answered:
                 request.answered = True

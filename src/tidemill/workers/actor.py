@@ -75,6 +75,7 @@ class ActorWorker(Worker):
         rows = [lanes * len(group) * (1 + first.same_step) for group in groups]
         self._clients = make_clients(context, config, spaces, rows, targets, self.clock)
         self._refresh = ParameterRefresh(context.experiment, config, first, self._clients, order.granted)
+        self._reported = config.plays()
         self.order = order.build(
             ActorContext(
                 context,
@@ -152,6 +153,8 @@ class ActorWorker(Worker):
                 self._refresh.before_actions(client)
                 client.flush()
                 sent |= client.buffered < buffered
+        for worker in self.beside if sent else ():
+            worker.attend()
         return sent
 
     def _stats(self) -> dict[str, float]:
@@ -161,11 +164,12 @@ class ActorWorker(Worker):
         return self.order.stats()
 
     def _report_episodes(self) -> None:
-        reported, by_spec = self._config.plays(), dict[int, list[Episode]]()
+        by_spec = dict[int, list[Episode]]()
         for spec, agent in self.order.agents:
-            if agent.episodes and spec in reported:
-                by_spec.setdefault(spec, []).extend(agent.episodes)
-            agent.episodes.clear()
+            if agent.episodes:
+                if spec in self._reported:
+                    by_spec.setdefault(spec, []).extend(agent.episodes)
+                agent.episodes.clear()
         for spec, episodes in by_spec.items():
             for stage in {stage for _, _, stage, _ in episodes}:
                 returns, lengths, _, infos = zip(

@@ -137,6 +137,8 @@ class Worker(WorkerHandle):
     def run(self, *others: WorkerHandle) -> None:
         """See `WorkerHandle.run`."""
         together = (self, *others)
+        for worker in together:
+            worker.beside = [other for other in together if other is not worker]
         idle_since: float | None = None
         rung = True
         while living := [worker for worker in together if not worker.ended]:

@@ -183,7 +183,7 @@ class _Served:
             len(joined) > 1,
             observation,
             state,
-            deterministic if deterministic.any() else False,
+            deterministic if np.count_nonzero(deterministic) else False,
             buffers.answers,
         )
 
@@ -264,6 +264,11 @@ class PolicyWorker(Worker):
         else:
             self._respond(self._compute(batch))
         return PollResult(sum(r.rows for r in requests), int(waiting is None))
+
+    def attend(self) -> None:
+        """Answer an actor of this thread before it turns to the others."""
+        if not self._threads:
+            self.run_once()
 
     def _next_requests(self) -> tuple[_Served, list[Requests]]:
         """Return the requests of the next policy, in turn, that has some."""
