@@ -36,8 +36,11 @@ def test_updates_are_numpy_s(kernels, settings):
     assert np.abs(native.policy.network.flat - NET.build(SPACES, 0).network.flat).max() > 1e-3
 
 
+@pytest.mark.parametrize("helpers", [0, 1])
 @pytest.mark.parametrize("settings", [{}, {"max_gradient_norm": None}, {"target_kl": 0.01}])
-def test_an_epoch_in_one_call_has_the_bits_of_one_minibatch_after_the_other(kernels, settings):
+def test_an_epoch_in_one_call_has_the_bits_of_one_minibatch_after_the_other(kernels, settings, helpers):
+    """Minibatches of their own are one thread's, towers in an epoch a thread's each."""
+    assert kernels.helpers(helpers) >= helpers
     _, whole = learners_of(kernels, **settings)
     _, single = learners_of(kernels, **settings)
     for seed in range(3):

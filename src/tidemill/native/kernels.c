@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "vectors.h"
+#include "threads.h"
 
 #define VERSION 5 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
@@ -207,56 +207,57 @@ static void deactivate(int64_t n, int relu, const float *h, float *of_h)
             of_h[i] *= 1 - h[i] * h[i];
 }
 
-/* Where the intermediate results of a block lie. */
+/* Where the intermediate results of a tower lie. Towers share none, so that each can be another
+   thread's. */
 typedef struct {
-    double *totals;           /* [2 · size + 1]: gradients of heads' biases and log_std, over all blocks */
-    float *inputs;            /* [BLOCK, inputs], gathered */
-    float *hidden;            /* for each tower and layer [BLOCK, width] */
+    double *totals;            /* [2 · size + 1]: gradients of heads' biases and log_std, over all blocks */
+    float *inputs;             /* [BLOCK, inputs], gathered */
+    float *hidden;             /* for each layer [BLOCK, width] */
     float *head, *of_head, *p; /* [BLOCK, size] each */
-    float *value, *of_value;  /* [BLOCK] each */
-    float *gradient[2];       /* [BLOCK, widest] each */
-    float *transposed;        /* the weights of layers above the first, [towers, width, below] */
-    float *sums;              /* [widest] */
+    float *value, *of_value;   /* [BLOCK] each */
+    float *gradient[2];        /* [BLOCK, widest] each */
+    float *transposed;         /* the weights of layers above the first, [width, below] */
+    float *sums;               /* [widest] */
 } Work;
 
-static int64_t plan(const Network *net, float *at, Work *work)
+/* Lay out the work of each tower; return how many floats that takes. */
+static int64_t plan(const Network *net, float *at, Work *works)
 {
     float *begin = at;
     int64_t widest = net->inputs > net->size ? net->inputs : net->size, all = 0, turned = 0;
     for (int64_t i = 0; i < net->layers; i++) {
         widest = net->widths[i] > widest ? net->widths[i] : widest;
         all += net->widths[i];
-        turned += i ? net->towers * net->widths[i] * net->widths[i - 1] : 0;
+        turned += i ? net->widths[i] * net->widths[i - 1] : 0;
     }
-    Work w;
-    w.totals = (double *)at, at += 2 * (2 * net->size + 1); /* first, where numpy aligns */
-    w.inputs = at, at += BLOCK * net->inputs;
-    w.hidden = at, at += BLOCK * net->towers * all;
-    w.head = at, at += BLOCK * net->size;
-    w.of_head = at, at += BLOCK * net->size;
-    w.p = at, at += BLOCK * net->size;
-    w.value = at, at += BLOCK;
-    w.of_value = at, at += BLOCK;
-    w.gradient[0] = at, at += BLOCK * widest;
-    w.gradient[1] = at, at += BLOCK * widest;
-    w.transposed = at, at += turned;
-    w.sums = at, at += widest;
-    if (work)
-        *work = w;
+    for (int64_t t = 0; t < net->towers; t++) {
+        Work w;
+        w.totals = (double *)at, at += 2 * (2 * net->size + 1); /* first, where numpy aligns */
+        w.inputs = at, at += BLOCK * net->inputs;
+        w.hidden = at, at += BLOCK * all;
+        w.head = at, at += BLOCK * net->size;
+        w.of_head = at, at += BLOCK * net->size;
+        w.p = at, at += BLOCK * net->size;
+        w.value = at, at += BLOCK;
+        w.of_value = at, at += BLOCK;
+        w.gradient[0] = at, at += BLOCK * widest;
+        w.gradient[1] = at, at += BLOCK * widest;
+        w.transposed = at, at += turned;
+        w.sums = at, at += widest;
+        at = begin + (at - begin + 15) / 16 * 16; /* to the next line of the caches */
+        if (works)
+            works[t] = w;
+    }
     return at - begin;
 }
 
-/* Where the results of a tower's layer lie; those of layer -1 are the inputs. */
-static float *hidden_of(const Network *net, const Work *w, int64_t tower, int64_t layer)
+/* Where the results of a layer lie. */
+static float *results(const Network *net, const Work *w, int64_t layer)
 {
     float *at = w->hidden;
-    for (int64_t t = 0; t <= tower; t++)
-        for (int64_t i = 0; i < net->layers; i++) {
-            if (t == tower && i == layer)
-                return at;
-            at += BLOCK * net->widths[i];
-        }
-    return w->inputs;
+    for (int64_t i = 0; i < layer; i++)
+        at += BLOCK * net->widths[i];
+    return at;
 }
 
 /* Columns of a tower's inputs that it sees. */
@@ -265,31 +266,32 @@ static int64_t seen_by(const Network *net, int64_t tower, int64_t layer)
     return layer == 0 && tower == 0 ? net->seen : below(net, layer);
 }
 
-/* All layers and heads for the n <= BLOCK rows of x [n, inputs]. */
-static void forward(const Network *net, const Work *w, const float *x, int64_t n)
+static int has_actor(int64_t tower) { return tower == 0; }
+
+static int has_critic(const Network *net, int64_t tower) { return tower == net->towers - 1; }
+
+/* A tower's layers and heads for the n <= BLOCK rows of x [n, inputs]; return its last layer. */
+static const float *forward(const Network *net, const Work *w, int64_t tower, const float *x, int64_t n)
 {
     Places at = places(net, net->weights);
-    float *weights = at.layer;
+    const float *weights = at.layer, *last = x;
+    float *h = w->hidden;
+    int64_t in = net->inputs;
     for (int64_t i = 0; i < net->layers; i++) {
-        int64_t in = below(net, i), out = net->widths[i];
+        int64_t out = net->widths[i];
         const float *bias = weights + net->towers * in * out;
-        for (int64_t t = 0; t < net->towers; t++) {
-            float *h = hidden_of(net, w, t, i);
-            const float *from = i ? hidden_of(net, w, t, i - 1) : x;
-            product(n, out, seen_by(net, t, i), from, in, 1, weights + t * in * out, out, bias + t * out, 0, h,
-                    out);
-            activate(n * out, net->relu != 0, h);
-        }
+        product(n, out, seen_by(net, tower, i), last, in, 1, weights + tower * in * out, out, bias + tower * out, 0,
+                h, out);
+        activate(n * out, net->relu != 0, h);
         weights += layer_size(net, i);
+        last = h, h += BLOCK * out, in = out;
     }
-    int64_t width = last_width(net);
-    const float *actor = net->layers ? hidden_of(net, w, 0, net->layers - 1) : x;
-    const float *critic = net->layers ? hidden_of(net, w, net->towers - 1, net->layers - 1) : x;
-    for (int64_t r = 0; r < n; r++) {
+    for (int64_t r = 0; r < n && has_actor(tower); r++)
         for (int64_t k = 0; k < net->size; k++)
-            w->head[r * net->size + k] = dot(width, actor + r * width, at.actor + k * width) + at.actor_bias[k];
-        w->value[r] = dot(width, critic + r * width, at.critic) + *at.critic_bias;
-    }
+            w->head[r * net->size + k] = dot(in, last + r * in, at.actor + k * in) + at.actor_bias[k];
+    for (int64_t r = 0; r < n && has_critic(net, tower); r++)
+        w->value[r] = dot(in, last + r * in, at.critic) + *at.critic_bias;
+    return last;
 }
 
 static void forbid(const Network *net, const uint8_t *forbidden, float *head)
@@ -392,17 +394,28 @@ static void differentiate(const Network *net, const void *action, const float *l
 
 /* ---- the gradient of a minibatch ---- */
 
-static void transpose(const Network *net, const Work *w)
+static void transpose(const Network *net, const Work *w, int64_t tower)
 {
     float *out = w->transposed;
     const float *weights = net->weights;
     for (int64_t i = 0; i < net->layers; weights += layer_size(net, i), i++) {
-        int64_t in = below(net, i), width = net->widths[i];
-        if (i)
-            for (int64_t t = 0; t < net->towers; t++, out += in * width)
-                for (int64_t a = 0; a < in; a++)
-                    for (int64_t b = 0; b < width; b++)
-                        out[b * in + a] = weights[(t * in + a) * width + b];
+        int64_t in = below(net, i), width = net->widths[i], b = 0;
+        const float *own = weights + tower * in * width;
+        if (!i)
+            continue;
+        for (; b + 4 <= width; b += 4) /* squares of 4, which the compiler turns in registers */
+            for (int64_t a = 0; a + 4 <= in; a += 4) {
+                float square[4][4];
+                for (int k = 0; k < 4; k++)
+                    memcpy(square[k], own + (a + k) * width + b, sizeof square[k]);
+                for (int k = 0; k < 4; k++)
+                    for (int l = 0; l < 4; l++)
+                        out[(b + k) * in + a + l] = square[l][k];
+            }
+        for (int64_t c = 0; c < width; c++) /* what is left of the rows, and whole ones */
+            for (int64_t a = c < b ? in / 4 * 4 : 0; a < in; a++)
+                out[c * in + a] = own[a * width + c];
+        out += in * width;
     }
 }
 
@@ -426,37 +439,34 @@ static void total_rows(int64_t n, int64_t width, const float *g, double *totals)
             totals[j] += g[r * width + j];
 }
 
-/* Add the gradient of one tower's layers; of_last [n, width], in w->gradient[0], is overwritten. */
-static void backward(const Network *net, const Work *w, int64_t tower, int64_t n, float *out)
+/* Add the gradient of a tower's layers; of_last [n, width], in w->gradient[0], is overwritten. */
+static void backward(const Network *net, const Work *w, int64_t tower, const float *x, int64_t n, float *out)
 {
     int64_t turn = 0;
     const float *turned = w->transposed;
     for (int64_t i = 0; i < net->layers; i++) {
-        if (i < net->layers - 1)
-            out += layer_size(net, i);
-        turned += i ? net->towers * net->widths[i] * net->widths[i - 1] : 0;
+        out += i < net->layers - 1 ? layer_size(net, i) : 0;
+        turned += i ? net->widths[i] * net->widths[i - 1] : 0;
     }
     for (int64_t i = net->layers - 1; i >= 0; i--) {
         int64_t in = below(net, i), width = net->widths[i];
-        float *g = w->gradient[turn], *h = hidden_of(net, w, tower, i);
-        float *of_weight = out + tower * in * width;
-        deactivate(n * width, net->relu != 0, h, g);
+        float *g = w->gradient[turn], *of_weight = out + tower * in * width;
+        deactivate(n * width, net->relu != 0, results(net, w, i), g);
         add_rows(n, width, g, w->sums, out + net->towers * in * width + tower * width);
-        product(seen_by(net, tower, i), width, n, hidden_of(net, w, tower, i - 1), 1, in, g, width, of_weight,
-                width, of_weight, width);
+        product(seen_by(net, tower, i), width, n, i ? results(net, w, i - 1) : x, 1, in, g, width, of_weight, width,
+                of_weight, width);
         if (i) {
-            turned -= net->towers * width * in;
-            product(n, in, width, g, width, 1, turned + tower * width * in, in, NULL, 0, w->gradient[!turn], in);
+            turned -= width * in;
+            product(n, in, width, g, width, 1, turned, in, NULL, 0, w->gradient[!turn], in);
             turn = !turn;
             out -= layer_size(net, i - 1);
         }
     }
 }
 
-/* The loss of one row: adds its parts to sums, returns its derivative with respect to log π(a),
-   and writes that with respect to the value. */
-static float loss_of(const Loss *loss, float log_ratio, float advantage, float value, float target, float old,
-                     float *of_value, double *sums)
+/* The policy's loss of one row: adds its parts to sums, returns its derivative with respect to
+   log π(a). */
+static float surrogate(const Loss *loss, float log_ratio, float advantage, double *sums)
 {
     float clip = (float)loss->clip, excess = expm1f(log_ratio);
     float held = excess < -clip ? -clip : excess > clip ? clip : excess;
@@ -464,66 +474,160 @@ static float loss_of(const Loss *loss, float log_ratio, float advantage, float v
     sums[POLICY] -= gain <= cut || gain != gain ? gain : cut;
     sums[KL] += excess - log_ratio;
     sums[CLIPPED] += fabsf(excess) > clip;
-    float error = value - target, square = error * error;
-    *of_value = error;
+    return gain <= cut ? -gain : 0;
+}
+
+/* The value's, and its derivative with respect to the value. */
+static float value_loss(const Loss *loss, float value, float target, float old, double *sums)
+{
+    float error = value - target, square = error * error, of_value = error;
     if (loss->clip_value >= 0) {
         float limit = (float)loss->clip_value, move = value - old;
         float near = old + (move < -limit ? -limit : move > limit ? limit : move) - target;
         if (near * near > square || near != near) {
-            *of_value = fabsf(move) > limit ? 0 : error;
+            of_value = fabsf(move) > limit ? 0 : error;
             square = near * near;
         }
     }
     sums[VALUE] += 0.5f * square;
-    return gain <= cut ? -gain : 0;
+    return of_value;
 }
 
-/* Add the gradient of the rows of a block and the parts of their loss. */
-static void block(const Network *net, const Work *w, const Rows *rows, const Loss *loss, const int64_t *picked,
-                  int64_t n, float weight, float *out, double *sums)
+/* A minibatch: the n picked rows, whose loss is summed and multiplied by weight. */
+typedef struct {
+    const Network *net;
+    const Rows *rows;
+    const Loss *loss;
+    const int64_t *picked;
+    int64_t n;
+    double weight;
+    float *out;            /* the gradient */
+    Work works[2];         /* of the towers */
+    double sums[2][PARTS]; /* of each tower: the parts of the loss */
+} Minibatch;
+
+static void actor_loss(const Minibatch *m, const Work *w, const int64_t *picked, int64_t n, double *sums)
 {
-    Places at = places(net, net->weights), of = places(net, out);
-    int64_t size = net->size, width = last_width(net);
-    for (int64_t r = 0; r < n; r++)
-        memcpy(w->inputs + r * net->inputs, rows->features + picked[r] * net->inputs,
-               net->inputs * sizeof(float));
-    forward(net, w, w->inputs, n);
-    float of_entropy = (float)(-loss->entropy_coefficient * weight);
+    const Network *net = m->net;
+    const Rows *rows = m->rows;
+    int64_t size = net->size;
+    const float *log_std = places(net, net->weights).log_std;
+    float weight = (float)m->weight, of_entropy = (float)(-m->loss->entropy_coefficient * weight);
     for (int64_t r = 0; r < n; r++) {
         int64_t row = picked[r];
         const uint8_t *forbidden = rows->forbidden ? rows->forbidden + row * size : NULL;
         const void *action = net->kind == GAUSSIAN ? (const void *)((const float *)rows->action + row * size)
                                                    : (const int32_t *)rows->action + row * net->branches;
-        float *head = w->head + r * size, *p = w->p + r * size, *of_head = w->of_head + r * size;
-        float entropy, of_value;
+        float *head = w->head + r * size, *p = w->p + r * size, *of_head = w->of_head + r * size, entropy;
         forbid(net, forbidden, head);
-        double log_prob = evaluate(net, action, at.log_std, head, p, &entropy);
-        float of_log_prob = loss_of(loss, (float)(log_prob - rows->log_prob[row]), rows->advantage[row], w->value[r],
-                                    rows->target[row], rows->value[row], &of_value, sums);
+        double log_prob = evaluate(net, action, log_std, head, p, &entropy);
+        float of_log_prob =
+            surrogate(m->loss, (float)(log_prob - rows->log_prob[row]), rows->advantage[row], sums);
         sums[ENTROPY] += entropy;
-        differentiate(net, action, at.log_std, of_log_prob * weight, of_entropy, head, p, of_head);
+        differentiate(net, action, log_std, of_log_prob * weight, of_entropy, head, p, of_head);
         if (forbidden)
             for (int64_t k = 0; k < size; k++)
                 of_head[k] = forbidden[k] ? 0 : of_head[k];
-        w->of_value[r] = of_value * (float)(weight * loss->value_coefficient);
     }
-    const float *actor = hidden_of(net, w, 0, net->layers - 1);
-    const float *critic = hidden_of(net, w, net->towers - 1, net->layers - 1);
-    product(size, width, n, w->of_head, 1, size, actor, width, of.actor, width, of.actor, width);
-    product(1, width, n, w->of_value, 1, 1, critic, width, of.critic, width, of.critic, width);
-    total_rows(n, size, w->of_head, w->totals);
-    total_rows(n, 1, w->of_value, w->totals + size);
-    if (net->kind == GAUSSIAN)
-        total_rows(n, size, w->p, w->totals + size + 1);
-    if (!net->layers)
-        return;
-    for (int64_t t = 0; t < net->towers; t++) {
-        float *g = w->gradient[0];
-        if (t == 0)
+}
+
+static void critic_loss(const Minibatch *m, const Work *w, const int64_t *picked, int64_t n, double *sums)
+{
+    float weight = (float)m->weight, scale = (float)(weight * m->loss->value_coefficient);
+    for (int64_t r = 0; r < n; r++) {
+        int64_t row = picked[r];
+        w->of_value[r] = scale * value_loss(m->loss, w->value[r], m->rows->target[row], m->rows->value[row], sums);
+    }
+}
+
+/* Add a tower's gradient of the rows x of a block and its parts of their loss. */
+static void block(const Minibatch *m, int64_t tower, const int64_t *picked, const float *x, int64_t n, double *sums)
+{
+    const Network *net = m->net;
+    const Work *w = m->works + tower;
+    Places at = places(net, net->weights), of = places(net, m->out);
+    int64_t size = net->size, width = last_width(net);
+    float *g = w->gradient[0];
+    const float *last = forward(net, w, tower, x, n);
+    if (has_actor(tower)) {
+        actor_loss(m, w, picked, n, sums);
+        product(size, width, n, w->of_head, 1, size, last, width, of.actor, width, of.actor, width);
+        total_rows(n, size, w->of_head, w->totals);
+        if (net->kind == GAUSSIAN)
+            total_rows(n, size, w->p, w->totals + size + 1);
+        if (net->layers)
             product(n, width, size, w->of_head, size, 1, at.actor, width, NULL, 0, g, width);
-        if (t == net->towers - 1)
-            product(n, width, 1, w->of_value, 1, 1, at.critic, width, t ? NULL : g, width, g, width);
-        backward(net, w, t, n, out);
+    }
+    if (has_critic(net, tower)) {
+        critic_loss(m, w, picked, n, sums);
+        product(1, width, n, w->of_value, 1, 1, last, width, of.critic, width, of.critic, width);
+        total_rows(n, 1, w->of_value, w->totals + size);
+        if (net->layers)
+            product(n, width, 1, w->of_value, 1, 1, at.critic, width, tower ? NULL : g, width, g, width);
+    }
+    if (net->layers)
+        backward(net, w, tower, x, n, m->out);
+}
+
+/* A tower's weights lie in pieces: where the one of this number begins in all weights, and how
+   many numbers it has, or -1 behind the last one. */
+static int64_t piece(const Network *net, int64_t tower, int64_t number, int64_t *begin)
+{
+    int64_t width = last_width(net), place = 0;
+    for (int64_t i = 0; i < net->layers; place += layer_size(net, i), i++, number -= 2) {
+        int64_t in = below(net, i), out = net->widths[i];
+        if (number < 2) {
+            *begin = place + (number ? net->towers * in * out + tower * out : tower * in * out);
+            return number ? out : in * out;
+        }
+    }
+    int64_t sizes[] = {net->size * (width + 1), width + 1, net->kind == GAUSSIAN ? net->size : 0};
+    if (number > 2)
+        return -1;
+    *begin = place + (number ? sizes[0] : 0) + (number > 1 ? sizes[1] : 0);
+    return (number == 1 ? has_critic(net, tower) : has_actor(tower)) ? sizes[number] : 0;
+}
+
+/* Write the gradient of the towers first … end - 1, and their parts of the loss. */
+static void gradient(Minibatch *m, int64_t first, int64_t end)
+{
+    const Network *net = m->net;
+    float *x = m->works[first].inputs;
+    Places of = places(net, m->out);
+    for (int64_t t = first; t < end; t++) {
+        int64_t begin;
+        for (int64_t i = 0, n; (n = piece(net, t, i, &begin)) >= 0; i++)
+            memset(m->out + begin, 0, n * sizeof *m->out);
+        memset(m->works[t].totals, 0, (2 * net->size + 1) * sizeof(double));
+        memset(m->sums[t], 0, sizeof m->sums[t]);
+        transpose(net, m->works + t, t);
+    }
+    for (int64_t at = 0; at < m->n; at += BLOCK) {
+        int64_t n = m->n - at < BLOCK ? m->n - at : BLOCK;
+        for (int64_t r = 0; r < n; r++)
+            memcpy(x + r * net->inputs, m->rows->features + m->picked[at + r] * net->inputs,
+                   net->inputs * sizeof(float));
+        for (int64_t t = first; t < end; t++)
+            block(m, t, m->picked + at, x, n, m->sums[t]);
+    }
+    for (int64_t t = first; t < end; t++) {
+        const double *totals = m->works[t].totals;
+        for (int64_t k = 0; k < net->size && has_actor(t); k++) {
+            of.actor_bias[k] = (float)totals[k];
+            if (net->kind == GAUSSIAN)
+                of.log_std[k] = (float)totals[net->size + 1 + k];
+        }
+        if (has_critic(net, t))
+            *of.critic_bias = (float)totals[net->size];
+    }
+}
+
+/* The parts of the loss [PARTS], of all towers. */
+static void parts_of(const Minibatch *m, float *parts)
+{
+    for (int i = 0; i < PARTS; i++) {
+        double sum = i == ROWS ? m->n : m->sums[0][i] + (m->net->towers > 1 ? m->sums[1][i] : 0);
+        parts[i] = (float)(sum * m->weight);
     }
 }
 
@@ -532,24 +636,10 @@ static void block(const Network *net, const Work *w, const Rows *rows, const Los
 void EXPORT(ppo)(const Network *net, const Rows *rows, const Loss *loss, const int64_t *picked, int64_t n,
                  double weight, float *out, float *parts)
 {
-    Work w;
-    plan(net, net->scratch, &w);
-    double sums[PARTS] = {0};
-    sums[ROWS] = n;
-    Places of = places(net, out);
-    int64_t deviations = net->kind == GAUSSIAN ? net->size : 0;
-    memset(out, 0, (of.log_std + deviations - out) * sizeof *out);
-    memset(w.totals, 0, (2 * net->size + 1) * sizeof *w.totals);
-    transpose(net, &w);
-    for (int64_t at = 0; at < n; at += BLOCK)
-        block(net, &w, rows, loss, picked + at, n - at < BLOCK ? n - at : BLOCK, (float)weight, out, sums);
-    for (int64_t k = 0; k < net->size; k++)
-        of.actor_bias[k] = (float)w.totals[k];
-    *of.critic_bias = (float)w.totals[net->size];
-    for (int64_t k = 0; k < deviations; k++)
-        of.log_std[k] = (float)w.totals[net->size + 1 + k];
-    for (int i = 0; i < PARTS; i++)
-        parts[i] = (float)(sums[i] * weight);
+    Minibatch m = {.net = net, .rows = rows, .loss = loss, .picked = picked, .n = n, .weight = weight, .out = out};
+    plan(net, net->scratch, m.works);
+    gradient(&m, 0, net->towers);
+    parts_of(&m, parts);
 }
 
 /* ---- acting ---- */
@@ -602,31 +692,31 @@ void EXPORT(act)(const Network *net, const float *features, const uint8_t *forbi
                  const float *noise, int64_t mode, const uint8_t *modes, float scale, void *action,
                  float *log_prob, float *value)
 {
-    Work w;
-    plan(net, net->scratch, &w);
+    Work works[2], *w = works, *critic = works + net->towers - 1;
+    plan(net, net->scratch, works);
     Places at = places(net, net->weights);
     int64_t size = net->size;
     for (int64_t first = 0; first < n; first += BLOCK) {
         int64_t count = n - first < BLOCK ? n - first : BLOCK;
-        forward(net, &w, features + first * net->inputs, count);
+        for (int64_t t = 0; t < net->towers; t++)
+            forward(net, works + t, t, features + first * net->inputs, count);
         for (int64_t r = 0; r < count; r++) {
             int64_t row = first + r;
             int gaussian = net->kind == GAUSSIAN;
             const float *own = noise ? noise + (gaussian ? row * size : row) : NULL;
             void *chosen = gaussian ? (void *)((float *)action + row * size)
                                     : (int32_t *)action + row * net->branches;
-            forbid(net, forbidden ? forbidden + row * size : NULL, w.head + r * size);
-            log_prob[row] = choose(net, modes ? modes[row] : mode != 0, own, n, at.log_std, w.head + r * size,
-                                   w.p + r * size, chosen);
-            value[row] = w.value[r] * scale;
+            forbid(net, forbidden ? forbidden + row * size : NULL, w->head + r * size);
+            log_prob[row] = choose(net, modes ? modes[row] : mode != 0, own, n, at.log_std, w->head + r * size,
+                                   w->p + r * size, chosen);
+            value[row] = critic->value[r] * scale;
         }
     }
 }
 
 /* ---- Adam ---- */
 
-/* Σ g², rounded to float as numpy's is: it is infinite where that would be. */
-double EXPORT(square)(int64_t n, const float *g)
+static double squares(int64_t n, const float *g)
 {
     double sums[8] = {0}, sum = 0;
     int64_t i = 0;
@@ -637,8 +727,11 @@ double EXPORT(square)(int64_t n, const float *g)
         sum += (double)g[i] * g[i];
     for (int l = 0; l < 8; l++)
         sum += sums[l];
-    return (float)sum;
+    return sum;
 }
+
+/* Σ g², rounded to float as numpy's is: it is infinite where that would be. */
+double EXPORT(square)(int64_t n, const float *g) { return (float)squares(n, g); }
 
 /* One step of algorithms/adam.py; its `step` says what the factors are. */
 void EXPORT(adam)(int64_t n, float *restrict weights, const float *restrict gradient, float *restrict first,
@@ -661,28 +754,67 @@ typedef struct {
     double rate, epsilon, limit, target_kl;   /* limit of the norm, and KL, < 0: none */
 } Descent;
 
-static void descend(Descent *d, double scale)
+/* An epoch's minibatch, and the step by the one before. */
+typedef struct {
+    Minibatch minibatch;
+    Descent *descent;
+    int64_t parts;     /* that the towers are dealt out in */
+    double squares[2]; /* of each tower's gradient */
+    int64_t due;       /* whether there is a step to be done */
+    float factors[6];
+} Epoch;
+
+static void set_factors(Epoch *e, double scale)
 {
     const double beta1 = 0.9, beta2 = 0.999;
+    Descent *d = e->descent;
     d->steps++;
     double root = sqrt(1 - pow(beta2, (double)d->steps));
     float factors[] = {(float)(scale * sqrt(1 - beta2)), (float)((1 - beta1) / sqrt(1 - beta2)),
                        (float)(d->epsilon * root), (float)(d->rate * root / (1 - pow(beta1, (double)d->steps))),
                        (float)beta1, (float)beta2};
-    JOIN(tidemill_adam, ISA)(d->size, d->weights, d->gradient, d->first, d->second, factors);
+    memcpy(e->factors, factors, sizeof factors);
+    e->due = 1;
+}
+
+/* Some towers' part of an epoch's minibatch: the step that is due, and the gradient after it. */
+static void part_of(const void *job, int64_t part)
+{
+    Epoch *e = (Epoch *)job;
+    const Descent *d = e->descent;
+    const Network *net = e->minibatch.net;
+    int64_t towers = net->towers / e->parts, first = part * towers, at;
+    for (int64_t t = first; t < first + towers && e->due; t++)
+        for (int64_t i = 0, n; (n = piece(net, t, i, &at)) >= 0; i++)
+            JOIN(tidemill_adam, ISA)(n, d->weights + at, d->gradient + at, d->first + at, d->second + at, e->factors);
+    if (!e->minibatch.picked)
+        return;
+    gradient(&e->minibatch, first, first + towers);
+    for (int64_t t = first; t < first + towers; t++) {
+        e->squares[t] = 0;
+        for (int64_t i = 0, n; (n = piece(net, t, i, &at)) >= 0; i++)
+            e->squares[t] += squares(n, d->gradient + at);
+    }
 }
 
 /* An epoch of a trainer alone as algorithms/policy_gradient.py goes through it: `count`
    minibatches, the picked rows from each of `bounds` to the next. Write the parts of each one's
    loss and its gradient's norm into found [count, PARTS]; return how many there are: it ends before
-   one whose KL is too large, and with one that is not finite, which changes no weight. */
+   one whose KL is too large, and with one that is not finite, which changes no weight. Where there
+   are helpers, each tower is one thread's. */
 int64_t EXPORT(ppo_epoch)(const Network *net, const Rows *rows, const Loss *loss, const int64_t *picked,
                           const int64_t *bounds, int64_t count, double weight, Descent *d, float *found)
 {
-    const float *parts = d->gradient + d->size;
+    Epoch e = {.descent = d, .parts = has_helpers() ? net->towers : 1};
+    Minibatch *m = &e.minibatch;
+    *m = (Minibatch){.net = net, .rows = rows, .loss = loss, .weight = weight, .out = d->gradient};
+    plan(net, net->scratch, m->works);
+    float *parts = d->gradient + d->size;
     for (int64_t k = 0; k < count; k++, found += PARTS) {
-        JOIN(tidemill_ppo, ISA)(net, rows, loss, picked + bounds[k], bounds[k + 1] - bounds[k], weight, d->gradient,
-                                d->gradient + d->size);
+        m->picked = picked + bounds[k], m->n = bounds[k + 1] - bounds[k];
+        spread(part_of, &e, e.parts, 1);
+        e.due = 0;
+        parts_of(m, parts);
         double share = parts[ROWS];
         for (int i = 0; i < ROWS; i++)
             found[i] = parts[i] / parts[ROWS];
@@ -690,12 +822,14 @@ int64_t EXPORT(ppo_epoch)(const Network *net, const Rows *rows, const Loss *loss
             return k;
         float whole = found[POLICY] + (float)loss->value_coefficient * found[VALUE] -
                       (float)loss->entropy_coefficient * found[ENTROPY];
-        double norm = sqrt(JOIN(tidemill_square, ISA)(d->size, d->gradient)) / share;
+        double norm = sqrt((float)(e.squares[0] + e.squares[1])) / share;
         found[ROWS] = (float)norm;
         if (!isfinite(norm) || !isfinite(whole))
             return k + 1;
-        descend(d, (d->limit >= 0 && norm > d->limit ? d->limit / norm : 1) / share);
+        set_factors(&e, (d->limit >= 0 && norm > d->limit ? d->limit / norm : 1) / share);
     }
+    m->picked = NULL;
+    spread(part_of, &e, e.parts, 1);
     return count;
 }
 

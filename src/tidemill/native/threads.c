@@ -10,18 +10,22 @@
 #include "threads.h"
 
 #define SPIN 100000 /* nanoseconds that a thread waits awake */
-#define ALONE 1000  /* jobs that are done without helpers once one of them has lost its core */
+#define ALONE 10    /* times as long as a helper without a core was waited for jobs are done without */
 
-/* What there is to do: tasks `left` - 1 … 0 can be taken, `open` ones are not done yet. What lies
-   here is written while both are 0. */
+/* What there is to do: the tasks from `left`'s upper half to before its lower half can be taken,
+   `open` ones are not done yet. What lies here is written while both are 0. */
 static struct {
     pthread_mutex_t used, lock;
     pthread_cond_t wake;
-    atomic_int_fast64_t left, open, asleep;
-    int64_t helpers, alone;
+    atomic_uint_fast64_t left;
+    atomic_int_fast64_t open, asleep;
+    int64_t helpers, alone_until;
     Task task;
     const void *job;
 } pool = {.used = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+#define FIRST_OF(left) ((left) >> 32)
+#define END_OF(left) ((left) & 0xffffffffu)
 
 static int64_t now(void)
 {
@@ -30,12 +34,20 @@ static int64_t now(void)
     return at.tv_sec * 1000000000 + at.tv_nsec;
 }
 
-static void do_tasks(void)
+static int any_left(void)
 {
-    int_fast64_t left = atomic_load(&pool.left);
-    while (left > 0)
-        if (atomic_compare_exchange_weak(&pool.left, &left, left - 1)) {
-            pool.task(pool.job, left - 1);
+    uint_fast64_t left = atomic_load(&pool.left);
+    return FIRST_OF(left) < END_OF(left);
+}
+
+/* Who has the job takes tasks from the end on, helpers from the first on: of two tasks that come
+   again and again each stays where its numbers are in the caches. */
+static void do_tasks(int helping)
+{
+    uint_fast64_t left = atomic_load(&pool.left);
+    while (FIRST_OF(left) < END_OF(left))
+        if (atomic_compare_exchange_weak(&pool.left, &left, helping ? left + ((uint_fast64_t)1 << 32) : left - 1)) {
+            pool.task(pool.job, helping ? FIRST_OF(left) : END_OF(left) - 1);
             atomic_fetch_sub(&pool.open, 1);
             left = atomic_load(&pool.left);
         }
@@ -44,17 +56,17 @@ static void do_tasks(void)
 static void *help(void *unused)
 {
     for (int64_t since = now();; since = now()) {
-        while (atomic_load(&pool.left) <= 0 && now() - since < SPIN)
+        while (!any_left() && now() - since < SPIN)
             ;
-        if (atomic_load(&pool.left) <= 0) {
+        if (!any_left()) {
             pthread_mutex_lock(&pool.lock);
             atomic_fetch_add(&pool.asleep, 1);
-            while (atomic_load(&pool.left) <= 0)
+            while (!any_left())
                 pthread_cond_wait(&pool.wake, &pool.lock);
             atomic_fetch_sub(&pool.asleep, 1);
             pthread_mutex_unlock(&pool.lock);
         }
-        do_tasks();
+        do_tasks(1);
     }
     return unused;
 }
@@ -74,6 +86,8 @@ int64_t EXPORT(helpers)(int64_t count)
     return pool.helpers;
 }
 
+int has_helpers(void) { return pool.helpers > 0; }
+
 void spread(Task task, const void *job, int64_t count, int worth)
 {
     if (!pool.helpers || !worth || count < 2 || pthread_mutex_trylock(&pool.used)) {
@@ -81,8 +95,8 @@ void spread(Task task, const void *job, int64_t count, int worth)
             task(job, count);
         return;
     }
-    if (pool.alone > 0) {
-        pool.alone--;
+    int64_t begin = now();
+    if (begin < pool.alone_until) {
         while (count-- > 0)
             task(job, count);
         pthread_mutex_unlock(&pool.used);
@@ -96,11 +110,12 @@ void spread(Task task, const void *job, int64_t count, int worth)
         pthread_cond_broadcast(&pool.wake);
         pthread_mutex_unlock(&pool.lock);
     }
-    do_tasks();
-    for (int64_t since = now(); atomic_load(&pool.open) > 0;)
-        if (now() - since > SPIN) { /* others have its core for the moment */
-            pool.alone = ALONE;
+    do_tasks(0);
+    int64_t done = now(), patience = SPIN + done - begin, waited = 0;
+    while (atomic_load(&pool.open) > 0)
+        if ((waited = now() - done) > patience) /* others have its core for the moment */
             nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-        }
+    if (waited > patience)
+        pool.alone_until = done + waited * ALONE;
     pthread_mutex_unlock(&pool.used);
 }

@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.core.schema import Array, Arrays
-from tidemill.native.library import KernelNetwork, Kernels, address
+from tidemill.native.library import KernelNetwork, Kernels, address, threads
 from tidemill.nets.distributions import (
     Bernoulli,
     Categorical,
@@ -40,6 +40,7 @@ class NativeActorCritic(NumpyActorCritic):
         super().__init__(shape, flat)
         assert shape.memory is None
         self.kernels = kernels
+        kernels.helpers(threads() - 1)
         given = self._distribution
         self._box = given if isinstance(given, DiagonalGaussian) else None
         sizes = given.nvec if isinstance(given, MultiCategorical) else (given.size,)
