@@ -81,16 +81,18 @@ SYSTEMS = {
         System("stable_baselines3", "Stable-Baselines3", "stable_baselines3"),
         System("sample_factory", "Sample Factory", "sample-factory"),
         System("cleanrl_style", "CleanRL-style file", "torch"),
+        System("pufferlib", "PufferLib", "pufferlib"),
         System("fused_jax", "PPO as one program of JAX", "jax"),
     )
 }
 ALL = (TIDEMILL, "stable_baselines3", "sample_factory", "cleanrl_style")
+PLAIN = (*ALL, "pufferlib")
 NATIVE = (TIDEMILL, "cleanrl_style", "fused_jax")
-SMALL = (TIDEMILL, "stable_baselines3", "cleanrl_style")
+SMALL = (TIDEMILL, "stable_baselines3", "cleanrl_style", "pufferlib")
 WORKS = {
     work.name: work
     for work in (
-        Work("cartpole", "CartPole-v1, plain Gymnasium environments", ALL, target=True),
+        Work("cartpole", "CartPole-v1, plain Gymnasium environments", PLAIN, target=True),
         Work(
             "cartpole_vector",
             "CartPole-v1, Gymnasium's native vector environment",
@@ -103,7 +105,7 @@ WORKS = {
             NATIVE,
             target=True,
         ),
-        Work("half_cheetah", "HalfCheetah-v5", ALL),
+        Work("half_cheetah", "HalfCheetah-v5", PLAIN),
         Work("cartpole_small", "CartPole-v1, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL),
         Work("hopper_small", "Hopper-v5, the same", SMALL),
         Work("half_cheetah_small", "HalfCheetah-v5, the same", SMALL),
@@ -167,6 +169,7 @@ def prepare(name: str) -> Path:
     """Return the interpreter of a peer's own environment, made anew when its requirements
     have changed."""
     folder, files = ENVIRONMENTS / name, sorted((HERE / "peers" / "requirements").glob(f"{name}.*"))
+    files.sort(key=lambda file: file.suffix, reverse=True)  # .txt before .py
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     ready, python = folder / "ready", folder / "bin" / "python"
     if ready.exists() and ready.read_text() == digest:
@@ -176,6 +179,9 @@ def prepare(name: str) -> Path:
     command([sys.executable, "-m", "venv", str(folder)], 300)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     for file in files:
+        if file.suffix == ".py":  # it installs what no list can
+            command([str(python), str(file)], 1800)
+            continue
         alone = "without-dependencies" in file.name
         torch = re.search(r"^torch==.*$", file.read_text(), re.MULTILINE)
         if torch and shutil.which("nvidia-smi") is None:  # the CPU build, as in install.sh
