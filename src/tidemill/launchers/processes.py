@@ -37,6 +37,7 @@ from tidemill.core.user_code_loading import own_path
 from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport
+from tidemill.workers.actor_config import ActorConfig
 
 # seconds of polling before a sleep, where every worker has a core of its own: two
 # wake-ups' worth
@@ -101,6 +102,19 @@ class ProcessSetup(msgspec.Struct, frozen=True):
         return replace(self, ends=ends, bell=own[self.bell])
 
 
+def layer_threads(experiment: Experiment, names: Sequence[str]) -> int:
+    """Return how many cores no other process uses while these workers compute: 0
+    where processes are more than cores. Actors of one slot that take turns with trainers
+    wait while these learn, and so do those of their group that have no trainer."""
+    processes, turns = experiment.processes(), experiment.together
+    waiting = 0
+    if len(names) == len(turns) and all(
+        actors.slots == 1 for actors in experiment.groups(ActorConfig).values()
+    ):
+        waiting = sum(len(each) < len(turns) and each[0].rpartition("-")[0] in turns for each in processes)
+    return cores() // (len(processes) - waiting)
+
+
 class ProcessesLauncher(Launcher):
     """The launcher of processes starts one per worker, or per group of workers that take
     turns. It needs Linux and memory that processes share."""
@@ -157,7 +171,7 @@ class ProcessesLauncher(Launcher):
                 job.resume,
                 spin,
                 math_threads,
-                max(math_threads, cores() // len(processes)) if core is None else 1,
+                max(math_threads, layer_threads(experiment, names)) if core is None else 1,
                 core,
                 files,
                 bells[names[0]],
