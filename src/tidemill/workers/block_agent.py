@@ -136,12 +136,11 @@ class BlockAgent(Agent):
         if any_final:
             seats = final.nonzero()[0]
             self._unmask(tick, seats, (position - 1, seats))
+            block["done"][position], block["truncated"][position] = tick.done, tick.truncated
         self._length += 1
         if any_begin:
             self._begin(begins.nonzero()[0])
-        block["on_reset"][position] = begins
-        block["done"][position] = tick.done
-        block["truncated"][position] = tick.truncated
+            block["on_reset"][position] = begins
         for name in self._state_names:
             block[name][position] = self._state[name]
         self.finished = final

@@ -43,6 +43,7 @@ class EnvTarget:
         gate: LockstepGate | None = None,
     ) -> None:
         self._environment, self.agents, self._ticks = environment, list(agents), list(ticks)
+        self._pairs = list(zip(self.agents, self._ticks, strict=True))
         for group, agent in enumerate(self.agents):
             agent.hear = partial(self._hear, group)
         self._clock, self._info_reader = clock, info_reader
@@ -117,7 +118,7 @@ class EnvTarget:
 
     def observe(self) -> None:
         """Finish the tick: receive it, store its rows, post the requests."""
-        for agent, tick in zip(self.agents, self._ticks, strict=True):
+        for agent, tick in self._pairs:
             agent.next_observation(tick)
         left = self._clock.enter("environment")
         self._environment.recv(self._ticks)
@@ -134,13 +135,18 @@ class EnvTarget:
             every, before = np.ones(lanes, np.bool_), [agent.finished for agent in self.agents]
             cut(self._ticks, before, every, self._reset, self._environment.same_step)
             self._forced = False
-        for agent, tick in zip(self.agents, self._ticks, strict=True):
+        for agent, tick in self._pairs:
             agent.observe(tick)
-        finished = [
-            a.finished if len(a.finished) == lanes else np.all(a.finished.reshape(lanes, -1), axis=1)
-            for a in self.agents
-        ]
-        self._reset = finished[0] if len(finished) == 1 else np.logical_and.reduce(finished)
+        self._reset = self._finished(lanes)
+
+    def _finished(self, lanes: int) -> NDArray[np.bool_]:
+        """Return bool [L]: all of the lane's seats are between two episodes."""
+        if len(self.agents) == 1 and len(alone := self.agents[0].finished) == lanes:
+            return alone
+        finished: NDArray[np.bool_] = np.logical_and.reduce(
+            [agent.finished.reshape(lanes, -1).all(axis=1) for agent in self.agents]
+        )
+        return finished
 
 
 def build_target(parts: ActorContext, number: int) -> EnvTarget:

@@ -22,6 +22,8 @@ from tidemill.workers.sample_writers.base import (
     fill,
 )
 
+_OF_FEW = ("reward", "on_reset", "done", "truncated")  # False, or 0, in most rows
+
 
 class AlignedBlock(SampleWriter):
     """The writer of samples of a fixed length while all seats are at the same row:
@@ -38,8 +40,8 @@ class AlignedBlock(SampleWriter):
         # the slot's first rows, kept from the one before
         self._carry = allocate(terms.schema, (self._overlap, terms.seats))
         fill(self._carry)
-        # what a row has only once it was acted on
-        self._cleared = [name for name in terms.schema if name == "reward" or name.startswith("info")]
+        # what a row has only once it was acted on, and what few rows have
+        self._cleared = [name for name in terms.schema if name in _OF_FEW or name.startswith("info")]
 
     @classmethod
     def own_rows(cls, spec: SampleTerms, need: BlockSizes, same_step: bool) -> int:
