@@ -14,9 +14,10 @@ Each system is installed from its package into its own environment under `.bench
 run is a process of its own with a deadline: `seconds` of training after a warm-up,
 steps/s over env steps that entered training. Results are written run by run to
 docs/results/bench/WORK.json, so that a bench that was stopped goes on with `--continue`;
-tables and plots come from these files (`--report` writes them anew, without a run). A run
-that fails is told in the table, and tried again by `--continue`. How long all of it will
-take is told first, from what runs have taken before.
+tables and plots of docs/benchmarks.md, and README's table, come from these files
+(`--report` writes them anew, without a run). A run that fails is told in the table, and
+tried again by `--continue`. How long all of it will take is told first, from what runs
+have taken before.
 """
 
 import argparse
@@ -35,7 +36,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from avx2 import AVX2
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 ENVIRONMENTS = ROOT / ".bench"
-TIDEMILL = "tidemill"
+TIDEMILL, INLINE = "tidemill", "inline"
 
 Run = dict[str, Any]
 
@@ -69,8 +70,9 @@ class Work:
     title: str
     systems: tuple[str, ...]
     unit: str = "steps/s"
+    data_type: str = "float32"  # of convolutions; README shows the systems that have it
     target: bool = False  # seconds to 475 are measured
-    inline: str = ""  # the work that is the same with inline inference
+    inline: str = ""  # the work that is the same with inline inference, which takes turns with it
     bound: bool = True  # what PPO's parts cost bare is measured
 
 
@@ -83,11 +85,14 @@ SYSTEMS = {
         System("cleanrl_style", "CleanRL-style file", "torch"),
         System("pufferlib", "PufferLib", "pufferlib"),
         System("fused_jax", "PPO as one program of JAX", "jax"),
+        System(INLINE, "Tidemill, inference inline", "tidemill"),
     )
 }
 ALL = (TIDEMILL, "stable_baselines3", "sample_factory", "cleanrl_style")
 PLAIN = (*ALL, "pufferlib")
 NATIVE = (TIDEMILL, "cleanrl_style", "fused_jax")
+BFLOAT16 = (TIDEMILL, "cleanrl_style")
+SERVED = (TIDEMILL, INLINE)
 SMALL = (TIDEMILL, "stable_baselines3", "cleanrl_style", "pufferlib")
 WORKS = {
     work.name: work
@@ -109,9 +114,11 @@ WORKS = {
         Work("cartpole_small", "CartPole-v1, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL),
         Work("hopper_small", "Hopper-v5, the same", SMALL),
         Work("half_cheetah_small", "HalfCheetah-v5, the same", SMALL),
-        Work("pong", "ALE/Pong-v5, 4 epochs", ALL, "agent steps/s"),
-        Work("pong_one_epoch", "ALE/Pong-v5, 1 epoch", ALL, "agent steps/s"),
-        Work("cartpole_served", "CartPole-v1 with policy workers", (TIDEMILL,), inline="cartpole"),
+        Work("pong_float32", "ALE/Pong-v5, 4 epochs, float32", ALL, "agent steps/s"),
+        Work("pong_one_epoch_float32", "ALE/Pong-v5, 1 epoch, float32", ALL, "agent steps/s"),
+        Work("pong", "ALE/Pong-v5, 4 epochs, bfloat16", BFLOAT16, "agent steps/s", "bfloat16"),
+        Work("pong_one_epoch", "ALE/Pong-v5, 1 epoch, bfloat16", BFLOAT16, "agent steps/s", "bfloat16"),
+        Work("cartpole_served", "CartPole-v1 with policy workers", SERVED, inline="cartpole"),
         Work(
             "dqn",
             "CartPole-v1, DQN, an update of 64 rows for every second step",
@@ -126,9 +133,10 @@ WORKS = {
         ),
         Work(
             "pong_served",
-            "ALE/Pong-v5, 4 epochs, with policy workers",
-            (TIDEMILL,),
+            "ALE/Pong-v5, 4 epochs, bfloat16, with policy workers",
+            SERVED,
             "agent steps/s",
+            "bfloat16",
             inline="pong",
         ),
     )
@@ -143,6 +151,8 @@ SCRIPTS: dict[tuple[str, ...], float] = {
     ("start.py",): 150,
     ("synthetic.py",): 60,
     ("sleeping.py",): 220,
+    ("slots.py",): 120,
+    ("neighbour.py",): 220,
     ("memory.py",): 60,
     ("scaling.py",): 900,
 }
@@ -363,6 +373,8 @@ def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], sto
                 started = time.perf_counter()
                 if system == TIDEMILL:
                     found = run_tidemill(work, seconds, number)
+                elif system == INLINE:
+                    found = run_tidemill(replace(WORKS[work.inline], target=False), seconds, number)
                 else:
                     found = run_peer(system, work.name, seconds, number)
                 found["took"] = time.perf_counter() - started
@@ -390,17 +402,18 @@ def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
     for system in systems:
         left = sum(not store.has(system, number) for number in range(1, runs + 1))
         known = [run["took"] for run in store.data["runs"].get(system, {}).values() if "took" in run]
-        around = min(2.0, seconds / 5) + AROUND[system == TIDEMILL]
+        own = system in (TIDEMILL, INLINE)
+        around = min(2.0, seconds / 5) + AROUND[own]
         # bare costs: three or five parts, in six rounds, beside starts
-        bare = 20 * min(seconds / 40, 1.0) if system == TIDEMILL else 0.0
+        bare = 20 * min(seconds / 40, 1.0) if own else 0.0
         total += left * (statistics.median(known) if known else seconds + around + bare)
     return total
 
 
 def ordinary(work: Work) -> bool:
-    """Whether a work is run on AVX2 as well where none is named: PPO with inline
-    inference."""
-    return work.bound and not work.inline
+    """Whether a work is run on AVX2 as well where none is named: PPO in float32 with
+    inline inference."""
+    return work.bound and not work.inline and work.data_type == "float32"
 
 
 def times_as_long(work: str) -> int:
@@ -490,6 +503,13 @@ class Line:
         told = [run["steps"] / run["core_seconds"] for run in self.good if run.get("core_seconds", 0) > 0]
         return statistics.median(told) if told else 0.0
 
+    @property
+    def computes(self) -> str:
+        """The data type, and what computes in it; empty where Tidemill's run did not tell
+        it."""
+        ours = self.system.package == "tidemill"
+        return self.good[-1].get("computes", "" if ours else "float32") if self.good else ""
+
 
 def lines_of(data: dict[str, Any]) -> list[Line]:
     """Return a line per system that was run, the fastest first."""
@@ -510,12 +530,49 @@ def lines_of(data: dict[str, Any]) -> list[Line]:
     return sorted(lines, key=lambda line: -line.median)
 
 
-def section_of(work: Work, data: dict[str, Any], leg: str, inline: float = 0.0) -> str:
-    """Return the text of a work: table, sentence, plot. `leg` is one of `LEGS`, `inline`
-    what it makes with inline inference."""
+def row_of(work: Work, data: dict[str, Any]) -> str:
+    """Return a work's row of README's table: Tidemill beside all that were measured with
+    the same data type, the fastest first. Empty where there is nothing to compare."""
+    own, others = None, []
+    for line in lines_of(data):
+        if line.system.name == TIDEMILL:
+            own = line
+        elif line.speeds and (work.data_type in line.computes or line.system.name == INLINE):
+            others.append(line)
+    if own is None or not own.speeds or not others:
+        return ""
+    beside = [f"{line.system.title} {speed_text(line)}: {own.median / line.median:.2f} ×" for line in others]
+    facts = data["machine"]
+    machine = f"{facts['cores']} × {facts['processor']}; {facts.get('features', '')}".rstrip("; ")
+    cells = [work.title, own.computes or work.data_type, speed_text(own), "<br>".join(beside)]
+    return "| " + " | ".join([*cells, f"{machine}; {data['date']}"]) + " |"
+
+
+def speed_text(line: Line) -> str:
+    """Return steps/s, and in brackets those of a core-second, where runs told them."""
+    of_core = f" ({figure(line.per_core_second)})" if line.per_core_second else ""
+    return figure(line.median) + of_core
+
+
+def overview(docs: Path) -> str:
+    """Return README's table: a row for each work with all that the processor has, then
+    those on AVX2."""
+    head = ("work", "computes in", "Tidemill", "others, and how many times as fast Tidemill is", "on")
+    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for leg in LEGS:
+        for work in WORKS.values():
+            file = docs / "results" / "bench" / f"{leg}{work.name}.json"
+            if file.exists():
+                rows.append(row_of(work, json.loads(file.read_text())))
+    return "\n".join(filter(None, rows))
+
+
+def section_of(work: Work, data: dict[str, Any], leg: str) -> str:
+    """Return the text of a work: table, sentence, plot. `leg` is one of `LEGS`."""
     lines, seconds = lines_of(data), data["seconds"]
     own = next((line for line in lines if line.system.name == TIDEMILL), None)
-    best = max((line.median for line in lines if line.system.name != TIDEMILL), default=0.0)
+    others = [line for line in lines if line.system.name not in (TIDEMILL, INLINE)]
+    best = max((line.median for line in others), default=0.0)
     head = ["system", "version", "layout", "computes in", f"{work.unit}, median (lowest … highest)"]
     head += ["of a core-second"]
     head += ["Tidemill is"] * bool(own) + [
@@ -539,7 +596,7 @@ def section_of(work: Work, data: dict[str, Any], leg: str, inline: float = 0.0) 
             line.system.title,
             latest.get("versions", {}).get(line.system.package, "") if line.good else "",
             layout_text(latest.get("settings")),
-            latest.get("computes", "" if line.system.name == TIDEMILL else "float32"),
+            line.computes,
         ]
         if line.system.package == "torch" and cells[1]:
             cells[1] = f"torch {cells[1]}"
@@ -575,9 +632,12 @@ def section_of(work: Work, data: dict[str, Any], leg: str, inline: float = 0.0) 
         text[-1] += (
             f" Best other system: {own.median / best:.2f} times slower." if best and own.median > best else ""
         )
-        text[-1] += (
-            f" {own.median / inline:.2f} of what inline inference makes ({work.inline})." if inline else ""
-        )
+        for line in lines:
+            if line.system.name == INLINE and line.median:
+                text[-1] += f" {own.median / line.median:.2f} of what inline inference makes ({work.inline})."
+        frugal = max((line.per_core_second for line in others), default=0.0)
+        if frugal and own.per_core_second:
+            text[-1] += f" Of a core-second {own.per_core_second / frugal:.2f} × the most of any other."
         if took := [run["command_seconds"] for run in own.good if run.get("seconds_to_475") is not None]:
             text[-1] += f" 475 by the whole command: {statistics.median(took):.1f} s."
         notes = dict.fromkeys(note for run in own.good for note in run["notes"])
@@ -696,8 +756,9 @@ Nature CNN), rollout 128, the same learning rate, γ, λ, clipping and coefficie
 minibatch, nothing normalised but each batch's advantages; each system in its own environment of packages,
 with the best layout found for it on two cores. A run ends after the same seconds of training behind a
 warm-up; steps/s are env steps that entered training. Systems take turns: first run of each, second run of
-each; runs that `--continue` added came later. On Pong Tidemill's convolutions are bfloat16, the others'
-float32, which is all that they have. The reference behind "bound" keeps its buffers and cuts minibatches as
+each; runs that `--continue` added came later. Pong in bfloat16 is compared with a file in CleanRL's style
+under torch's autocast, channels last; older tables of it show others in float32. PufferLib clips rewards at
+±1 and draws whole segments. The reference behind "bound" keeps its buffers and cuts minibatches as
 equal trainers do since November 22nd; an efficiency above 1 is no figure (the bound did not hold), and older
 ones are too high. 475 is the mean of the last 100 training episodes. DQN and SAC: uniform draws, MLP 64×64
 and 256×256 relu, targets as they were published, 8 environments, one process (Tidemill) or the better of one
@@ -727,11 +788,7 @@ def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
                 continue
             data = json.loads(file.read_text())
             draw(work, data, file.with_suffix(".png"))
-            inline, speeds = results / f"{leg}{work.inline}.json", []
-            if inline.is_file():
-                lines = lines_of(json.loads(inline.read_text()))
-                speeds = [line.median for line in lines if line.system.name == TIDEMILL]
-            yield f"{leg}{work.name}", section_of(work, data, leg, *speeds)
+            yield f"{leg}{work.name}", section_of(work, data, leg)
     file = results / "scripts.json"
     if file.exists():
         for words, found in json.loads(file.read_text()).items():
@@ -744,12 +801,16 @@ def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
 
 
 def report(docs: Path) -> None:
-    """Write docs/benchmarks.md's generated parts and the plots from the JSON files."""
+    """Write docs/benchmarks.md's generated parts, README's table and the plots from the
+    JSON files."""
     file = docs / "benchmarks.md"
     document = file.read_text() if file.exists() else "# Benchmarks\n"
     for name, text in parts_of(docs):
         document = put(document, name, text)
     file.write_text(document)
+    readme = docs.parent / "README.md"
+    if readme.exists() and "<!-- make bench: overview -->" in readme.read_text():
+        readme.write_text(put(readme.read_text(), "overview", overview(docs)))
 
 
 def known_scripts(docs: Path, keep: bool) -> dict[str, Run]:
@@ -792,7 +853,7 @@ def foretell(
     """Say how long all will take. `docs`: where the other benchmarks are written, None
     where they are not run."""
     works = sum(expected(store, runs, chosen[name]) for name, store in stores.items())
-    others = {system for names in chosen.values() for system in names} - {TIDEMILL}
+    others = {system for names in chosen.values() for system in names} - {TIDEMILL, INLINE}
     installing = INSTALLING * sum(not (ENVIRONMENTS / system / "ready").exists() for system in others)
     scripts = 0.0
     if docs is not None:

@@ -8,7 +8,7 @@ compares them): no normalisation but of each batch's advantages, a minibatch is 
 of a batch. Where workers run, and how many, is left to the system.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from tidemill import (
     DQN,
@@ -73,18 +73,28 @@ def half_cheetah() -> Experiment:
     return _ppo("half_cheetah", Gymnasium(id="HalfCheetah-v5"), 32)
 
 
+def pong_float32() -> Experiment:
+    """ALE/Pong-v5 by ale-py's vector environment, in float32 as the other systems are."""
+    return _pong("pong_float32", 4, "float32")
+
+
+def pong_one_epoch_float32() -> Experiment:
+    """The same with one epoch."""
+    return _pong("pong_one_epoch_float32", 1, "float32")
+
+
 def pong() -> Experiment:
     """ALE/Pong-v5 by ale-py's vector environment, convolutions in bfloat16."""
-    return _pong("pong", epochs=4)
+    return _pong("pong", 4, "bfloat16")
 
 
 def pong_one_epoch() -> Experiment:
     """The same with one epoch."""
-    return _pong("pong_one_epoch", epochs=1)
+    return _pong("pong_one_epoch", 1, "bfloat16")
 
 
-def _pong(name: str, epochs: int) -> Experiment:
-    environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions="bfloat16")
+def _pong(name: str, epochs: int, convolutions: Literal["float32", "bfloat16"]) -> Experiment:
+    environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions=convolutions)
     return _ppo(
         name, environment, 32, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01
     )

@@ -12,13 +12,16 @@ LAYOUTS = {
     "cartpole_vector": {"envs": 64, "threads": 1, "vector": "Gymnasium's own"},
     "cartpole_vector_small": {"envs": 8, "threads": 1, "vector": "Gymnasium's own"},
     "half_cheetah": {"envs": 64, "threads": 1, "vector": "EnvPool, 2 threads"},
-    "pong": {"envs": 8, "threads": 2, "vector": "AtariVectorEnv, 2 threads"},
-    "pong_one_epoch": {"envs": 8, "threads": 2, "vector": "AtariVectorEnv, 2 threads"},
+    **{
+        pong: {"envs": 8, "threads": 2, "vector": "AtariVectorEnv, 2 threads"}
+        for pong in ("pong_float32", "pong_one_epoch_float32", "pong", "pong_one_epoch")
+    },
     "cartpole_small": {"envs": 8, "threads": 1, "vector": "SyncVectorEnv"},
     "hopper_small": {"envs": 8, "threads": 1, "vector": "EnvPool, 2 threads"},
     "half_cheetah_small": {"envs": 8, "threads": 1, "vector": "EnvPool, 2 threads"},
 }
 ARGS, WORK, LAYOUT = common.arguments(LAYOUTS)
+BFLOAT16 = ARGS.work in ("pong", "pong_one_epoch")
 os.environ["OMP_NUM_THREADS"] = str(LAYOUT["threads"])
 
 from collections import deque  # noqa: E402
@@ -91,7 +94,12 @@ class Agent(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(outputs)) if not self.discrete else None
 
     def features(self, obs):
-        return obs if self.trunk is None else self.trunk(obs.float() / 255.0)
+        if self.trunk is None:
+            return obs
+        if not BFLOAT16:
+            return self.trunk(obs.float() / 255.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.trunk((obs.bfloat16() / 255.0).contiguous(memory_format=torch.channels_last)).float()
 
     def act(self, obs, action=None):
         hidden = self.features(obs)
@@ -116,6 +124,8 @@ def main():
     steps, count = WORK.rollout, LAYOUT["envs"]
     envs, observation, action_space, next_step = make_envs(count)
     agent = Agent(observation, action_space)
+    if BFLOAT16:
+        agent = agent.to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(agent.parameters(), lr=WORK.learning_rate, eps=WORK.adam_epsilon)
     as_float = np.float32 if observation.dtype.kind == "f" else observation.dtype
     low_high = None if agent.discrete else (action_space.low, action_space.high)
@@ -198,7 +208,8 @@ def main():
         trained += rows - resets
         if meter.update(trained, float(np.mean(finished)) if len(finished) == 100 else None):
             break
-    meter.report(LAYOUT, ("torch", "gymnasium", "numpy", "envpool", "ale-py"))
+    computes = "bfloat16 (autocast), channels last" if BFLOAT16 else "float32"
+    meter.report(LAYOUT, ("torch", "gymnasium", "numpy", "envpool", "ale-py"), computes)
 
 
 if __name__ == "__main__":

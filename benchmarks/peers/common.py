@@ -5,7 +5,8 @@ A peer is a script that its own interpreter runs,
 ``python NAME.py WORK --seconds S --seed N``; the last line of its standard output is one
 JSON object: steps, seconds, steps_per_second, core_seconds (processor time of all
 processes of its session), updates, seconds_to_475 (None where it was not reached, or is
-not asked), mean_return of the last 100 episodes, settings, versions.
+not asked), mean_return of the last 100 episodes, settings, computes (the data type),
+versions.
 """
 
 import argparse
@@ -48,7 +49,9 @@ WORKS = {
     "cartpole": _CARTPOLE,
     "cartpole_vector": _CARTPOLE,
     "half_cheetah": Work("HalfCheetah-v5", "mlp", epochs=4, learning_rate=3e-4),
-    "pong": _PONG,
+    "pong_float32": _PONG,
+    "pong_one_epoch_float32": replace(_PONG, epochs=1),
+    "pong": _PONG,  # in bfloat16
     "pong_one_epoch": replace(_PONG, epochs=1),
     # batches as Stable-Baselines3 has them: 8 lanes of 256 rows, minibatches of 64
     "cartpole_small": replace(_SMALL, environment="CartPole-v1", target=475.0),
@@ -137,7 +140,7 @@ class Meter:
             self._core_seconds = session_seconds() - self._first_core
         return over
 
-    def report(self, settings: dict[str, Any], packages: tuple[str, ...]) -> None:
+    def report(self, settings: dict[str, Any], packages: tuple[str, ...], computes: str = "float32") -> None:
         """Print the JSON line."""
         if self._first_steps is None or not self._updates:
             raise SystemExit("fewer than two updates were finished: give it more seconds")
@@ -151,6 +154,7 @@ class Meter:
             "seconds_to_475": self.reached,
             "mean_return": self.mean_return,
             "settings": settings,
+            "computes": computes,
             "versions": {
                 "python": platform.python_version(),
                 **{name: importlib.metadata.version(name) for name in packages},

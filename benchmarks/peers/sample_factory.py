@@ -13,8 +13,8 @@ import common  # noqa: E402
 LAYOUTS = {
     "cartpole": {"workers": 1, "envs_per_worker": 64, "splits": 2, "serial": False, "asynchronous": True},
     "half_cheetah": {"workers": 2, "envs_per_worker": 16, "splits": 2, "serial": False, "asynchronous": True},
-    "pong": {"workers": 2, "envs_per_worker": 8, "splits": 2, "serial": False, "asynchronous": True},
-    "pong_one_epoch": {
+    "pong_float32": {"workers": 2, "envs_per_worker": 8, "splits": 2, "serial": False, "asynchronous": True},
+    "pong_one_epoch_float32": {
         "workers": 2,
         "envs_per_worker": 8,
         "splits": 2,

@@ -12,8 +12,8 @@ import common  # noqa: E402
 LAYOUTS = {
     "cartpole": {"envs": 64, "threads": 1, "vector": "DummyVecEnv"},
     "half_cheetah": {"envs": 64, "threads": 1, "vector": "DummyVecEnv"},
-    "pong": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
-    "pong_one_epoch": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
+    "pong_float32": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
+    "pong_one_epoch_float32": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
     "cartpole_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
     "hopper_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
     "half_cheetah_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},

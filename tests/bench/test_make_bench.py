@@ -91,7 +91,7 @@ def test_the_works_of_replay_memories_have_the_peers_hyperparameters(name: str) 
 
 
 def test_every_work_has_its_systems_and_every_system_its_script() -> None:
-    assert {work.name for work in compare.WORKS.values() if set(work.systems) != {compare.TIDEMILL}} == {
+    assert {work.name for work in compare.WORKS.values() if not work.inline} == {
         *common.WORKS,
         *common.OFF_POLICY,
     }
@@ -100,7 +100,7 @@ def test_every_work_has_its_systems_and_every_system_its_script() -> None:
         load_attribute(f"{BENCHMARKS / 'works.py'}:{name}", "experiment")().check()
     assert all((BENCHMARKS / script).exists() for script, *_ in compare.SCRIPTS)
     for name in compare.SYSTEMS:
-        if name != compare.TIDEMILL:
+        if name not in (compare.TIDEMILL, compare.INLINE):
             assert (BENCHMARKS / "peers" / f"{name}.py").exists() and (
                 BENCHMARKS / "peers" / "requirements" / f"{name}.txt"
             ).exists()
@@ -137,15 +137,37 @@ def test_a_failed_system_is_reported_with_its_reason() -> None:
     assert "compare.py pong --runs 2 --seconds 10`" in compare.section_of(
         compare.WORKS["pong"], {**data, "seconds": 30.0}, ""
     )
-    served = {**data, "runs": {"tidemill": {"1": {**good, "bound": 200.0, "efficiency": 0.5, "notes": []}}}}
+    own = {**good, "bound": 200.0, "efficiency": 0.5, "notes": []}
+    served = {**data, "runs": {"tidemill": {"1": own}, "inline": {"1": {**own, "steps_per_second": 125.0}}}}
     assert "0.80 of what inline inference makes (cartpole)" in compare.section_of(
-        compare.WORKS["cartpole_served"], served, "", 125.0
+        compare.WORKS["cartpole_served"], served, ""
     )
     assert (
         "| float32 | 200 (100 … 300) | 125 |" in text
         and "4.0 (1 of 2)" in text
         and "failed; 1 of 1 runs failed: no end" in text
     )
+
+
+def test_readme_has_a_row_for_each_work_and_compares_the_same_data_type(tmp_path: Path) -> None:
+    docs, readme = tmp_path / "docs", tmp_path / "README.md"
+    readme.write_text(compare.put("# T\n", "overview", "old") + "By hand.\n")
+    speeds = {"tidemill": 300.0, "cleanrl_style": 100.0, "stable_baselines3": 150.0}
+    types = {"tidemill": "float32, convolutions bfloat16", "cleanrl_style": "bfloat16 (autocast)"}
+    for leg in compare.LEGS:
+        store = compare.Store(docs / "results" / "bench" / f"{leg}pong.json", 5.0, False)
+        store.data["machine"] = {"processor": "P", "features": leg or "all", "cores": 2, "gpu": False}
+        for name, speed in speeds.items():
+            more = {"computes": types[name]} if name in types else {}
+            run = {"bound": 1e3, "efficiency": 0.3, "notes": [], "settings": {}, "versions": {}, **more}
+            store.add(name, 1, {"steps": 500, "core_seconds": 10.0, "steps_per_second": speed, **run})
+    compare.report(docs)
+    text = readme.read_text()
+    beside = "float32, convolutions bfloat16 | 300 (50) | CleanRL-style file 100 (50): 3.00 × | 2 × P; all; "
+    assert text.count(compare.WORKS["pong"].title) == 2 and beside in text and "P; avx2/; " in text
+    assert "Stable-Baselines3" not in text and "old" not in text and "By hand." in text
+    section = (docs / "benchmarks.md").read_text()
+    assert "Of a core-second 1.00 × the most of any other." in section
 
 
 def test_the_leg_on_avx2_is_told_apart_and_keeps_to_works_of_ppo(tmp_path: Path) -> None:
