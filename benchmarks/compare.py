@@ -3,6 +3,7 @@ then the other benchmark scripts.
 
     python benchmarks/compare.py                          # everything: hours on two cores
     python benchmarks/compare.py cartpole pong --runs 3   # some works
+    python benchmarks/compare.py slots.py neighbour.py    # some of the other scripts
     # works of PPO as on a processor with AVX2 and no more, for all systems alike
     python benchmarks/compare.py --avx2
     # keeps what finished runs have written, does the rest
@@ -142,7 +143,8 @@ WORKS = {
     )
 }
 # the other benchmarks, each with its arguments, and the seconds that it takes, about
-SCRIPTS: dict[tuple[str, ...], float] = {
+Scripts = dict[tuple[str, ...], float]
+SCRIPTS: Scripts = {
     ("transports.py",): 60,
     ("actor.py",): 60,
     ("learner.py",): 60,
@@ -813,20 +815,18 @@ def report(docs: Path) -> None:
         readme.write_text(put(readme.read_text(), "overview", overview(docs)))
 
 
-def known_scripts(docs: Path, keep: bool) -> dict[str, Run]:
+def known_scripts(docs: Path) -> dict[str, Run]:
     """Return what the other benchmarks have answered so far."""
     file = docs / "results" / "bench" / "scripts.json"
-    found: dict[str, Run] = json.loads(file.read_text()) if keep and file.exists() else {}
+    found: dict[str, Run] = json.loads(file.read_text()) if file.exists() else {}
     return found
 
 
-def run_scripts(docs: Path, keep: bool) -> None:
-    """Run the other benchmarks one after the other."""
-    file, found = docs / "results" / "bench" / "scripts.json", known_scripts(docs, keep)
-    for words in SCRIPTS:
+def run_scripts(docs: Path, scripts: Scripts) -> None:
+    """Run other benchmarks one after the other."""
+    file, found = docs / "results" / "bench" / "scripts.json", known_scripts(docs)
+    for words in scripts:
         name, started = " ".join(words), time.perf_counter()
-        if "output" in found.get(name, {}):
-            continue
         say(f"python benchmarks/{name}")
         try:
             if not (HERE / words[0]).exists():
@@ -848,25 +848,16 @@ def run_scripts(docs: Path, keep: bool) -> None:
 
 
 def foretell(
-    stores: dict[str, Store], chosen: dict[str, tuple[str, ...]], runs: int, docs: Path | None, keep: bool
+    stores: dict[str, Store], chosen: dict[str, tuple[str, ...]], runs: int, docs: Path, scripts: Scripts
 ) -> None:
-    """Say how long all will take. `docs`: where the other benchmarks are written, None
-    where they are not run."""
+    """Say how long all will take. `docs`: where other benchmarks, the `scripts`, are
+    written."""
     works = sum(expected(store, runs, chosen[name]) for name, store in stores.items())
     others = {system for names in chosen.values() for system in names} - {TIDEMILL, INLINE}
     installing = INSTALLING * sum(not (ENVIRONMENTS / system / "ready").exists() for system in others)
-    scripts = 0.0
-    if docs is not None:
-        before, known = known_scripts(docs, True), known_scripts(docs, keep)
-        left = {
-            words: seconds
-            for words, seconds in SCRIPTS.items()
-            if "output" not in known.get(" ".join(words), {})
-        }
-        scripts = sum(
-            before.get(" ".join(words), {}).get("seconds", seconds) for words, seconds in left.items()
-        )
-    parts = {"runs": works, "other benchmarks": scripts, "installing other systems": installing}
+    before = known_scripts(docs)
+    left = sum(before.get(" ".join(words), {}).get("seconds", seconds) for words, seconds in scripts.items())
+    parts = {"runs": works, "other benchmarks": left, "installing other systems": installing}
     told = ", ".join(f"{name} {minutes(seconds)}" for name, seconds in parts.items() if seconds)
     say(f"this will take about {minutes(sum(parts.values()))} ({told or 'all is there'})")
 
@@ -885,7 +876,8 @@ def main() -> None:
         "works",
         nargs="*",
         metavar="WORK",
-        help=f"{', '.join(WORKS)}; all of them, and the other benchmark scripts, when none is named",
+        help=f"{', '.join(WORKS)}, or another benchmark, {', '.join(dict.fromkeys(w[0] for w in SCRIPTS))}; "
+        "all of them when none is named",
     )
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help="all of them by default")
     parser.add_argument("--runs", type=int, default=5)
@@ -911,11 +903,12 @@ def main() -> None:
         help="where benchmarks.md and results/bench/ are written",
     )
     given = parser.parse_args()
-    if unknown := [name for name in given.works if name not in WORKS]:
-        parser.error(f"there is no work {', '.join(unknown)}: choose from {', '.join(WORKS)}")
+    if unknown := set(given.works) - {*WORKS, *(words[0] for words in SCRIPTS)}:
+        parser.error(f"there is no work {', '.join(sorted(unknown))}: choose from {', '.join(WORKS)}")
     if given.runs < 1 or not 0 < given.seconds < 86400:
         parser.error("--runs and --seconds must be above 0, and a run shorter than a day")
-    works = given.works or [name for name in WORKS if not given.avx2 or ordinary(WORKS[name])]
+    every = [name for name in WORKS if not given.avx2 or ordinary(WORKS[name])]
+    works = [name for name in given.works if name in WORKS] if given.works else every
     systems = tuple(given.systems or SYSTEMS)
     runs = given.runs
     seconds = given.seconds
@@ -931,15 +924,20 @@ def main() -> None:
                 docs / "results" / "bench" / f"{leg}{name}.json", seconds * times_as_long(name), given.keep
             )
         chosen = {name: tuple(s for s in WORKS[name].systems if s in systems) for name in works}
-        scripts = not given.works and not given.quick and not given.avx2
-        foretell(stores, chosen, runs, docs if scripts else None, given.keep)
+        all_of_it = not (given.works or given.quick or given.avx2)
+        done = [name for name, found in known_scripts(docs).items() if given.keep and "output" in found]
+        scripts = {
+            words: seconds
+            for words, seconds in SCRIPTS.items()
+            if (all_of_it or words[0] in given.works) and " ".join(words) not in done
+        }
+        foretell(stores, chosen, runs, docs, scripts)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run in hand ends with us, as at Ctrl-C
         try:
             for name, store in stores.items():
                 measure(WORKS[name], runs, store.data["seconds"], chosen[name], store)
                 report(docs)
-            if scripts:
-                run_scripts(docs, given.keep)
+            run_scripts(docs, scripts)
         except KeyboardInterrupt:
             report(docs)
             say("stopped; what was measured is kept, and the same command with --continue goes on from there")

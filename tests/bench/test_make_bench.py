@@ -299,14 +299,14 @@ def test_how_long_it_will_take_follows_from_what_runs_took(
     peers = compare.expected(store, 5, ("sample_factory",))
     assert compare.expected(store, 5, systems) == pytest.approx(3 * 60.0 + peers)
     assert compare.expected(store, 2, ("tidemill",)) == 0
-    compare.foretell({"cartpole": store}, {"cartpole": ("tidemill",)}, 5, None, True)
+    compare.foretell({"cartpole": store}, {"cartpole": ("tidemill",)}, 5, tmp_path, {})
     assert "this will take about 3 minutes (runs 3 minutes)" in capsys.readouterr().out
     (tmp_path / "results" / "bench").mkdir(parents=True)
     name = " ".join(next(iter(compare.SCRIPTS)))
     (tmp_path / "results" / "bench" / "scripts.json").write_text(
         json.dumps({name: {"output": "", "seconds": 36_000.0}})
     )
-    compare.foretell({}, {}, 5, tmp_path, False)
-    compare.foretell({}, {}, 5, tmp_path, True)
+    compare.foretell({}, {}, 5, tmp_path, compare.SCRIPTS)
+    compare.foretell({}, {}, 5, tmp_path, {("start.py",): 150.0})
     anew, rest = capsys.readouterr().out.splitlines()
     assert "10." in anew and "hours" in anew and "minutes" in rest
