@@ -326,7 +326,7 @@ def test_an_actor_of_the_same_thread_is_answered_within_its_poll() -> None:
         world = World(Actors(environment=Marked(), lanes=2, agents=(spec,)), remote=True)
         world.begin()
         if beside:
-            world.actor.beside = world.servers
+            world.actor.attendants = world.servers
         assert world.actor._poll().batch_count == (MAX_POLL_STEPS if beside else 1)
         while not world.got:
             world.poll()
@@ -334,15 +334,15 @@ def test_an_actor_of_the_same_thread_is_answered_within_its_poll() -> None:
         check_samples(world)
 
 
-def test_those_who_take_turns_in_a_thread_know_one_another() -> None:
-    desk = Desk()
-    (server,) = desk.servers
-    other = Context(server.context.experiment, "asker-0", Askers(policies=("p",)), server.context.endpoints)
-    stranger = PolicyWorker(other, PolicyWorkers(stream="ask", policies=("p",)))
-    for worker in (server, stranger):
+@pytest.mark.parametrize("threaded", [False, True])
+def test_policy_workers_attend_to_those_who_take_turns_with_them(threaded: bool) -> None:
+    (server,) = Desk(threaded=threaded).servers
+    asker = Desk().servers[0]
+    for worker in (server, asker):
         worker.exit("told to")
-    server.run(stranger)
-    assert (server.beside, stranger.beside) == ([stranger], [server])
+    asker.run(server)
+    assert asker.attendants == ([] if threaded else [server])
+    assert server.attendants == [asker]
 
 
 def test_policies_are_named_once() -> None:

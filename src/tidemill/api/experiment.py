@@ -88,10 +88,10 @@ class WorkerHandle(ABC):
     """A worker handle is what the launcher's entry needs of a worker: `run` for its own
     thread or process, `run_once` to share one thread.
 
-    beside: the others with which it takes turns
+    attendants: those of its thread that do at once what it asks for (`attends`)
     """
 
-    beside: "Sequence[WorkerHandle]" = ()
+    attendants: "Sequence[WorkerHandle]" = ()
 
     @property
     @abstractmethod
@@ -109,9 +109,14 @@ class WorkerHandle(ABC):
         """Handle what has arrived on the control link and poll once. False when nothing
         could be done."""
 
+    @property
+    def attends(self) -> bool:
+        """Whether it does at once, by `attend`, what others of its thread ask for."""
+        return False
+
     def attend(self) -> None:
-        """Do at once what one `beside` it may just have asked for. By itself nothing: its
-        turn comes."""
+        """Do what one that takes turns with it has asked for. By itself nothing: its turn
+        comes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,8 +153,11 @@ class ActorWorker(Worker):
                 self._refresh.before_actions(client)
                 client.flush()
                 sent |= client.buffered < buffered
-        for worker in self.beside if sent else ():
-            worker.attend()
+        if sent and self.attendants:
+            left = self.clock.enter("wait")
+            for worker in self.attendants:
+                worker.attend()
+            self.clock.enter(left)
         return sent
 
     def _stats(self) -> dict[str, float]:

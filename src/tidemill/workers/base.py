@@ -138,7 +138,7 @@ class Worker(WorkerHandle):
         """See `WorkerHandle.run`."""
         together = (self, *others)
         for worker in together:
-            worker.beside = [other for other in together if other is not worker]
+            worker.attendants = [other for other in together if other.attends and other is not worker]
         idle_since: float | None = None
         rung = True
         while living := [worker for worker in together if not worker.ended]:

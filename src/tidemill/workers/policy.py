@@ -265,10 +265,13 @@ class PolicyWorker(Worker):
             self._respond(self._compute(batch))
         return PollResult(sum(r.rows for r in requests), int(waiting is None))
 
+    @property
+    def attends(self) -> bool:
+        """An actor is answered before it gives up its turn, unless a thread computes."""
+        return not self._config.threaded
+
     def attend(self) -> None:
-        """Answer an actor of this thread before it turns to the others."""
-        if not self._threads:
-            self.run_once()
+        self.run_once()
 
     def _next_requests(self) -> tuple[_Served, list[Requests]]:
         """Return the requests of the next policy, in turn, that has some."""
