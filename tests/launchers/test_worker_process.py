@@ -1,5 +1,6 @@
 """How a worker's process is started, gets its order, and ends where it gets none."""
 
+import contextlib
 import os
 import re
 import signal
@@ -114,6 +115,17 @@ def command(tmp_path: Path, *words: str, first: str = "") -> "subprocess.Popen[s
     )
 
 
+def workers_of(run: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Return those of its children that wait for an order, or have one: it has others for
+    a moment, such as git's."""
+    found = []
+    for child in psutil.Process(run.pid).children():
+        with contextlib.suppress(psutil.Error):  # it is gone
+            if tuple(child.cmdline()) == COMMAND:
+                found.append(child)
+    return found
+
+
 def test_a_command_s_early_processes_become_its_workers_and_the_others_end(tmp_path: Path) -> None:
     """Three are started; a run of two takes two of them, whose output goes to its log."""
     words = ("train", "CartPole-v1", "--layout", "given", "--run-dir", "run", "--set", "limits.seconds=60")
@@ -123,9 +135,9 @@ def test_a_command_s_early_processes_become_its_workers_and_the_others_end(tmp_p
         early: set[int] = set()
         metrics = tmp_path / "run" / "metrics.jsonl"
         while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
-            early |= {child.pid for child in psutil.Process(run.pid).children()}
+            early |= {worker.pid for worker in workers_of(run)}
             time.sleep(0.01)
-        workers = psutil.Process(run.pid).children()
+        workers = workers_of(run)
         logs = {os.readlink(f"/proc/{worker.pid}/fd/1") for worker in workers}
         limits = {worker.rlimit(psutil.RLIMIT_NOFILE) for worker in workers}
         assert limits == {psutil.Process(run.pid).rlimit(psutil.RLIMIT_NOFILE)}
