@@ -74,13 +74,14 @@ def half_cheetah() -> Experiment:
 
 
 def pong_float32() -> Experiment:
-    """ALE/Pong-v5 by ale-py's vector environment, in float32 as the other systems are."""
-    return _pong("pong_float32", 4, "float32")
+    """ALE/Pong-v5 by ale-py's vector environment, in float32 and with 8 lanes, as other
+    systems have it: minibatches of 256."""
+    return _pong("pong_float32", 4, "float32", lanes=8)
 
 
 def pong_one_epoch_float32() -> Experiment:
     """The same with one epoch."""
-    return _pong("pong_one_epoch_float32", 1, "float32")
+    return _pong("pong_one_epoch_float32", 1, "float32", lanes=8)
 
 
 def pong() -> Experiment:
@@ -93,10 +94,19 @@ def pong_one_epoch() -> Experiment:
     return _pong("pong_one_epoch", 1, "bfloat16")
 
 
-def _pong(name: str, epochs: int, convolutions: Literal["float32", "bfloat16"]) -> Experiment:
+def _pong(
+    name: str, epochs: int, convolutions: Literal["float32", "bfloat16"], lanes: int = 32
+) -> Experiment:
     environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions=convolutions)
     return _ppo(
-        name, environment, 32, policy, epochs=epochs, learning_rate=2.5e-4, clip=0.1, entropy_coefficient=0.01
+        name,
+        environment,
+        lanes,
+        policy,
+        epochs=epochs,
+        learning_rate=2.5e-4,
+        clip=0.1,
+        entropy_coefficient=0.01,
     )
 
 
