@@ -134,8 +134,9 @@ class BatchLanes(Environment):
             for lane, observation in self._begun.items():
                 seen[lane] = observation
         self._check(tick)
-        tick.truncated &= ~tick.done  # an end is an end, even at the limit
-        self._idle |= tick.done | tick.truncated
+        np.greater(tick.truncated, tick.done, out=tick.truncated)  # an end is an end, even at the limit
+        self._idle |= tick.done
+        self._idle |= tick.truncated
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return [{} for _ in seats]

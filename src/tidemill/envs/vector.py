@@ -206,6 +206,7 @@ class VectorLanes(Environment):
             leaf_name: action_caster(leaf)
             for leaf_name, leaf in leaves(self._spaces.action, "action").items()
         }
+        self._plain = list(self._casters) == ["action"]  # no Dict and no Tuple
         self.render_fps = fps_of(env)
         self._seed: int | None = seed
         self._options: dict[str, Any] | None = None  # of resets
@@ -239,9 +240,8 @@ class VectorLanes(Environment):
             self._began.fill(True)
             return
         mask = self._forced(reset) if count_nonzero(reset != self._finished) else None
-        given = nest(
-            self._spaces.action, iter([cast(actions[0][name]) for name, cast in self._casters.items()])
-        )
+        parts = [cast(actions[0][name]) for name, cast in self._casters.items()]
+        given = parts[0] if self._plain else nest(self._spaces.action, iter(parts))
         if self._waiter is None:
             self._result = self._ask("stepping", lambda: self._step(self.env.step(given), mask))
             return
@@ -289,7 +289,7 @@ class VectorLanes(Environment):
         if count_nonzero(self._began):
             tick.reward[self._began] = 0.0
         finished = tick.done | tick.truncated
-        tick.truncated &= ~tick.done  # an end is an end, even at the limit
+        np.greater(tick.truncated, tick.done, out=tick.truncated)  # an end is an end, even at the limit
         tick.present.fill(True)
         if not self.same_step:
             self._finished = finished
