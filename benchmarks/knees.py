@@ -1,14 +1,16 @@
 """Where the cost of a row bends: PPO along one setting at a time, with environments that
 cost nothing, so that what remains is Tidemill's.
 
-    python benchmarks/knees.py [AXIS ...] [--seconds 2]
+    python benchmarks/knees.py [AXIS ...] [--seconds 2] [--native off avx512]
 
 Told are processor µs per row (an agent's step) in one process: acting, learning (four
 epochs), the rest (`books`), and all; of several actors, in processes, µs of the clock. A
-knee is a value at which they grow faster than the work does.
+knee is a value at which they grow faster than the work does. Of kernels named by
+`--native` each value is run with one after the other; by numpy where none is named.
 """
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -194,17 +196,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("axes", nargs="*", default=list(AXES), metavar="AXIS")
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--native", nargs="+", default=["auto"], metavar="KERNEL")
     given = parser.parse_args()
     for name in given.axes:
         axis = AXES[name]
         print(f"\n{name}: µs per row", flush=True)
-        for value in axis.values:
+        for value, kernel in itertools.product(axis.values, given.native):
+            print(f"  {value:>6}  {kernel:8}  ", end="", flush=True)
             try:
-                found = cost(axis.make(value), given.seconds, axis.launch, axis.agents(value))
+                experiment = axis.make(value)
+                policy = experiment.policies["policy"].replace(native=kernel)
+                experiment = experiment.replace(policies={"policy": policy})
+                found = cost(experiment, given.seconds, axis.launch, axis.agents(value))
             except Exception as error:  # the next value may be possible
-                print(f"  {value:>6}  {type(error).__name__}: {error}", flush=True)
+                print(f"{type(error).__name__}: {error}", flush=True)
                 continue
-            print(f"  {value:>6}  " + "  ".join(f"{k} {v:8.2f}" for k, v in found.items()), flush=True)
+            print("  ".join(f"{k} {v:8.2f}" for k, v in found.items()), flush=True)
 
 
 if __name__ == "__main__":
