@@ -1,5 +1,6 @@
 """What training from a replay memory costs: milliseconds of an arrival, of a batch that
-is drawn, and of an update, ours and plain torch's.
+is drawn, and of an update, ours and plain torch's; then, by the clock, of works' updates
+by numpy and by the native core, and of their bare matrix products.
 
 OMP_NUM_THREADS=1 python benchmarks/off_policy.py [--repeats 200]
 """
@@ -7,6 +8,8 @@ OMP_NUM_THREADS=1 python benchmarks/off_policy.py [--repeats 200]
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from tidemill.api.buffer import Demand
 from tidemill.api.edges import Edge
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.blas_threads import limit_threads
+from tidemill.native.library import choices
 from tidemill.streams.samples import ChannelSampleConsumer, ChannelSampleProducer
 from tidemill.transports.local import local_endpoints
 
@@ -184,6 +188,64 @@ def torch_sac(batch: int) -> Callable[[], None]:
     return update
 
 
+def products(networks: list[tuple[int, list[int], int, int]], batch: int) -> Callable[[], None]:
+    """Return the matrix products of an update in numpy, of networks of (how many, inputs
+    and widths of the layers, times forward, 1 if its weights' gradients are taken); of
+    two critics the inputs' gradients, too."""
+    calls = []
+    for count, widths, forward, trained in networks:
+        for number, (inputs, outputs) in enumerate(pairwise(widths)):
+            x, w, g = (np.ones(s, np.float32) for s in ((batch, inputs), (inputs, outputs), (batch, outputs)))
+            into = [np.empty_like(a) for a in (g, w, x)]
+            calls += [(x, w, into[0])] * count * forward
+            calls += [(x.T, g, into[1])] * count * trained
+            below = trained * (number > 0) + (count > 1) * trained
+            calls += [(g, w.T, into[2])] * count * below
+
+    def multiply() -> None:
+        for a, b, out in calls:
+            np.matmul(a, b, out=out)
+
+    return multiply
+
+
+def beside_products(rounds: int = 12) -> None:
+    """Print the milliseconds of works' updates beside those of their products, by turns
+    on one thread: the median and the least of all rounds."""
+    works: dict[str, tuple[Any, Any, Spaces, int, Callable[[], None]]] = {
+        "SAC, 256 + 256, batch 256": (
+            SAC(),
+            SquashedGaussian(),
+            CHEETAH,
+            256,
+            products([(1, [17, 256, 256, 12], 2, 1), (2, [23, 256, 256, 1], 3, 1)], 256),
+        ),
+        "DQN, 64 + 64, batch 64": (
+            DQN(double=False),
+            QNetwork(hidden=(64, 64), duelling=False),
+            CARTPOLE,
+            64,
+            products([(1, [4, 64, 64, 2], 2, 1)], 64),
+        ),
+    }
+    for name, (algorithm, policy, spaces, batch, bare) in works.items():
+        sample, calls = sample_of(spaces, batch), max(1, 1280 // batch)
+        contest: dict[str, Callable[[], object]] = {"bare products": bare}
+        for native in choices():
+            learner = algorithm.build(policy.replace(native=native).build(spaces, 0), 0)
+            contest[native] = partial(learner.update, [sample], 0.0)
+        found: dict[str, list[float]] = {what: [] for what in contest}
+        for _ in range(rounds):
+            for what, call in contest.items():
+                call()
+                begun = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                found[what].append((time.perf_counter() - begun) / calls * 1e3)
+        for what, times in found.items():
+            print(f"{name:26} {what:14} {np.median(times):7.3f} (least {min(times):7.3f}) ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -214,6 +276,7 @@ def main() -> None:
     for name, (here, there) in updates.items():
         beside = f"   plain torch {median(there, repeats):7.3f} ms" if there is not None else ""
         print(f"{name:42} {median(here, repeats):7.3f} ms{beside}")
+    beside_products()
 
 
 if __name__ == "__main__":

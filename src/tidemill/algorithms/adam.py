@@ -104,14 +104,14 @@ class Adam(Optimiser):
             self._blocks.append(_Block(*parts, *scratch[:, : len(parts[0])]))
 
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> float:
-        with np.errstate(over="ignore", invalid="ignore"):
-            norm = sqrt(self._square()) / share
+        norm = sqrt(self._square()) / share
         if isfinite(norm) and isfinite(loss):
             self.step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
         return norm
 
     def _square(self) -> float:
-        return float(self._gradient @ self._gradient)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(self._gradient @ self._gradient)
 
     def step(self, rate: float, scale: float) -> None:
         """Do one step with learning rate `rate` and `scale` times the gradient."""

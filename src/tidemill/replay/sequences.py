@@ -215,7 +215,7 @@ class Sequences:
         places = np.empty(0, np.int64)
         for _ in range(8):  # most rows begin one
             drawn = rng.integers(ends[-1], size=count - len(places))
-            lanes = np.searchsorted(ends, drawn, side="right")
+            lanes = ends.searchsorted(drawn, side="right")
             drawn += lanes * self.length - (ends - filled)[lanes]
             drawn = drawn[self.span[drawn] > 0]
             places = np.concatenate([places, drawn]) if len(places) else drawn
