@@ -59,8 +59,8 @@ def _ppo(
 
 
 def cartpole() -> Experiment:
-    """CartPole-v1, plain Gymnasium environments in lanes."""
-    return _ppo("cartpole", Gymnasium(id="CartPole-v1"), 128, learning_rate=3e-3)
+    """CartPole-v1, plain Gymnasium environments in lanes; minibatches of 2,048."""
+    return _ppo("cartpole", Gymnasium(id="CartPole-v1"), 64, learning_rate=3e-3)
 
 
 def cartpole_vector() -> Experiment:
@@ -69,8 +69,8 @@ def cartpole_vector() -> Experiment:
 
 
 def half_cheetah() -> Experiment:
-    """HalfCheetah-v5, plain Gymnasium environments in lanes."""
-    return _ppo("half_cheetah", Gymnasium(id="HalfCheetah-v5"), 32)
+    """HalfCheetah-v5, plain Gymnasium environments in lanes; minibatches of 2,048."""
+    return _ppo("half_cheetah", Gymnasium(id="HalfCheetah-v5"), 64)
 
 
 def pong_float32() -> Experiment:
