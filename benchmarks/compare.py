@@ -107,14 +107,16 @@ WORKS = {
         ),
         Work(
             "cartpole_vector_small",
-            "The same, 8 lanes of 256 rows, minibatches of 64, 10 epochs",
+            "CartPole-v1, native vector environment, 8 lanes of 256 rows, minibatches of 64, 10 epochs",
             NATIVE,
             target=True,
         ),
         Work("half_cheetah", "HalfCheetah-v5", PLAIN),
         Work("cartpole_small", "CartPole-v1, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL),
-        Work("hopper_small", "Hopper-v5, the same", SMALL),
-        Work("half_cheetah_small", "HalfCheetah-v5, the same", SMALL),
+        Work("hopper_small", "Hopper-v5, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL),
+        Work(
+            "half_cheetah_small", "HalfCheetah-v5, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL
+        ),
         Work("pong_float32", "ALE/Pong-v5, 4 epochs, float32", ALL, "agent steps/s"),
         Work("pong_one_epoch_float32", "ALE/Pong-v5, 1 epoch, float32", ALL, "agent steps/s"),
         Work("pong", "ALE/Pong-v5, 4 epochs, bfloat16", BFLOAT16, "agent steps/s", "bfloat16"),
