@@ -164,7 +164,8 @@ def test_a_command_that_trains_nothing_says_why_and_leaves_no_process(
     with command(tmp_path, *words) as run:
         early: set[int] = set()
         while run.poll() is None:
-            early |= {child.pid for child in psutil.Process(run.pid).children()} if not run.poll() else set()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                early |= {child.pid for child in psutil.Process(run.pid).children()}
             time.sleep(0.01)
         output, errors = run.communicate()
     assert run.returncode == status, errors

@@ -168,11 +168,11 @@ def test_lanes_stay_in_one_process_where_ticks_cost_more_than_steps() -> None:
 
 
 def test_an_environment_s_tick_is_told_from_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    def least(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+    def undisturbed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
         lanes = work() or work()  # the first tick resets
         return (20e-6 + lanes * 3e-6) / lanes, 30e-6
 
-    monkeypatch.setattr(probing, "least", least)
+    monkeypatch.setattr(probing, "undisturbed", undisturbed)
     actors = Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8)
     assert measure_environment(actors, lambda _: None) == pytest.approx((3e-6, 30e-6, 20e-6))
 
@@ -517,14 +517,14 @@ def test_an_environment_may_refuse_the_lanes_of_a_probe_but_not_its_own() -> Non
 def test_what_waking_costs_beside_other_programs_is_no_cost_of_an_environment(
     own: float, waking: float, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def least(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+    def undisturbed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
         work()
         return costs.pop(0), 5e-3
 
     def timed(work: Callable[[], int], seconds: float, precise: bool) -> TimeSpent:
-        return TimeSpent(1, *least(work, seconds), 0.0)
+        return TimeSpent(1, *undisturbed(work, seconds), 0.0)
 
-    monkeypatch.setattr(probing, "least", least)
+    monkeypatch.setattr(probing, "undisturbed", undisturbed)
     monkeypatch.setattr(probing, "timed", timed)
     costs = [own, waking]
     core, wall, _ = measure_environment(

@@ -206,7 +206,6 @@ class VectorLanes(Environment):
             leaf_name: action_caster(leaf)
             for leaf_name, leaf in leaves(self._spaces.action, "action").items()
         }
-        self._plain = list(self._casters) == ["action"]  # no Dict and no Tuple
         self.render_fps = fps_of(env)
         self._seed: int | None = seed
         self._options: dict[str, Any] | None = None  # of resets
@@ -240,8 +239,9 @@ class VectorLanes(Environment):
             self._began.fill(True)
             return
         mask = self._forced(reset) if count_nonzero(reset != self._finished) else None
-        parts = [cast(actions[0][name]) for name, cast in self._casters.items()]
-        given = parts[0] if self._plain else nest(self._spaces.action, iter(parts))
+        given = nest(
+            self._spaces.action, iter([cast(actions[0][name]) for name, cast in self._casters.items()])
+        )
         if self._waiter is None:
             self._result = self._ask("stepping", lambda: self._step(self.env.step(given), mask))
             return

@@ -231,7 +231,7 @@ def timed(work: Callable[[], int], seconds: float, precise: bool = False) -> Tim
             return TimeSpent(units, core, passed, delayed)
 
 
-def least(work: Callable[[], int], seconds: float) -> tuple[float, float]:
+def undisturbed(work: Callable[[], int], seconds: float) -> tuple[float, float]:
     """Return the core seconds and the seconds of a unit of `work` in the best of `PARTS`
     parts of so many seconds: what others do on the machine only adds to them."""
     return min(timed(work, seconds / PARTS).each for _ in range(PARTS))

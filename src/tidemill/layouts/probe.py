@@ -32,7 +32,15 @@ from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
-from tidemill.layouts.cost_measurement import RandomPlay, least, obey, order_of, random_rows, start, timed
+from tidemill.layouts.cost_measurement import (
+    RandomPlay,
+    obey,
+    order_of,
+    random_rows,
+    start,
+    timed,
+    undisturbed,
+)
 from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
 from tidemill.nets.weights import placeholder_weights
 from tidemill.replay.limiter import parse_ratio
@@ -293,7 +301,7 @@ def _stepping(play: RandomPlay) -> tuple[float, float]:
     """Return the core seconds and the seconds of a step."""
     for _ in range(WARMING):
         play.tick()
-    return least(play.tick, STEPPING)
+    return undisturbed(play.tick, STEPPING)
 
 
 def waking(seconds: float) -> float:
@@ -353,7 +361,7 @@ def answering(policy: Policy, config: PolicyConfig, spaces: Spaces, rows: int) -
         return 1
 
     act()
-    return least(act, COMPUTING / 2)[0]
+    return undisturbed(act, COMPUTING / 2)[0]
 
 
 def measure_learner(

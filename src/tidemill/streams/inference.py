@@ -82,7 +82,6 @@ class ChannelInferenceClient(InferenceClient):
         self._taken: deque[_TakenAnswer] = deque()  # in the order in which they were taken
         self._reading: list[_TakenAnswer] = []  # those that the next post gives back
         self._number = 0
-        self._attached = False
 
     @property
     def buffered(self) -> int:
@@ -129,9 +128,8 @@ class ChannelInferenceClient(InferenceClient):
             self._answers.release()
 
     def _receive(self) -> None:
-        if self._taken:
-            self._release()
-        while (self._attached or self._attach()) and (slot := self._answers.take()) is not None:
+        self._release()
+        while self._answers.attach() and (slot := self._answers.take()) is not None:
             number, rows, version, policy = slot[_HEADER].tolist()
             if number not in self._pending:
                 held = _TakenAnswer(done=True)  # late or repeated: nobody waits for it
@@ -143,10 +141,6 @@ class ChannelInferenceClient(InferenceClient):
             self._taken.append(held)
             if len(self._taken) == self._answers.slots:
                 self._copy_out()
-
-    def _attach(self) -> bool:
-        self._attached = self._answers.attach()
-        return self._attached
 
     def _copy_out(self) -> None:
         """Give all slots back. Answers that nobody has read yet lie before others that

@@ -22,7 +22,8 @@ from tidemill.workers.sample_writers.base import (
     fill,
 )
 
-_OF_FEW = ("reward", "on_reset", "done", "truncated")  # False, or 0, in most rows
+# what is written after the row is, or in few rows
+_CLEARED = ("reward", "on_reset", "done", "truncated")
 
 
 class AlignedBlock(SampleWriter):
@@ -40,8 +41,7 @@ class AlignedBlock(SampleWriter):
         # the slot's first rows, kept from the one before
         self._carry = allocate(terms.schema, (self._overlap, terms.seats))
         fill(self._carry)
-        # what a row has only once it was acted on, and what few rows have
-        self._cleared = [name for name in terms.schema if name in _OF_FEW or name.startswith("info")]
+        self._cleared = [name for name in terms.schema if name in _CLEARED or name.startswith("info")]
 
     @classmethod
     def own_rows(cls, spec: SampleTerms, need: BlockSizes, same_step: bool) -> int:
