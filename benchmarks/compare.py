@@ -179,7 +179,7 @@ _refused: dict[str, Failed] = {}  # systems that could not be installed: once is
 # ---- set-up ----------------------------------------------------------------------------
 
 
-def prepare(name: str) -> Path:
+def prepare(name: str, title: str) -> Path:
     """Return the interpreter of a peer's own environment, made anew when its requirements
     have changed."""
     folder, files = ENVIRONMENTS / name, sorted((HERE / "peers" / "requirements").glob(f"{name}.*"))
@@ -188,7 +188,7 @@ def prepare(name: str) -> Path:
     ready, python = folder / "ready", folder / "bin" / "python"
     if ready.exists() and ready.read_text() == digest:
         return python
-    say(f"installing {SYSTEMS[name].title} into {folder.relative_to(ROOT)}")
+    say(f"installing {title} into {folder.relative_to(ROOT)}")
     shutil.rmtree(folder, ignore_errors=True)
     command([sys.executable, "-m", "venv", str(folder)], 300)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -251,7 +251,7 @@ def run_peer(system: str, work: str, seconds: float, seed: int) -> Run:
     if system in _refused:
         raise _refused[system]
     try:
-        python = prepare(system)
+        python = prepare(system, SYSTEMS[system].title)
     except Failed as failure:
         _refused[system] = Failed(f"it could not be installed: {failure}")
         raise _refused[system] from None

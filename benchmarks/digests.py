@@ -32,12 +32,15 @@ from tidemill import (
     DQN,
     GAE,
     PPO,
+    QRDQN,
     SAC,
+    TD3,
     ActorCritic,
     Actors,
     AgentSpec,
     Atari,
     Buffers,
+    DeterministicActor,
     Drawn,
     Evaluation,
     Experiment,
@@ -441,6 +444,12 @@ def rainbow(folder: Path) -> str:
 
 
 @mode
+def qrdqn(folder: Path) -> str:
+    network = QNetwork(hidden=(32, 32), quantiles=11)
+    return trained(from_memory(QRDQN(target_every=5, epsilon_updates=100), network), folder)
+
+
+@mode
 def dqn_images(folder: Path) -> str:
     network = QNetwork(hidden=(32,), duelling=True)
     return trained(from_memory(_dqn(), network, Gymnasium(id="MinAtar/Breakout-v1"), steps=300), folder)
@@ -461,6 +470,12 @@ def dqn_ring_of_slots(folder: Path) -> str:
 def sac(folder: Path) -> str:
     network = SquashedGaussian(hidden=(32, 32))
     return trained(from_memory(SAC(learning_rate=1e-3), network, PENDULUM, steps=300, ratio=1), folder)
+
+
+@mode
+def td3(folder: Path) -> str:
+    network = DeterministicActor(hidden=(32, 32))
+    return trained(from_memory(TD3(), network, PENDULUM, steps=300, ratio=1), folder)
 
 
 def _exact(**settings: Any) -> Experiment:

@@ -9,8 +9,10 @@ from tidemill.algorithms.impala import Impala as Impala
 from tidemill.algorithms.post_processors import GAE as GAE
 from tidemill.algorithms.post_processors import Returns as Returns
 from tidemill.algorithms.ppo import PPO as PPO
+from tidemill.algorithms.qr_dqn import QRDQN as QRDQN
 from tidemill.algorithms.reanalysis import Reanalyse as Reanalyse
 from tidemill.algorithms.sac import SAC as SAC
+from tidemill.algorithms.td3 import TD3 as TD3
 from tidemill.api.algorithm import Algorithm as Algorithm
 from tidemill.api.algorithm import AlgorithmConfig as AlgorithmConfig
 from tidemill.api.algorithm import PostProcessor as PostProcessor
@@ -42,6 +44,7 @@ from tidemill.envs.vector import GymnasiumVector as GymnasiumVector
 from tidemill.launchers.processes import ProcessesLauncher as ProcessesLauncher
 from tidemill.metrics.json_lines import read_metrics as read_metrics
 from tidemill.nets.actor_critic import ActorCritic as ActorCritic
+from tidemill.nets.deterministic_actor import DeterministicActor as DeterministicActor
 from tidemill.nets.q_network import QNetwork as QNetwork
 from tidemill.nets.recurrent import RecurrentActorCritic as RecurrentActorCritic
 from tidemill.nets.squashed_gaussian import SquashedGaussian as SquashedGaussian

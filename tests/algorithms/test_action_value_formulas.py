@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from tidemill.algorithms.action_value_formulas import (
     bootstrap_values,
     differentiate_cross_entropy,
+    differentiate_deterministic_actor,
     differentiate_huber,
+    differentiate_quantile_huber,
     n_step_returns,
     project,
+    smoothed_actions,
 )
 
 
@@ -36,6 +39,27 @@ def test_the_huber_loss_is_a_parabola_with_straight_arms():
     loss, slope = differentiate_huber(f(0.5, -1, 3, -2.5))
     np.testing.assert_allclose(loss, [0.125, 0.5, 2.5, 2.0])
     np.testing.assert_allclose(slope, [0.5, -1, 1, -1])
+
+
+def test_the_quantile_huber_loss_weighs_errors_above_by_tau_and_below_by_the_rest():
+    # quantiles 0 and 1 stand for τ = 1/4 and 3/4. Errors of the first 2 and 0.5, of the
+    # second 1 and -0.5: L is 1.5 and 0.125, 0.5 and 0.125, slopes 1 and 0.5, 1 and -0.5
+    loss, slope = differentiate_quantile_huber(f([0, 1]), f([2, 0.5]), 1.0)
+    below, above = 0.25 * (1.5 + 0.125) / 2, (0.75 * 0.5 + 0.25 * 0.125) / 2
+    np.testing.assert_allclose(loss, [below + above])
+    np.testing.assert_allclose(slope, [[-0.25 * 1.5 / 2, -(0.75 * 1 - 0.25 * 0.5) / 2]])
+    # κ = ½: errors of 2 and 0.5 of one quantile, τ = 1/2: L is ½ (2 - ¼) and 0.125
+    loss, slope = differentiate_quantile_huber(f([0]), f([2, 0.5]), 0.5)
+    np.testing.assert_allclose(loss, [0.5 * (0.875 + 0.125) / 2])
+    np.testing.assert_allclose(slope, [[-0.5 * 0.5]])
+
+
+def test_the_least_quantile_huber_loss_is_at_the_quantiles():
+    """Of 0, 1, …, 99, each as likely: with a small κ the quantiles of 1/8, 3/8, …"""
+    goals, found = np.arange(100, dtype=np.float32)[None], np.full((1, 4), 50, np.float32)
+    for _ in range(3_000):
+        found -= 10 * differentiate_quantile_huber(found, goals, 0.1)[1]
+    np.testing.assert_allclose(found[0], [12.5, 37.5, 62.5, 87.5], atol=1)
 
 
 def test_a_projected_distribution_is_split_between_its_neighbours():
@@ -73,3 +97,15 @@ def test_the_cross_entropys_derivative_is_that_of_its_differences():
         above = differentiate_cross_entropy(logits + step, target)[0]
         below = differentiate_cross_entropy(logits - step, target)[0]
         np.testing.assert_allclose((above - below) / 2e-6, slope[:, i], atol=1e-6)
+
+
+def test_smoothed_target_actions_have_clipped_noise_and_stay_within_their_bounds():
+    found = smoothed_actions(f([0.2, -0.9, 0.8]), f([0.1, -0.7, 0.7]), 0.5)
+    np.testing.assert_allclose(found, [[0.3, -1, 1]], atol=1e-6)
+    np.testing.assert_allclose(smoothed_actions(f([0.2, 0.1]), f([9, -9]), 0.5), [[0.7, -0.4]], atol=1e-6)
+
+
+def test_a_deterministic_actor_climbs_the_critics_slope_times_that_of_tanh():
+    # of -Q(tanh u): -2 (1 - 0.25) and 3 (1 - 0.64)
+    found = differentiate_deterministic_actor(f([0.5, -0.8]), f([2, -3]))
+    np.testing.assert_allclose(found, [[-1.5, 1.08]], atol=1e-6)

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.algorithms import test_dqn, test_ppo, test_sac
+from tests.algorithms import test_dqn, test_ppo, test_sac, test_td3
 
-from tidemill import DQN, PPO, SAC, Impala
+from tidemill import DQN, PPO, QRDQN, SAC, TD3, Impala, QNetwork
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.core.blas_threads import limit_threads
 from tidemill.workers.version_metadata import with_settings
@@ -41,7 +41,21 @@ CHANGES: dict[type[AlgorithmConfig], dict[str, float | None]] = {
         "target_rate": 0.1,
         "target_entropy": 3.0,
     },
+    TD3: {
+        "gamma": 0.5,
+        "learning_rate": 1e-4,
+        "critic_learning_rate": 1e-5,
+        "max_gradient_norm": 1e-3,
+        "target_rate": 0.1,
+        "policy_delay": 3,
+        "exploration_noise": 0.5,
+        "target_noise": 0.1,
+        "target_noise_clip": 0.05,
+    },
 }
+
+
+CHANGES[QRDQN] = {**CHANGES[DQN], "kappa": 0.1}
 
 
 def of_policy_gradient(config: Any) -> tuple[Algorithm, Callable[[int], Sample]]:
@@ -54,13 +68,20 @@ MADE: dict[type[AlgorithmConfig], Callable[[Any], tuple[Algorithm, Callable[[int
     PPO: of_policy_gradient,
     Impala: of_policy_gradient,
     DQN: lambda config: (test_dqn.learner_of(config), test_dqn.sample_of),
+    QRDQN: lambda config: (
+        test_dqn.learner_of(config, QNetwork(hidden=(8,), quantiles=5)),
+        test_dqn.sample_of,
+    ),
     SAC: lambda config: (test_sac.learner_of(config), test_sac.sample_of),
+    TD3: lambda config: (test_td3.learner_of(config), test_sac.sample_of),
 }
 START = {
     PPO: PPO(minibatch_size=8, learning_rate=1e-2),
     Impala: Impala(minibatch_size=8, learning_rate=1e-2, rho_clip=1.5),
     DQN: DQN(target_every=2),
+    QRDQN: QRDQN(target_every=2),
     SAC: SAC(),
+    TD3: TD3(),
 }
 
 

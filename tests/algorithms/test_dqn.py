@@ -8,6 +8,7 @@ from tests.algorithms.restoring import check_restored
 from torch.nn import functional
 
 from tidemill.algorithms.dqn import DQN
+from tidemill.algorithms.qr_dqn import QRDQN
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.blas_threads import limit_threads
@@ -152,11 +153,17 @@ def test_epsilon_falls_with_updates_and_travels_with_the_weights():
     np.testing.assert_allclose(told, [1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("net", [QNetwork(hidden=(8,)), QNetwork(hidden=(8,), noise=0.5, atoms=5)])
+@pytest.mark.parametrize(
+    "net",
+    [
+        QNetwork(hidden=(8,)),
+        QNetwork(hidden=(8,), noise=0.5, atoms=5),
+        QNetwork(hidden=(8,), noise=0.5, quantiles=5),
+    ],
+)
 def test_a_restored_learner_goes_on_exactly(net):
-    check_restored(
-        learner_of(DQN(target_every=3), net), learner_of(DQN(target_every=3), net, seed=5), sample_of
-    )
+    config = (QRDQN if net.quantiles else DQN)(target_every=3)
+    check_restored(learner_of(config, net), learner_of(config, net, seed=5), sample_of)
 
 
 def test_a_step_that_would_spoil_the_weights_is_left_out():
@@ -176,6 +183,9 @@ REFUSED = {
     "gamma = 1.5 is not between": lambda: DQN(gamma=1.5),
     "target_every = 0 is not between": lambda: DQN(target_every=0),
     "is not known": lambda: DQN(learning_rate_schedule="cosine"),
+    "quantiles = 5; take QRDQN": lambda: DQN().build(QNetwork(quantiles=5).build(SPACES, 0), 0),
+    "QRDQN trains a QNetwork that tells quantiles": lambda: QRDQN().build(QNetwork().build(SPACES, 0), 0),
+    "quantiles = 5 with atoms = 3 cannot be": lambda: QNetwork(quantiles=5, atoms=3),
     "take a QNetwork": lambda: DQN().build(ActorCritic().build(SPACES, 0), 0),
 }
 
@@ -192,13 +202,15 @@ def test_what_cannot_be_is_refused(message):
         QNetwork(hidden=(16,)),
         QNetwork(hidden=(16,), atoms=21, least_return=-1, greatest_return=3),
         QNetwork(noise=0.3),
+        QNetwork(hidden=(16,), quantiles=8),
     ],
 )
 def test_it_learns_the_values_of_a_walk_whose_values_are_known(net):
     """States 0, 1, 2 in a row: action 0 goes on and pays 1 at the end of state 2, the
     others end at once and pay 0.5. Best: γ², γ, 1."""
     policy = net.build(SPACES, 0)
-    learner = DQN(learning_rate=3e-3, gamma=0.8, target_every=50).build(policy, 0)
+    kind = QRDQN if net.quantiles else DQN
+    learner = kind(learning_rate=3e-3, gamma=0.8, target_every=50).build(policy, 0)
     state, action = (part.reshape(-1) for part in np.meshgrid(np.arange(3), np.arange(4), indexing="ij"))
     eye = np.eye(4, 3, dtype=np.float32)
     over = (action > 0) | (state == 2)

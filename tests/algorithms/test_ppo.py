@@ -216,17 +216,18 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
 
 
 @pytest.mark.parametrize(
-    ("normalise", "limit", "deviation", "clip_value"),
+    ("normalise", "limit", "deviation", "clip_value", "apart"),
     [
-        (False, None, None, None),
-        (True, None, None, None),
-        (False, 0.05, None, None),
-        (True, 0.05, None, 0.1),
-        (True, None, 4, None),
-        (True, None, 4, 0.1),
+        (False, None, None, None, False),
+        (True, None, None, None, True),
+        (False, 0.05, None, None, False),
+        (False, 0.05, None, None, True),
+        (True, 0.05, None, 0.1, False),
+        (True, None, 4, None, False),
+        (True, None, 4, 0.1, False),
     ],
 )
-def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation, clip_value):
+def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation, clip_value, apart):
     """With a `deviation` of the returns so far, values are learnt in units of it: targets
     and the values before are divided by it."""
     settings = {
@@ -234,6 +235,7 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation,
         "normalise_advantages": normalise,
         "max_gradient_norm": limit,
         "clip_value": clip_value,
+        "clip_apart": apart,
     }
     learner = learner_of(minibatch_size=10**6, epochs=3, entropy_coefficient=0.01, **settings)
     policy, scale = learner.policy, deviation or 1
@@ -278,8 +280,14 @@ def test_an_update_is_that_of_a_plain_torch_network(normalise, limit, deviation,
         )
         adam.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(list(w.values()), limit or float("inf"))
-        assert limit is None or norm > limit
+        both = [[w[name].grad for name in w if name.startswith(head)] for head in ("actor.", "critic.")]
+        for g, parts in enumerate(both):
+            parts += [w[name].grad[g] for name in w if name.startswith("hidden.")]
+        for parts in both if apart else [[*both[0], *both[1]]]:
+            norm = torch.cat([part.ravel() for part in parts]).norm()
+            assert limit is None or norm > limit
+            for part in parts if limit is not None else ():
+                part *= limit / norm
         adam.step()
     assert clip_value is None or ((value - old).abs() > clip_value).any()
     assert learner.update([sample], 0.0)["minibatches"] == 3

@@ -107,11 +107,28 @@ def test_the_actors_derivatives_are_autograds():
 # ---- networks --------------------------------------------------------------------------
 
 
+FUNCTIONS = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": torch.nn.functional.elu,
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+def test_critics_have_layers_of_their_own():
+    net = SquashedGaussian(hidden=(8,), critic_hidden=(9, 3), activation="elu")
+    learner = SAC().build(net.build(SPACES, 0), 0)
+    assert (learner.critics.shape.hidden, learner.critics.shape.activation) == ((9, 3), "elu")
+    assert learner.policy.shape.hidden == (8,)
+
+
 @pytest.mark.parametrize("hidden", [(), (7,), (7, 5)])
 @pytest.mark.parametrize("towers", [1, 2])
-def test_an_mlps_gradients_are_autograds(towers, hidden):
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_an_mlps_gradients_are_autograds(towers, hidden, activation):
     rng = np.random.default_rng(0)
-    shape = MLPShape(towers, 4, hidden, 3)
+    shape = MLPShape(towers, 4, hidden, 3, activation=activation)
     flat = (
         shape.begin(rng)
         + rng.standard_normal(sum(int(np.prod(form)) for form in shape.forms().values())).astype(np.float32)
@@ -129,7 +146,7 @@ def test_an_mlps_gradients_are_autograds(towers, hidden):
             parts.append(leaf[start : start + int(np.prod(form))].reshape(form))
             start += int(np.prod(form))
         h = h @ parts[0] + parts[1]
-        h = h.relu() if i < len(forms) - 2 else h
+        h = FUNCTIONS[activation](h) if i < len(forms) - 2 else h
     (h * torch.tensor(factors)).sum().backward()
     np.testing.assert_allclose(network.forward(inputs), h.detach().numpy(), atol=1e-5)
     gradient = np.full_like(flat, np.nan)

@@ -274,7 +274,7 @@ def test_a_run_that_fails_in_any_way_holds_up_no_other_and_is_tried_again(
 def test_a_system_that_cannot_be_installed_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def prepare(name: str) -> Path:
+    def prepare(name: str, title: str) -> Path:
         tried.append(name)
         raise compare.Failed("no network")
 

@@ -170,7 +170,7 @@ def test_a_search_that_a_signal_ends_keeps_what_has_run(
         return run_for(made, source, seconds)
 
     monkeypatch.setattr(tuning, "run_for", interrupted)
-    monkeypatch.setattr(measuring, "experiment_from", lambda *_: (experiment(), None))
+    monkeypatch.setattr(measuring, "experiment_from", lambda *_, **__: (experiment(), None))
     out = tmp_path / "tuned.py"
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["tune", "small", "--out", str(out)])
     assert result.exit_code == 130 and f"Ctrl-C ended the search: {runs} of" in result.output

@@ -239,6 +239,16 @@ NEVER_BEGAN = {
         ["CartPole-v1", "--env-arg", "suton_barto_reward=true"],
         ["suton_barto_reward", 'did you mean "sutton_barto_reward"?'],
     ),
+    "an unknown wrapper": (
+        ["CartPole-v1", "--wrap", "frameskip"],
+        ["frameskip", 'did you mean "frame-skip"?'],
+    ),
+    "a wrapper that computes": (
+        ["CartPole-v1", "--wrap", "time-limit(2 * 100)"],
+        ["time-limit(2 * 100)", "plain values"],
+    ),
+    "a wrapper around a game": (["ALE/Pong-v5", "--wrap", "flatten"], ["this is Atari", "FILE.py:NAME"]),
+    "a wrapper of an experiment": (["bad.py:good", "--wrap", "flatten"], ["Gymnasium(id=", "wrap="]),
     "unwritable folder": (
         ["CartPole-v1", "--run-dir", "/proc/here/run"],
         ["/proc/here/run", "cannot be written", "--run-dir"],

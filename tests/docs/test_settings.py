@@ -83,7 +83,7 @@ def test_each_setting_is_named_on_the_page_of_its_own(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["PPO", "Impala", "DQN", "SAC"])
+@pytest.mark.parametrize("name", ["PPO", "Impala", "DQN", "QRDQN", "SAC", "TD3"])
 def test_what_an_algorithm_measures_is_on_the_page(name: str) -> None:
     told = re.findall(r"`([\w/]+)`", (DOCS / "experiments.md").read_text().split("in `metrics.jsonl`")[1])
     assert {*CONFIGS[name]().measures(), *COUNTED, "lag/mean", "lag/max"} <= {*told}

@@ -84,7 +84,7 @@ def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so(tmp
         others = [
             worker_process.worker_process([*COMMAND, "--"], variables, log.fileno()),
             worker_process.worker_process(COMMAND, environment(2), log.fileno()),
-            worker_process.worker_process(COMMAND, {**variables, "MUJOCO_GL": "egl"}, log.fileno()),
+            worker_process.worker_process(COMMAND, {**variables, "ANOTHER_RUN": "1"}, log.fileno()),
         ]
         taken = [worker_process.worker_process(list(COMMAND), variables, log.fileno()) for _ in range(3)]
     assert [worker.process.pid in early for worker in taken] == [True, True, False]

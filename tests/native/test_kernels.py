@@ -31,6 +31,13 @@ OPTIONS = {
     "clipped values": PPO(clip_value=0.3, clip=0.1),
     "all": PPO(entropy_coefficient=-0.01, clip_value=0.1, clip=0.05),
 }
+FUNCTIONS = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": torch.nn.functional.elu,
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
 
 
 class Case:
@@ -95,13 +102,17 @@ class Case:
         """The same in 64 bits, by autograd."""
         network, inputs = self.plain.network, self.plain.prepare(self.seen)
         w = {k: torch.tensor(a, dtype=torch.float64, requires_grad=True) for k, a in network.weights.items()}
-        function = getattr(torch, network.shape.activation)
-        features = torch.from_numpy(inputs["features"][picked]).double()
+        shape, features = network.shape, torch.from_numpy(inputs["features"][picked]).double()
 
         def tower(i):
-            h = features
-            for layer in range(len(network.shape.hidden)):
-                h = function(h @ w[f"hidden.{layer}.weight"][i] + w[f"hidden.{layer}.bias"][i])
+            h, name, hidden = features, "hidden", shape.hidden
+            if shape.critic_hidden is not None:
+                h = h if i else h[:, : shape.encoder.seen]
+                i, name, hidden = 0, *(("critic_hidden", shape.critic_hidden) if i else (name, hidden))
+            for layer in range(len(hidden)):
+                h = FUNCTIONS[shape.activation](
+                    h @ w[f"{name}.{layer}.weight"][i] + w[f"{name}.{layer}.bias"][i]
+                )
             return h
 
         head = torch.nn.functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
@@ -185,11 +196,41 @@ def test_gradients_are_those_of_64_bits(kernels, action, options):
         ((100, 33, 18), "relu", 17),
         ((1024,), "tanh", 4),
         ((257, 1), "relu", 33),
+        ((64, 64), "elu", 5),
+        ((3, 130), "elu", 17),
+        ((64, 64), "gelu", 5),
+        ((7, 33), "gelu", 1),
+        ((64, 64), "silu", 5),
+        ((100, 33, 18), "silu", 17),
     ],
 )
 def test_layers_of_any_width_and_number_have_right_gradients(kernels, hidden, activation, width):
     config = ActorCritic(hidden=hidden, activation=activation)
     check(kernels, config, Discrete(3), OPTIONS["entropy"], width=width)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "critic_hidden", "activation"),
+    [
+        ((64, 64), (256, 128), "tanh"),
+        ((33, 5), (7,), "relu"),
+        ((7,), (5, 130, 3), "gelu"),
+        ((), (17,), "elu"),
+        ((17,), (), "tanh"),
+    ],
+)
+@pytest.mark.parametrize("action", ["discrete", "box"])
+def test_a_critic_of_other_layers_has_right_gradients(kernels, hidden, critic_hidden, activation, action):
+    config = ActorCritic(hidden=hidden, critic_hidden=critic_hidden, activation=activation)
+    check(kernels, config, ACTIONS[action], OPTIONS["entropy"])
+    plain, native = Case(kernels, config, ACTIONS[action]).answers(False)
+    for name, array in plain.items():
+        np.testing.assert_allclose(native[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_critic_of_other_layers_alone_sees_what_is_for_it(kernels):
+    config = ActorCritic(critic_only=("more",), critic_hidden=(32, 8))
+    check(kernels, config, Discrete(3), OPTIONS["usual"])
 
 
 def test_a_head_may_be_wider_than_every_layer(kernels):
@@ -233,7 +274,7 @@ def test_acting_draws_what_numpy_draws(kernels, action, deterministic, n):
 
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["features", "log_prob", "advantage", "target", "weight"])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("activation", FUNCTIONS)
 def test_what_is_not_finite_shows_as_it_does_with_numpy(kernels, spoilt, where, activation):
     case = Case(kernels, ActorCritic(activation=activation), ACTIONS["discrete"])
     columns = case.batch()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill import DQN, SAC, QNetwork, SquashedGaussian
+from tidemill import DQN, SAC, TD3, DeterministicActor, QNetwork, SquashedGaussian
 from tidemill.algorithms.action_value_formulas import approach
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Discrete, Spaces
@@ -24,6 +24,17 @@ SHAPES = {
     "narrowest": (MLPShape(1, 1, (1,), 1), 2),
     "odd": (MLPShape(2, 130, (37, 300, 5), 33), 301),
     "widest": (MLPShape(1, 5, (1024,), 3), 65),
+    "tanh": (MLPShape(2, 130, (37, 300, 5), 33, activation="tanh"), 301),
+    "elu": (MLPShape(2, 23, (64, 33), 1, activation="elu"), 256),
+    "gelu": (MLPShape(1, 17, (33, 64, 7), 12, activation="gelu"), 100),
+    "silu": (MLPShape(2, 130, (37, 300, 5), 33, activation="silu"), 301),
+}
+FUNCTIONS = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": torch.nn.functional.elu,
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
 }
 
 
@@ -60,7 +71,7 @@ class Case:
         h = x
         for i in range(0, len(parts), 2):
             h = h @ parts[i] + parts[i + 1]
-            h = h if i == len(parts) - 2 else h.relu()
+            h = h if i == len(parts) - 2 else FUNCTIONS[self.shape.activation](h)
         h = h.expand(self.of_out.shape)
         (h * torch.tensor(self.of_out)).sum().backward()
         return h.detach().numpy(), x.grad.numpy(), np.concatenate([p.grad.numpy().ravel() for p in parts])
@@ -159,6 +170,7 @@ def sample_of(spaces, seed, n=32):
     ("algorithm", "policy", "action"),
     [
         (SAC(), SquashedGaussian(hidden=(64, 32)), Box((3,), "float32", (-2.0,), (1.0,))),
+        (TD3(), DeterministicActor(hidden=(64, 32)), Box((3,), "float32", (-2.0,), (1.0,))),
         (DQN(target_every=2, target_rate=0.1), QNetwork(hidden=(32, 32)), Discrete(3)),
         (DQN(), QNetwork(hidden=(32,), noise=0.5, atoms=11, duelling=False), Discrete(3)),
     ],

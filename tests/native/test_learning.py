@@ -24,7 +24,13 @@ def learners_of(kernels, **settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"clip_value": 0.2, "entropy_coefficient": 0.01}, {"target_kl": 0.01}]
+    "settings",
+    [
+        {},
+        {"clip_value": 0.2, "entropy_coefficient": 0.01},
+        {"target_kl": 0.01},
+        {"clip_apart": True, "max_gradient_norm": 0.1},
+    ],
 )
 def test_updates_are_numpy_s(kernels, settings):
     plain, native = learners_of(kernels, **settings)
@@ -37,7 +43,15 @@ def test_updates_are_numpy_s(kernels, settings):
 
 
 @pytest.mark.parametrize("helpers", [0, 1])
-@pytest.mark.parametrize("settings", [{}, {"max_gradient_norm": None}, {"target_kl": 0.01}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_gradient_norm": None},
+        {"target_kl": 0.01},
+        {"clip_apart": True, "max_gradient_norm": 0.1},
+    ],
+)
 def test_an_epoch_in_one_call_has_the_bits_of_one_minibatch_after_the_other(kernels, settings, helpers):
     """Minibatches of their own are one thread's, towers in an epoch a thread's each."""
     assert kernels.helpers(helpers) >= helpers

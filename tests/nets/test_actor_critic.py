@@ -480,7 +480,8 @@ def test_spaces_without_a_policy_are_refused(spaces, message):
 def test_settings_are_checked_and_survive_encoding():
     for settings, message in (
         ({"hidden": (64, 0)}, "hidden"),
-        ({"activation": "gelu"}, "activation"),
+        ({"activation": "sine"}, "activation"),
+        ({"critic_hidden": (64, 0)}, "critic_hidden"),
         ({"encoder": "resnet"}, "encoder"),
         ({"log_std_init": float("nan")}, "log_std_init"),
     ):

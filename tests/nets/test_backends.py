@@ -13,6 +13,14 @@ VECTOR = Box((5,), "float32")
 CASES = {
     "plain": (ActorCritic(normalise_observations=True), Spaces(VECTOR, Discrete(3))),
     "shared": (ActorCritic(shared_critic=True, activation="relu"), Spaces(VECTOR, Box((2,), "float32"))),
+    "elu": (ActorCritic(activation="elu"), Spaces(VECTOR, Discrete(3))),
+    "gelu": (ActorCritic(activation="gelu"), Spaces(VECTOR, Discrete(3))),
+    "silu": (ActorCritic(activation="silu"), Spaces(VECTOR, Box((2,), "float32"))),
+    "separate": (ActorCritic(critic_hidden=(32, 16, 8)), Spaces(VECTOR, Discrete(3))),
+    "separate state": (
+        ActorCritic(critic_hidden=(7,)),
+        Spaces(Dict({"own": VECTOR, "global_state": VECTOR}), Discrete(3)),
+    ),
     "state": (ActorCritic(), Spaces(Dict({"own": VECTOR, "global_state": VECTOR}), MultiDiscrete((2, 3)))),
     "gru": (RecurrentActorCritic(cell="gru"), Spaces(VECTOR, Discrete(3))),
     "lstm": (RecurrentActorCritic(cell="lstm", hidden=()), Spaces(VECTOR, Discrete(3))),

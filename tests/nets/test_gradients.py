@@ -19,6 +19,13 @@ ACTIONS = {
     "box": Box((2, 2), "float32", (-2.0,), (6.0,)),
     "half bounded": Box((2,), "float64", (-1.0, 0.0), (1.0, float("inf"))),
 }
+FUNCTIONS = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": functional.elu,
+    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +53,14 @@ def built(net, action, n=40, observation=VECTOR):
 def by_autograd(policy, inputs, action, factors):
     """(log_prob, entropy, value) and the flat gradient, of a plain network in torch."""
     w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.network.weights.items()}
-    function = getattr(torch, policy.network.shape.activation)
+    shape = policy.network.shape
 
     def tower(i):
-        h = torch.from_numpy(inputs["features"])
-        for layer in range(len(policy.network.shape.hidden)):
-            h = function(h @ w[f"hidden.{layer}.weight"][i] + w[f"hidden.{layer}.bias"][i])
+        h, name, hidden = torch.from_numpy(inputs["features"]), "hidden", shape.hidden
+        if i and shape.critic_hidden is not None:
+            i, name, hidden = 0, "critic_hidden", shape.critic_hidden
+        for layer in range(len(hidden)):
+            h = FUNCTIONS[shape.activation](h @ w[f"{name}.{layer}.weight"][i] + w[f"{name}.{layer}.bias"][i])
         return h
 
     head = functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
@@ -68,12 +77,26 @@ def by_autograd(policy, inputs, action, factors):
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
-    ("hidden", "activation"), [((8, 6), "tanh"), ((8, 6), "relu"), ((7,), "tanh"), ((), "tanh")]
-)
+    ("hidden", "activation"),
+    [((8, 6), "tanh"), ((8, 6), "relu"), ((7,), "tanh"), ((), "tanh"), ((8, 6), "elu"), ((8, 6), "gelu"),
+     ((8, 6), "silu")],
+)  # fmt: skip
 def test_forward_and_backward_are_autograd_s(action, shared, hidden, activation):
-    policy, inputs, actions, factors = built(
-        ActorCritic(hidden=hidden, activation=activation, shared_critic=shared), ACTIONS[action]
-    )
+    check_gradients(ActorCritic(hidden=hidden, activation=activation, shared_critic=shared), ACTIONS[action])
+
+
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+@pytest.mark.parametrize(
+    ("hidden", "critic_hidden"), [((8, 6), (5,)), ((3,), (9, 4, 1)), ((), (5,)), ((5,), ())]
+)
+def test_a_critic_of_other_layers_has_gradients_of_its_own(hidden, critic_hidden, activation):
+    config = ActorCritic(hidden=hidden, critic_hidden=critic_hidden, activation=activation)
+    for action in ("discrete", "box"):
+        check_gradients(config, ACTIONS[action])
+
+
+def check_gradients(config, action):
+    policy, inputs, actions, factors = built(config, action)
     expected, gradient = by_autograd(policy, inputs, actions, factors)
     found = policy.network.forward(inputs, actions)
     for array, tensor in zip(found, expected, strict=True):

@@ -12,6 +12,7 @@ from tidemill import (
     ActorCritic,
     Actors,
     AgentSpec,
+    DeterministicActor,
     Experiment,
     Gymnasium,
     Limits,
@@ -55,6 +56,7 @@ TWO, MOVE = Discrete(2), Box((2,), "float32", (-1.0,), (1.0,))
         (QNetwork(noise=0.5, atoms=5, duelling=False), SMALL, TWO),
         (QNetwork(hidden=(16,)), IMAGE, TWO),
         (SquashedGaussian(), BOTH, MOVE),
+        (DeterministicActor(), BOTH, MOVE),
     ],
 )
 def test_declared_weights_are_those_that_are_built(
@@ -172,3 +174,49 @@ def test_first_weights_are_made_by_the_trainer_alone_and_not_again_to_resume_or_
     resume(result.folder, launch="inline", limits={"updates": 3}, quiet=True)
     load(result.folder)
     assert made == []
+
+
+@pytest.mark.parametrize(
+    ("config", "spaces", "inputs"),
+    [
+        (ActorCritic(initialisation="uniform"), Spaces(Box((400,), "float32"), Box((90,), "float32")),
+         {"hidden.0": 400, "hidden.1": 64, "actor": 64, "critic": 64}),
+        (ActorCritic(initialisation="uniform", critic_hidden=(300,)),
+         Spaces(Box((50,), "float32"), Discrete(40)),
+         {"hidden.0": 50, "hidden.1": 64, "critic_hidden.0": 50, "actor": 64, "critic": 300}),
+        (ActorCritic(initialisation="uniform"), Spaces(Box((4, 36, 36), "uint8"), Discrete(40)),
+         {"cnn.obs.0": 256, "cnn.obs.1": 512, "cnn.obs.out": 64, "actor": 512}),
+        (QNetwork(initialisation="uniform", hidden=(90,)), Spaces(Box((10, 10, 4), "bool"), Discrete(40)),
+         {"convolution.0": 36, "hidden.0": 1024, "head": 90}),
+        (SquashedGaussian(initialisation="uniform"),
+         Spaces(Box((50,), "float32"), Box((9,), "float32", (-1.0,), (1.0,))),
+         {"hidden.0": 50, "hidden.1": 256, "head": 256}),
+    ],
+)  # fmt: skip
+def test_uniform_weights_and_biases_reach_to_one_by_the_root_of_the_inputs(config, spaces, inputs):
+    named = config.build(spaces, 0).parameters()
+    for layer, count in inputs.items():
+        weight, bias = named[f"{layer}.weight"], named[f"{layer}.bias"]
+        bound = 1 / np.sqrt(count)
+        assert np.abs(weight).max() <= bound * 1.0001 and np.abs(bias).max() <= bound * 1.0001, layer
+        assert np.abs(weight).max() > 0.9 * bound and abs(weight.mean()) < 0.15 * bound, layer
+        assert bias.any(), layer
+
+
+def test_uniform_weights_are_0_where_the_actor_does_not_see():
+    space = Dict({"own": Box((3,), "float32"), "global_state": Box((2,), "float32")})
+    named = ActorCritic(initialisation="uniform").build(Spaces(space, Discrete(2)), 0).parameters()
+    actor, critic = named["hidden.0.weight"]
+    assert not actor[3:].any() and actor[:3].all() and critic.all()
+
+
+@pytest.mark.parametrize("critic_hidden", [None, (7,)])
+def test_the_places_of_the_towers_are_all_weights_once(critic_hidden):
+    spaces = Spaces(Box((3,), "float32"), Box((2,), "float32", (-1.0,), (1.0,)))
+    shape = ActorCritic(hidden=(5, 4), critic_hidden=critic_hidden).shape(spaces)
+    flat = np.arange(sum(int(np.prod(form)) for form in shape.forms().values()))
+    actor, critic = (np.concatenate([flat[place] for place in tower]) for tower in shape.places())
+    assert sorted([*actor, *critic]) == flat.tolist()
+    layers = (5, 4) if critic_hidden is None else critic_hidden
+    inputs = (3, *layers)
+    assert len(critic) == sum((n + 1) * out for n, out in zip(inputs, (*layers, 1), strict=True))

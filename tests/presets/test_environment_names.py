@@ -40,10 +40,67 @@ from tidemill.remote.rest_config import Rest
         ),
         ("ALE/own.py:Game", {}, Gymnasium(make="ALE/own.py:Game")),
         ("pettingzoo:zoo:make", {"n": 2}, PettingZoo(make="zoo:make", kwargs={"n": 2})),
+        ("pettingzoo:mpe2.simple_tag_v3", {}, PettingZoo(make="mpe2.simple_tag_v3")),
+        ("pettingzoo:own.maze_v1", {}, PettingZoo(make="own.maze_v1")),
+        ("PongNoFrameskip-v4", {}, Atari(id="ALE/Pong-v5")),
     ],
 )
 def test_what_is_typed_becomes_a_configuration(text, kwargs, config):
     assert environment_from(text, kwargs) == config
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    {
+        "pettingzoo.classic.tictactoe_v3": (
+            "pettingzoo:pettingzoo.classic.tictactoe_v3",
+            "pettingzoo:classic.tictactoe_v3",
+            "pettingzoo:classic/tictactoe-v3",
+            "pettingzoo:tictactoe_v3",
+            "pettingzoo.classic.tictactoe_v3",
+            "pettingzoo.classic:tictactoe_v3",
+        ),
+        "mpe2.simple_spread_v3": (
+            "pettingzoo:pettingzoo.mpe.simple_spread_v3",
+            "pettingzoo:mpe.simple_spread_v3",
+            "pettingzoo:simple_spread_v3",
+            "mpe2:simple_spread_v3",
+            "mpe2.simple_spread_v3",
+        ),
+    }.items(),
+)
+def test_an_environment_of_several_agents_has_all_its_usual_names(module, names):
+    assert [environment_from(name) for name in names] == [PettingZoo(make=module)] * len(names)
+
+
+def test_an_unknown_environment_of_several_agents_is_told_with_the_nearest():
+    with pytest.raises(
+        ConfigError, match='called "tictactoe_v2", and no module; did you mean "tictactoe_v3"'
+    ):
+        environment_from("pettingzoo:tictactoe_v2")
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("HalfCheetah-v3", '"HalfCheetah-v5", or "HalfCheetah-v4"'),
+        ("LunarLander-v2", 'did you mean "LunarLander-v3"'),
+        ("Taxi-v3", 'did you mean "Taxi-v4"'),
+        ("simple_spread_v3", '"pettingzoo:simple_spread_v3"'),
+        ("HalfCheetahBulletEnv-v0", 'pip install "pybullet-envs-gymnasium"'),
+    ],
+)
+def test_a_name_of_before_is_answered_with_that_of_today(name, cure):
+    with pytest.raises(ConfigError) as told:
+        environment_from(name).build(1, 0)
+    assert cure in str(told.value)
+
+
+def test_an_old_name_of_a_game_is_answered_with_that_of_today_each_time():
+    pytest.importorskip("ale_py")
+    for name in ("Pong-v4", "PongDeterministic-v4", "PongNoFrameskip-v0", "Pong-v4"):
+        with pytest.raises(ConfigError, match='take "ALE/Pong-v5": frames skipped'):
+            environment_from(name).build(1, 0)
 
 
 def test_errors_say_what_to_type():

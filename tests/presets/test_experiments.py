@@ -38,7 +38,7 @@ def test_what_nobody_tuned_trains_on_small_minibatches(name, environment):
     }
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "sac"])
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
 def test_what_one_agent_trains_by_refuses_several_by_its_own_name(algorithm):
     game = PettingZoo(make="mpe2.simple_spread_v3")
     with pytest.raises(

@@ -26,7 +26,9 @@ def told(config: Any) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize(("name", "by"), [("CartPole-v1", "ppo and dqn"), ("Pendulum-v1", "ppo and sac")])
+@pytest.mark.parametrize(
+    ("name", "by"), [("CartPole-v1", "ppo and dqn and qrdqn"), ("Pendulum-v1", "ppo and sac and td3")]
+)
 def test_what_fits_is_named(name: str, by: str) -> None:
     assert told(Gymnasium(id=name)) == Finding("training", "ok", f"{by} can train it")
 
@@ -34,20 +36,20 @@ def test_what_fits_is_named(name: str, by: str) -> None:
 def test_what_any_algorithm_can_train_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: place for name, place in ALGORITHMS.items() if name != "ppo"}
     monkeypatch.setattr(fitting_algorithms, "ALGORITHMS", others)
-    assert told(Gymnasium(id="CartPole-v1")) == Finding("training", "ok", "dqn can train it")
+    assert told(Gymnasium(id="CartPole-v1")) == Finding("training", "ok", "dqn and qrdqn can train it")
 
 
 @pytest.mark.parametrize(
     ("kind", "more", "level", "message", "cure"),
     [
-        ("one", {}, "ok", "ppo can train it; sac cannot", "same_step=False"),
-        ("one", {"same_step": False}, "ok", "ppo and sac can train it", ""),
+        ("one", {}, "ok", "ppo can train it; sac and td3 cannot", "same_step=False"),
+        ("one", {"same_step": False}, "ok", "ppo and sac and td3 can train it", ""),
         ("two", {}, "ok", "ppo can train it", ""),
         (
             "after",
             {},
             "ok",
-            "sac cannot: their ReplayActors go with environments of one agent",
+            "sac and td3 cannot: their ReplayActors go with environments of one agent",
             "without a ratio",
         ),
         (

@@ -1,11 +1,13 @@
 """What is said at the start of runs that may end otherwise than their users expect."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from tests.cli.test_cli import tidemill
 from tests.remote.served import serving
 
+from tidemill import ActorCritic
 from tidemill.envs.lanes import Gymnasium
 from tidemill.native import library
 from tidemill.native.library import VARIABLE
@@ -37,6 +39,13 @@ def test_why_numpy_computes_is_told_where_the_core_is_missing(monkeypatch, tmp_p
     assert "was not built" in told
 
 
+def test_which_setting_keeps_a_policy_out_of_the_core_is_told(with_core):
+    experiment = ppo("x", Gymnasium(id="Pendulum-v1"))
+    slow = replace(experiment, policies={"policy": ActorCritic(sde_steps=4)})
+    (told,) = remarks(slow)
+    assert told.endswith("the native core has no sde_steps = 4")
+
+
 def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(with_core):
     (told,) = remarks(ppo("x", SERVER, lanes=16))
     assert told == (
@@ -54,6 +63,18 @@ def test_slots_and_environments_in_the_process_need_no_word(with_core):
     assert not [
         *remarks(with_slots(DQN_PRESETS.general("x", SERVER), 4)),
         *remarks(ppo("x", Gymnasium(id="CartPole-v1"))),
+    ]
+
+
+def test_what_wrappers_cost_is_told_where_lanes_would_step_at_once(with_core):
+    (told,) = remarks(ppo("x", Gymnasium(id="CartPole-v1", wrap=("frame-skip(2)",))))
+    assert told == (
+        "lanes of CartPole-v1 step one after the other, since wrappers are around each (frame-skip(2)); "
+        "without, all would step at once"
+    )
+    assert not [
+        *remarks(ppo("x", Gymnasium(id="Taxi-v4", wrap=("flatten",)))),
+        *remarks(ppo("x", Gymnasium(id="CartPole-v1", threads=2, wrap=("flatten",)))),
     ]
 
 

@@ -111,6 +111,10 @@ WAYS = {
         {"kind": "Slots", "environment": {"kind": "Gymnasium", "make": "os:system", **TOUCH}},
         r'calls "os:system"',
     ),
+    "wrapper": (
+        {"kind": "Gymnasium", "id": "CartPole-v1", "wrap": ["flatten", "os:system(command='touch done')"]},
+        r"wraps it in \"os:system\(command='touch done'\)\"",
+    ),
     "import": (
         {"kind": "Gymnasium", "id": "antigravity:X-v0"},
         r'imports "antigravity" for "antigravity:X-v0"',
@@ -181,6 +185,7 @@ def test_what_needs_no_word(tmp_path: Path) -> None:
         assert named(config).things == []
     for plain in (
         Scripted(),
+        Gymnasium(id="CartPole-v1", wrap=("frame-skip(4)", "time-limit(max_episode_steps=9)")),
         Slots(environment=Gymnasium(id="FrozenLake-v1", kwargs={"map_name": "8x8", "is_slippery": False})),
         SimulatorEnvironment(),
     ):

@@ -50,6 +50,18 @@ class Nearest(gymnasium.Env[Any, Any]):
         return np.zeros(3, np.float32), float(action), True, False, {}
 
 
+class Longer(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Shows so many zeros more."""
+
+    def __init__(self, env: Any, zeros: int = 1) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(-10.0, 10.0, (4 + zeros,), np.float32)
+        self._zeros = np.zeros(zeros, np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return np.concatenate([observation, self._zeros])
+
+
 def make() -> gymnasium.Env[Any, Any]:
     return Nearest()
 
@@ -378,3 +390,20 @@ def test_a_launcher_of_ones_own_puts_a_command_before_each_worker(tmp_path: Path
     assert result.summary.status == "completed" and note.read_text() == "19"
     lines = (tmp_path / "run" / "returns.txt").read_text().splitlines()
     assert len(lines) == np.isfinite(result.metrics()["return/mean"]).sum() > 0
+
+
+def test_wrappers_hold_for_workers_evaluation_and_resumed_runs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    wrap = [f"{__file__}:Longer(zeros=3)", "time-limit(30)", Longer]
+    more = {"lanes": 4, "sample_steps": 32, "quiet": True}
+    tidemill.train("CartPole-v1", steps=512, wrap=wrap[:2], run_dir=run, **more)
+    resumed = tidemill.resume(run, limits={"steps": 1024}, quiet=True)
+    assert resumed.summary["env_steps"] >= 1024
+    (played,) = tidemill.evaluate(run, episodes=4, lanes=2).specs
+    assert 8 <= played.length_mean <= 30 and played.max <= 30
+    assert tidemill.load(run).spaces.observation.shape == (7,)
+    with pytest.raises(ConfigError, match="wrappers go with an environment's name"):
+        make_experiment(experiments.cartpole(), wrap=["flatten"])
+    made, _ = make_experiment(Gymnasium(id="CartPole-v1", wrap=("flatten",)), wrap=wrap[2])
+    assert made.workers["actor"].environment.wrap[0] == "flatten"  # type: ignore[attr-defined]
+    assert made.workers["actor"].environment.wrap[1].endswith(":Longer")  # type: ignore[attr-defined]

@@ -62,6 +62,25 @@ def differentiate_huber(error: Floats) -> tuple[Floats, Floats]:
     return slope * (error - np.float32(0.5) * slope), slope
 
 
+def differentiate_quantile_huber(found: Floats, goals: Floats, kappa: float) -> tuple[Floats, Floats]:
+    """Return (loss [B], derivative [B, Z] with respect to `found`) of the quantiles
+    `found` [B, Z] where samples `goals` [B, Y] of the return were seen; the loss is Σ_i
+    E_j ρ(goal_j - found_i), and found_i stands for the quantile τ_i = (2i - 1) / 2Z.
+
+    Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile Regression",
+    eq. 9, 10 and algorithm 1: ρ(u) = |τ - [u < 0]| L(u); L(u) = ½ u² for |u| ≤ κ, κ (|u|
+    - ½ κ) beyond.
+    """
+    count, bound = found.shape[1], np.float32(kappa)
+    tau = ((np.arange(count, dtype=np.float32) + np.float32(0.5)) / np.float32(count))[:, None]
+    error = goals[:, None, :] - found[:, :, None]
+    cut = np.minimum(np.maximum(error, -bound), bound)
+    weighted = np.where(error < 0, 1 - tau, tau) * cut
+    error -= np.float32(0.5) * cut
+    loss: Floats = np.einsum("bij,bij->b", weighted, error) / np.float32(goals.shape[1])
+    return loss, -weighted.mean(2)
+
+
 def project(distribution: Floats, returns: Floats, discount: Floats, support: Floats) -> Floats:
     """Return [B, Z]: the distribution of R + Γ z on the equally spaced `support` [Z], z
     being spread over it as `distribution` [B, Z] says.
@@ -121,6 +140,27 @@ def differentiate_actor(
     alpha = np.float32(temperature)
     of_mean: Floats = alpha * 2 * action - of_action * (1 - action * action)
     return of_mean, of_mean * spread - alpha
+
+
+def smoothed_actions(action: Floats, noise: Floats, limit: float) -> Floats:
+    """Return actions [B, actions] in [-1, 1] to which `noise` was added, clipped to
+    ±`limit`.
+
+    Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic
+    Methods", eq. 14 with the clipping of section 5.3.
+    """
+    found: Floats = np.clip(action + np.clip(noise, -limit, limit), -1, 1).astype(np.float32, copy=False)
+    return found
+
+
+def differentiate_deterministic_actor(action: Floats, of_action: Floats) -> Floats:
+    """Return the derivative of -Q(a), a = tanh(u), with respect to u, [B, actions];
+    `action` is a, `of_action` ∂Q/∂a.
+
+    Silver et al. 2014, "Deterministic Policy Gradient Algorithms", eq. 9, with ∂a/∂u =
+    1 - a².
+    """
+    return -of_action * (1 - action * action)
 
 
 def approach(target: Floats, weights: Floats, rate: float, kernels: Kernels | None) -> None:

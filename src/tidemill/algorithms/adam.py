@@ -1,7 +1,7 @@
 """Adam: its settings, and the optimiser in numpy, over one flat array of weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import addressof
 from dataclasses import dataclass
 from itertools import pairwise
@@ -57,6 +57,12 @@ class Optimiser(ABC):
         are scalars of the library."""
 
     @abstractmethod
+    def clip(self, parts: Sequence[Any], share: float, limit: float) -> Any:
+        """Scale parts of the gradient down, so that their Euclidean norm together,
+        divided by `share`, is `limit` at most; return the norm before, a scalar of the
+        library."""
+
+    @abstractmethod
     def state(self) -> Arrays:
         """Return copies of the number of steps and of the moments: ``0.step``,
         ``0.exp_avg``, ``0.exp_avg_sq``, and so on for other weights."""
@@ -104,14 +110,21 @@ class Adam(Optimiser):
             self._blocks.append(_Block(*parts, *scratch[:, : len(parts[0])]))
 
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> float:
-        norm = sqrt(self._square()) / share
+        norm = sqrt(self._square(self._gradient)) / share
         if isfinite(norm) and isfinite(loss):
             self.step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
         return norm
 
-    def _square(self) -> float:
+    def clip(self, parts: Sequence[Floats], share: float, limit: float) -> float:
+        norm = sqrt(self._square(np.concatenate(parts))) / share
+        if norm > limit:
+            for part in parts:
+                part *= limit / norm
+        return norm
+
+    def _square(self, gradient: Floats) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            return float(self._gradient @ self._gradient)
+            return float(gradient @ gradient)
 
     def step(self, rate: float, scale: float) -> None:
         """Do one step with learning rate `rate` and `scale` times the gradient."""
@@ -166,19 +179,24 @@ class NativeAdam(Adam):
             setattr(self.kernel_descent, name, place)
 
     def go_through(
-        self, rate: float, limit: float | None, target_kl: float | None, kernel: Callable[[int], int]
+        self,
+        rate: float,
+        limit: float | None,
+        target_kl: float | None,
+        apart: bool,
+        kernel: Callable[[int], int],
     ) -> int:
         """Have `kernel` do steps by the descent whose address it is given; return what it
-        does."""
+        does. `apart`: whether `limit` is each tower's."""
         descent = self.kernel_descent
-        descent.rate, descent.steps = rate, self._steps
+        descent.rate, descent.steps, descent.apart = rate, self._steps, apart
         descent.limit, descent.target_kl = (-1.0 if each is None else each for each in (limit, target_kl))
         done = kernel(addressof(descent))
         self._steps = descent.steps
         return done
 
-    def _square(self) -> float:
-        square: float = self._kernels.square(self._gradient.size, self._addresses[1])
+    def _square(self, gradient: Floats) -> float:
+        square: float = self._kernels.square(gradient.size, address(gradient))
         return square
 
     def _move(self, into_second: float, into_first: float, epsilon: float, size: float) -> None:

@@ -89,19 +89,31 @@ class DQN(AdamSettings):
         return "loss/value", "q/mean", "error/mean", "gradient_norm", "learning_rate", "epsilon", "rows"
 
     def check_policy(self, policy: PolicyConfig) -> None:
+        if isinstance(policy, QNetwork):
+            self._check_head(policy)
         if isinstance(policy, QNetwork) and policy.noise:
             for name in ("epsilon_end", "epsilon_updates"):
                 self.refuse_idle(name, "on a noisy network, whose ε is 0 from the first update on")
+
+    def _check_head(self, network: QNetwork) -> None:
+        if network.quantiles:
+            raise ConfigError(
+                f"DQN cannot train a QNetwork with quantiles = {network.quantiles}; take QRDQN, or "
+                "quantiles = 0"
+            )
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         """Return the learner of `policy`, which must be what a `QNetwork` builds. A noisy
         network's noise is drawn from `seed`."""
         if not isinstance(policy, QPolicy):
             raise ConfigError(
-                f"DQN cannot train a {type(policy).__name__}, which tells no action's value; take a QNetwork "
-                "for the policy"
+                f"{type(self).__name__} cannot train a {type(policy).__name__}, which tells no action's "
+                "value; take a QNetwork for the policy"
             )
         self.check_policy(policy.config)
+        return self._learner(policy, seed)
+
+    def _learner(self, policy: QPolicy, seed: int) -> Algorithm:
         return DQNLearner(self, policy, seed)
 
 
@@ -139,7 +151,9 @@ class DQNLearner(Algorithm):
         rate = self.config.rate(progress)
         norm = self._adam.descend(rate, 1.0, self.config.max_gradient_norm, loss)
         if not isfinite(norm + loss):
-            raise spoilt("DQN", "the weights", f"the loss is {loss}, the gradient's norm {norm}")
+            raise spoilt(
+                type(self.config).__name__, "the weights", f"the loss is {loss}, the gradient's norm {norm}"
+            )
         if "priority" in sample:
             sample["priority"][0] = error
         self._updates += 1
@@ -180,11 +194,19 @@ class DQNLearner(Algorithm):
             loss, slope = differentiate_huber(value - goal)
             return loss, slope, np.abs(value - goal), value
         best = chooser.argmax(1)
-        goals = project(softmax(told[rows, best]), returns, discount, policy.support)
         self._values = self._online.forward(seen)
-        logits = self._values[rows, batch["action"]]
-        loss, slope = differentiate_cross_entropy(logits, goals)
-        return loss, slope, loss, softmax(logits) @ policy.support
+        found = self._values[rows, batch["action"]]
+        loss, slope = self._differentiate_spread(found, told[rows, best], returns, discount)
+        return loss, slope, loss, policy.expected(found)
+
+    def _differentiate_spread(
+        self, found: Floats, then: Floats, returns: Floats, discount: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return (loss [B], derivative [B, Z]) of a distribution `found` [B, Z] of which
+        the network tells, where `returns` [B] and `discount` [B] times one that is like
+        `then` [B, Z] should be."""
+        goals = project(softmax(then), returns, discount, self.policy.support)
+        return differentiate_cross_entropy(found, goals)
 
     def _move_target(self) -> None:
         target, rate = self._target.flat, self.config.target_rate

@@ -74,6 +74,10 @@ class PolicyGradient(AdamSettings):
     max_gradient_norm: float | None = 0.5
     """Gradients of all weights together are scaled down to this Euclidean norm.
     None: they are not scaled."""
+    clip_apart: bool = False
+    """Whether the actor's gradient and the critic's, where they share no weights, are
+    scaled down to `max_gradient_norm` each by itself, so that large errors of values do
+    not shorten the actor's steps."""
     normalise_returns: bool = True
     """Whether values are learnt in units of the running standard deviation of their
     targets."""
@@ -156,6 +160,8 @@ class PolicyGradientLearner(DataParallel):
             in units of 1 / (rows of a minibatch, about)."""
             self._gradient, self._parts = self._shared[:size], self._shared[size:]
             self._optimiser = self._library.optimiser(policy.network, self._gradient, config.adam_epsilon)
+            towers = policy.network.towers if config.clip_apart else ()
+            self._towers = [[self._gradient[place] for place in tower] for tower in towers]
 
     @abstractmethod
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
@@ -353,7 +359,12 @@ class PolicyGradientLearner(DataParallel):
     def _step(self, parts: Any, share: float, rate: float) -> Any:
         """Do one step of Adam down the shared gradient; return its norm before
         clipping."""
-        return self._optimiser.descend(rate, share, self.config.max_gradient_norm, self._loss(parts))
+        limit, loss = self.config.max_gradient_norm, self._loss(parts)
+        if len(self._towers) < 2 or limit is None:
+            return self._optimiser.descend(rate, share, limit, loss)
+        norms = [self._optimiser.clip(tower, share, limit) for tower in self._towers]
+        self._optimiser.descend(rate, share, None, loss)
+        return sum(norm**2 for norm in norms) ** 0.5
 
     def _evaluate(self, sample: Sample, rows: Integers) -> tuple[Floats, Floats]:
         """Return log π and the value (reward units) of the sample's rows at `rows` (into

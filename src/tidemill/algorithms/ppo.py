@@ -118,6 +118,7 @@ class PPOLearner(PolicyGradientLearner):
             rate,
             config.max_gradient_norm,
             config.target_kl,
+            config.clip_apart,
             lambda descent: native.epoch(descent, order, ends, weight, found),
         )
 

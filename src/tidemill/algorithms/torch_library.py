@@ -115,6 +115,13 @@ class TorchAdam(Optimiser):
         )
         return norm
 
+    def clip(self, parts: Sequence[Tensor], share: float, limit: float) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(torch.cat(list(parts))) / share
+        scale = (limit / norm).clamp(max=1)
+        for part in parts:
+            part *= scale
+        return norm
+
     def state(self) -> Arrays:
         return {
             f"{i}.{key}": tensor.cpu().numpy().copy()

@@ -27,7 +27,7 @@ class Policy(ABC):
         """Answer n requests. `observation` and `state` map leaf names (``obs``,
         ``obs.position``; ``state.hidden``) to arrays [n, ...]; observations are raw, as
         rows hold them. Write every field that `PolicyConfig.answer` declares (``action``
-        or its leaves, ``log_prob``, and ``value`` in reward units where it is declared),
+        or its leaves; ``log_prob``, and ``value`` in reward units, where declared),
         and the next value of each field of `PolicyConfig.state`, into ``out[name][:n]``.
         `deterministic` (bool, or bool [n]) asks for the mode of the distribution. Keep no
         references to the arguments."""

@@ -12,6 +12,7 @@ from tidemill import PPO, ActorCritic
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import (
     BUILT,
+    KernelActing,
     KernelDescent,
     KernelLoss,
     KernelNetwork,
@@ -60,15 +61,17 @@ class BareKernels:
         inputs = len(towers[0][0])
         self._network = KernelNetwork(
             len(towers), layers - 1, inputs, inputs, config.activation == "relu", 0 if discrete else 2,
-            outputs, self._actions, *map(address, self._sizes), address(self.weights),
+            outputs, self._actions, -1, address(self._sizes[0]), None, address(self._sizes[1]),
+            address(self.weights),
         )  # fmt: skip
         self._scratch = np.zeros(kernels.scratch(addressof(self._network)), np.float32)
         self._network.scratch = address(self._scratch)
         self._loss = KernelLoss(ppo.clip, -1.0, ppo.value_coefficient, ppo.entropy_coefficient)
         limit = -1.0 if ppo.max_gradient_norm is None else ppo.max_gradient_norm
         self._descent = KernelDescent(
-            self.weights.size, 0, address(self.weights), address(self.gradient), address(self._moments[0]),
-            address(self._moments[1]), ppo.learning_rate, ppo.adam_epsilon, limit, -1.0,
+            self.weights.size, 0, ppo.clip_apart, address(self.weights), address(self.gradient),
+            address(self._moments[0]), address(self._moments[1]), ppo.learning_rate, ppo.adam_epsilon, limit,
+            -1.0,
         )  # fmt: skip
 
     def act(self, x: Array) -> None:
@@ -78,9 +81,8 @@ class BareKernels:
         (self._rng.random if self._discrete else self._rng.standard_normal)(out=noise, dtype=np.float32)
         action, found = np.empty((rows, self._actions), kind), np.empty((2, rows), np.float32)
         into = (address(action), address(found[0]), address(found[1]))
-        self._kernels.act(
-            addressof(self._network), address(x), None, rows, address(noise), False, None, 1.0, *into
-        )
+        asked = KernelActing(address(x), address(noise), None, None, *into, rows, False, 1.0)
+        self._kernels.act(addressof(self._network), addressof(asked))
 
     def epoch(self, minibatch: float, columns: Arrays) -> int:
         """Do one epoch, in minibatches of so many rows, about; return how many rows it

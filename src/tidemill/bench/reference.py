@@ -312,7 +312,13 @@ def network_parts(
     ):
         return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     encoder = ObservationEncoder(spaces.observation, config.encoder)
-    if len(encoder.images) + bool(encoder.width) != 1 or (encoder.images and config.towers(encoder) > 1):
+    if (
+        len(encoder.images) + bool(encoder.width) != 1
+        or (encoder.images and config.towers(encoder) > 1)
+        or config.beyond_core
+        or config.critic_hidden is not None
+        or config.activation not in ("tanh", "relu")
+    ):
         return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
     discrete = isinstance(spaces.action, Discrete)
     outputs = spaces.action.n if isinstance(spaces.action, Discrete) else int(np.prod(spaces.action.shape))

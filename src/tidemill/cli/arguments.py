@@ -12,6 +12,7 @@ from tidemill.core.config import read_setting, set_path
 from tidemill.core.errors import ConfigError
 from tidemill.core.secrets import says_secret
 from tidemill.core.user_code_loading import load_attribute
+from tidemill.envs.wrapping import WRAPPERS
 from tidemill.presets.environment_names import FORMS, environment_from, is_named
 from tidemill.workers.actor_config import ActorConfig
 
@@ -23,6 +24,13 @@ NamedArgument = typer.Argument(metavar="ENVIRONMENT | FILE.py:FUNCTION", help=KI
 Trained = Annotated[str, NamedArgument]
 EnvArg = Annotated[
     list[str] | None, typer.Option(help="Argument of the environment's constructor, NAME=VALUE. Repeatable.")
+]
+Wrap = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A wrapper around the environment: a name, as frame-skip(4), or module:NAME or FILE.py:NAME, "
+        f"with plain arguments in brackets. Repeatable, the first one inside. By name: {', '.join(WRAPPERS)}."
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -58,12 +66,16 @@ def settings(env_arg: list[str] | None) -> dict[str, Any]:
 
 
 def experiment_from(
-    what: str, env_arg: list[str] | None, changes: list[str] | None, algorithm: str | None = None
+    what: str,
+    env_arg: list[str] | None,
+    changes: list[str] | None,
+    algorithm: str | None = None,
+    wrap: list[str] | None = None,
 ) -> tuple[Experiment, Path | None]:
-    """Return what `resolve` does, with the settings of --env-arg and --set."""
+    """Return what `resolve` does, with the settings of --env-arg, --wrap and --set."""
     from tidemill.training.experiment_from import resolve
 
-    experiment, source = resolve(what, settings(env_arg), algorithm)
+    experiment, source = resolve(what, settings(env_arg), algorithm, wrap or ())
     return changed(experiment, changes), source
 
 
@@ -86,7 +98,7 @@ def changed(experiment: Experiment, changes: list[str] | None) -> Experiment:
     return experiment
 
 
-def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig]:
+def environments(what: str, env_arg: list[str] | None, wrap: list[str] | None) -> list[EnvironmentConfig]:
     """Return what `what` names: an environment, or those of an experiment (a function
     that returns one, or an `EnvironmentConfig`)."""
     from tidemill.training.experiment_from import close_made
@@ -102,5 +114,5 @@ def environments(what: str, env_arg: list[str] | None) -> list[EnvironmentConfig
         if isinstance(made, Experiment):
             return [actors.environment for actors in made.groups(ActorConfig).values()]
         close_made(made)  # it was an environment's maker
-        return [environment_from(what, settings(env_arg), made)]
-    return [environment_from(what, settings(env_arg))]
+        return [environment_from(what, settings(env_arg), made, wrap or ())]
+    return [environment_from(what, settings(env_arg), wrap=wrap or ())]

@@ -1,8 +1,9 @@
-"""What the command line does with environments: ``check-env``, ``serve-env``,
-``doctor env``."""
+"""The commands that look things over, ``check-env``, ``doctor env`` and ``doctor run``,
+and ``serve-env``."""
 
 import signal
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.arguments import EnvArg, Trained, environments, pairs, settings
+from tidemill.cli.arguments import EnvArg, Trained, Wrap, environments, pairs, settings
 from tidemill.cli.error_output import friendly, print_table
 from tidemill.core.errors import needing
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def check_env(
     what: Trained,
     env_arg: EnvArg = None,
+    wrap: Wrap = None,
     seed: Annotated[int, typer.Option(help="Of the environment and of the random actions.")] = 0,
 ) -> None:
     """Look an environment over before training on it: spaces, what can be trained,
@@ -31,7 +33,7 @@ def check_env(
 
     failed = [
         not _passed(check_environment(environment, seed, look=training))
-        for environment in environments(what, env_arg)
+        for environment in environments(what, env_arg, wrap)
     ]
     if any(failed):
         raise typer.Exit(1)
@@ -69,12 +71,13 @@ def serve_env(
         typer.Option(help="Go wrong on purpose, e.g. reply_lost=0.05 (docs/rest.md). Repeatable."),
     ] = None,
     env_arg: EnvArg = None,
+    wrap: Wrap = None,
 ) -> None:
     """Serve an environment over HTTP, for tidemill train http://HOST:PORT here or
     elsewhere, until Ctrl-C."""
     from tidemill.presets.environment_names import environment_from
 
-    environment = environment_from(what, settings(env_arg))
+    environment = environment_from(what, settings(env_arg), wrap=wrap or ())
     with needing("serving environments needs", 'pip install "tidemill[rest]"'):
         from tidemill.remote.fault_injection import Faults, FaultSampler
         from tidemill.remote.server import Server
@@ -120,6 +123,17 @@ def doctor_env(
     if not _passed(
         examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)
     ):
+        raise typer.Exit(1)
+
+
+@friendly
+def doctor_run(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    """Look a run over, finished or going on: how it stands, what it reaches, who waits,
+    what is odd about its training, its last error."""
+    from tidemill.run.examine_run import examine_run
+    from tidemill.run.folder import RunFolder
+
+    if not _passed(examine_run(RunFolder.open(run))):
         raise typer.Exit(1)
 
 

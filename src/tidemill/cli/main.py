@@ -8,8 +8,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, changed, experiment_from, pairs
-from tidemill.cli.environment_commands import check_env, doctor_env, serve_env
+from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, Wrap, changed, experiment_from, pairs
+from tidemill.cli.environment_commands import check_env, doctor_env, doctor_run, serve_env
 from tidemill.cli.error_output import Commands, friendly, print_table, width, word
 from tidemill.cli.examples import examples
 from tidemill.cli.measuring import bench, tune
@@ -28,7 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(simulator, name="simulator")
-doctor = typer.Typer(name="doctor", help="Look over what a run depends on.", no_args_is_help=True)
+doctor = typer.Typer(name="doctor", help="Look over a run, or what it depends on.", no_args_is_help=True)
 app.add_typer(doctor)
 
 
@@ -144,6 +144,7 @@ def train(
         bool, typer.Option("--exact", help="The same weights however long environments take (with --slots).")
     ] = False,
     env_arg: EnvArg = None,
+    wrap: Wrap = None,
     set_: Set = None,
     config: Annotated[
         Path | None,
@@ -162,14 +163,16 @@ def train(
     check_words(launch, run_dir, layout, log)
     if (what is None) == (config is None):
         raise ConfigError("name what to train: an environment, FILE.py:FUNCTION, or --config FILE")
-    if config is not None and (env_arg or algorithm is not None):
-        raise ConfigError("--env-arg and --algorithm go with an environment's name; with --config use --set")
+    if config is not None and (env_arg or wrap or algorithm is not None):
+        raise ConfigError(
+            "--env-arg, --wrap and --algorithm go with an environment's name; with --config use --set"
+        )
     if config is not None:
         from tidemill.run.config_file import read_config
 
         experiment, source = read_config(config, word(trust))
     else:
-        experiment, source = experiment_from(str(what), env_arg, None, algorithm)
+        experiment, source = experiment_from(str(what), env_arg, None, algorithm, wrap)
     if slots is not None or ratio is not None or exact:
         from tidemill.training.replay_slots import by_turns, with_slots
 
@@ -419,6 +422,7 @@ def params(
 app.command("check-env")(check_env)
 app.command("serve-env")(serve_env)
 doctor.command("env")(doctor_env)
+doctor.command("run")(doctor_run)
 app.command()(bench)
 app.command()(tune)
 app.command()(examples)

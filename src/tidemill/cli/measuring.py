@@ -8,7 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from tidemill.cli.arguments import EnvArg, Lay, Set, Trained, experiment_from, pairs
+from tidemill.cli.arguments import EnvArg, Lay, Set, Trained, Wrap, experiment_from, pairs
 from tidemill.cli.error_output import friendly, print_table
 from tidemill.core.errors import ConfigError
 
@@ -24,6 +24,7 @@ def bench(
     ] = None,
     layout: Lay = "auto",
     env_arg: EnvArg = None,
+    wrap: Wrap = None,
     set_: Set = None,
 ) -> None:
     """Measure how fast an experiment runs, how fast this machine could run it, and what
@@ -34,7 +35,7 @@ def bench(
     from tidemill.layouts.auto_layout import lay_out
 
     check_seconds(seconds)
-    experiment, source = experiment_from(what, env_arg, set_)
+    experiment, source = experiment_from(what, env_arg, set_, wrap=wrap)
     experiment.check()
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise ConfigError(f"--json {json_file}: there is no folder {json_file.parent}; make it first")
@@ -69,6 +70,7 @@ def tune(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     env_arg: EnvArg = None,
+    wrap: Wrap = None,
     set_: Set = None,
 ) -> None:
     """Try layouts (how many actors, trainers, lanes, …) around the one that train would
@@ -82,7 +84,7 @@ def tune(
     from tidemill.run.folder import command
     from tidemill.run.interrupts import exit_status
 
-    experiment, source = experiment_from(what, env_arg, set_)
+    experiment, source = experiment_from(what, env_arg, set_, wrap=wrap)
     if out is not None:
         check_out(out, force, source)
     console = Console(stderr=True)

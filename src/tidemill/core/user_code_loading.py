@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -327,21 +328,40 @@ def _tables(config: Any) -> Iterator[Mapping[str, Any]]:
         yield from _tables(value)
 
 
+_LONGEST = 5000
+
+
+def without_arguments(call: str) -> str:
+    """Return NAME, module:NAME or FILE.py:NAME without the arguments in brackets that may
+    come after it."""
+    if len(call) > _LONGEST:  # which takes the square of it to look through
+        return call
+    found = re.fullmatch(r"(.+?:[^:()]+|[^:()]+)(\(.*\))?", call, re.DOTALL)
+    return found[1].strip() if found else call
+
+
+def _named(table: Mapping[str, Any]) -> list[str]:
+    """Return what the settings called ``make`` and ``wrap`` name."""
+    wrappers = table.get("wrap")
+    names = [table.get("make"), *(wrappers if isinstance(wrappers, (list, tuple)) else [])]
+    return [without_arguments(name) for name in names if isinstance(name, str)]
+
+
 def named_files(config: Any) -> list[str]:
-    """Return every FILE.py that the settings called ``make`` name (``FILE.py:NAME``) in
-    an encoded configuration, each once."""
-    names = [make for table in _tables(config) if isinstance(make := table.get("make"), str)]
+    """Return every FILE.py that the settings called ``make`` and ``wrap`` name
+    (``FILE.py:NAME``) in an encoded configuration, each once."""
+    names = [name for table in _tables(config) for name in _named(table)]
     files = (name.rpartition(":")[0] for name in names)
     return list(dict.fromkeys(file for file in files if file.endswith(".py")))
 
 
 def named_modules(config: Any) -> list[str]:
-    """Return the files of the modules that settings called ``make`` and ``id`` name
-    (``module:NAME``) in an encoded configuration, where they are found without running
-    anything: a package is its ``__init__.py``, or what of it is named."""
+    """Return the files of the modules that settings called ``make``, ``wrap`` and ``id``
+    name (``module:NAME``) in an encoded configuration, where they are found without
+    running anything: a package is its ``__init__.py``, or what of it is named."""
     found: dict[str, None] = {}
     for table in _tables(config):
-        for name in (table.get("make"), table.get("id")):
+        for name in (*_named(table), table.get("id")):
             module = name.partition(":")[0] if isinstance(name, str) and ":" in name else ""
             if all(part.isidentifier() for part in module.split(".")):
                 found.update(dict.fromkeys(module_file(module)))

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,6 +26,15 @@ _INSTALL = {  # by the start of an entry point: what pip installs
     "gymnasium.envs.toy_text": "gymnasium[toy-text]",
     "gymnasium.envs.classic_control": "gymnasium[classic-control]",
 }
+_REGISTERED_BY = (
+    (r"ALE/.+", "ale-py", "ale_py"),
+    (r"MinAtar/.+", "minatar", "minatar.gym"),
+    (r"(MiniGrid|BabyAI)-.+", "minigrid", "minigrid"),
+    (r"Panda\w+-v\d+", "panda-gym", "panda_gym"),
+    (r"\w+BulletEnv-v\d+", "pybullet-envs-gymnasium", "pybullet_envs_gymnasium"),
+)
+"""By names of environments: what pip installs, and the module whose import registers
+them."""
 
 
 def find_spec(env_id: str) -> Any:
@@ -35,16 +45,18 @@ def find_spec(env_id: str) -> Any:
     module, _, name = env_id.rpartition(":")
     if module:
         import_module(module, "environment")
-    for start, package, source in (("ALE/", "ale-py", "ale_py"), ("MinAtar/", "minatar", "minatar.gym")):
-        if name.startswith(start) and name not in gymnasium.registry:
+    for names, package, source in _REGISTERED_BY:
+        if re.fullmatch(names, name) and name not in gymnasium.registry:
             try:
-                registering = importlib.import_module(source)  # by which ale_py registers its games
+                registering = importlib.import_module(source)
             except ImportError:
                 raise ConfigError(
                     f'environment "{env_id}" needs a package that is not installed: pip install "{package}"'
                 ) from None
             if package == "minatar":
                 registering.register_envs()
+    if not module and (now := _of_today(name)):
+        raise ConfigError(f'no environment is called "{env_id}" here; take {now}')
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     hint = (
@@ -57,6 +69,26 @@ def find_spec(env_id: str) -> Any:
         f'no environment "{env_id}" is registered; {hint} One that a package registers when imported is '
         'named "module:ENV_ID", one that a function makes "module:FUNCTION" or "FILE.py:FUNCTION"'
     )
+
+
+def _of_today(name: str) -> str:
+    """Return what to take in place of an environment whose id has been left behind, ""
+    for all others: games of Atari as single frames, MuJoCo by its old bindings,
+    environments of several agents."""
+    import gymnasium
+
+    base, _, version = name.rpartition("-v")
+    old = gymnasium.registry.get(name)
+    if old is None and re.fullmatch(r"\w+_v\d+", name):
+        return f'"pettingzoo:{name}" if it is of several agents'
+    if version in ("2", "3") and old is not None and f"{base}-v5" in gymnasium.registry:
+        return f'"{base}-v5", or "{base}-v4"; the old bindings of MuJoCo are in gymnasium-robotics'
+    if version not in ("0", "4") or (old is not None and "ale_py" not in str(old.entry_point)):
+        return ""
+    with suppress(ImportError):
+        importlib.import_module("ale_py")  # which registers its games
+    game = f"ALE/{re.sub('(NoFrameskip|Deterministic)$', '', base)}-v5"
+    return f'"{game}": frames skipped, small and grey, four in a row' if game in gymnasium.registry else ""
 
 
 def outside(settings: Mapping[str, Any]) -> list[Outside]:

@@ -20,13 +20,14 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
-from tidemill.envs.batch_lanes import BatchLanes, batch_of
+from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.space_values import ActionWriter, LeafReader, brief, readers_of
 from tidemill.envs.spaces import spaces_of
 from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
+from tidemill.envs.wrapping import names_of, outside_wrappers, wrapped
 
 if TYPE_CHECKING:
     from tidemill.envs.lane_coroutines import LaneCoroutines
@@ -57,6 +58,9 @@ class Gymnasium(EnvironmentConfig):
         of classic control) step by whole arrays, which gives the numbers of Gymnasium's
         own in every bit; False: Gymnasium's own code steps each. Threads, pictures and
         wrappers have that in any case
+    wrap: wrappers around each copy, the first one inside: a name, as "flatten" or
+        "frame-skip(4)" (`envs.wrapping.WRAPPERS`), "module:NAME" or "FILE.py:NAME", with
+        plain arguments in brackets; or a class or function that takes the environment
     """
 
     id: str | None = None
@@ -65,6 +69,7 @@ class Gymnasium(EnvironmentConfig):
     max_episode_steps: int | None = None
     threads: int = layout_setting(0)
     vectorized: bool = True
+    wrap: tuple[Code, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +80,7 @@ class Gymnasium(EnvironmentConfig):
                 f"= {self.id!r} and make = {self.make!r}"
             )
         self.check_least(max_episode_steps=0, threads=0)
+        object.__setattr__(self, "wrap", names_of(self.wrap))
 
     @property
     def name(self) -> str:
@@ -83,7 +89,18 @@ class Gymnasium(EnvironmentConfig):
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
-        return outside(settings)
+        return outside(settings) + outside_wrappers(settings.get("wrap"))
+
+    @property
+    def slowed_by_wrappers(self) -> bool:
+        """True where lanes would step by whole arrays but for their wrappers."""
+        return bool(
+            self.wrap
+            and self.id
+            and self.vectorized
+            and not self.threads
+            and find_spec(self.id).entry_point in BATCHES
+        )
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "LaneLoop | BatchLanes":
         """Return `lanes` copies as one environment."""
@@ -92,27 +109,31 @@ class Gymnasium(EnvironmentConfig):
 
         first = self.make_one(render)
         own = getattr(getattr(first, "spec", None), "max_episode_steps", None)
-        limit: int = (own if self.max_episode_steps is None else self.max_episode_steps) or 0
-        wrapped = limit > 0 and type(first) is gymnasium.wrappers.TimeLimit
+        given = None if self.wrap and own else self.max_episode_steps  # which a wrapper may lower
+        limit: int = (own if given is None else given) or 0
+        limited = limit > 0 and not self.wrap and type(first) is gymnasium.wrappers.TimeLimit
         if self.vectorized and not (render or self.threads):
-            bare = first.env if wrapped else first
+            bare = first.env if limited else first
             if (batch := batch_of(bare, lanes)) is not None:
                 return batch(bare, self.name, lanes, seed, limit)
         envs = [first, *(self.make_one() for _ in range(lanes - 1))]
         # The loop counts the steps of all lanes at once, which is 0.1 µs a step less than
         # a wrapper around each.
         loop = LaneLoop(
-            [env.env for env in envs] if wrapped else envs,
+            [env.env for env in envs] if limited else envs,
             self.name,
             seed,
             self.threads,
-            limit=limit if wrapped else 0,
+            limit=limit if limited else 0,
         )
         loop.max_episode_steps = limit
         return loop
 
     def make_one(self, render: bool = False) -> Any:
-        """Return one bare `gymnasium.Env`, with its time limit."""
+        """Return one bare `gymnasium.Env`, with its time limit and in its wrappers."""
+        return wrapped(self._make_bare(render), self.wrap, self.name)
+
+    def _make_bare(self, render: bool) -> Any:
         import gymnasium
         from gymnasium.envs.registration import load_env_creator
 

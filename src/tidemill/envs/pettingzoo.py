@@ -3,6 +3,7 @@
 
 import importlib.util
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,7 +16,7 @@ from tidemill.api.external_code import Outside, called
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.user_code_loading import Code, import_module, name_of_code
+from tidemill.core.user_code_loading import Code, import_module, module_file, name_of_code
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.gymnasium_registry import call_maker, load_maker, pictures
 from tidemill.envs.multi_agent import AgentLanes, AgentView
@@ -30,6 +31,15 @@ _INSTALL = {  # by the start of a module's name, longer ones first: what pip ins
     "pettingzoo": "pettingzoo",
     "mpe2": "mpe2",
 }
+_FAMILIES = {
+    "classic": "pettingzoo.classic",
+    "butterfly": "pettingzoo.butterfly",
+    "sisl": "pettingzoo.sisl",
+    "atari": "pettingzoo.atari",
+    "mpe": "mpe2",
+    "mpe2": "mpe2",
+}
+"""Where the environments are of the families that users name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +77,7 @@ class PettingZoo(EnvironmentConfig):
 
     @classmethod
     def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:
-        return cls(make=name.removeprefix("pettingzoo:"), kwargs=dict(settings))
+        return cls(make=module_of(name.removeprefix("pettingzoo:")), kwargs=dict(settings))
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
@@ -155,6 +165,31 @@ class PettingZoo(EnvironmentConfig):
             if isinstance(space, Box) and space.shape == state.shape:
                 return space
         return Box(state.shape, state.dtype.name)
+
+
+def module_of(name: str) -> str:
+    """Return the module of the environment that users call `name`: "tictactoe_v3",
+    "classic.tictactoe_v3", "classic/tictactoe-v3", "mpe.simple_spread_v3" (now in
+    `mpe2`). What is none of PettingZoo's names is returned as it is. Raises `ConfigError`
+    for a single word that is neither such a name nor a module."""
+    known = re.fullmatch(rf"(?:pettingzoo\.)?({'|'.join(_FAMILIES)})[./:](\w+)[_-](v\d+)", name)
+    if known:
+        return f"{_FAMILIES[known[1]]}.{known[2]}_{known[3]}"
+    if not name.isidentifier() or module_file(name):
+        return name
+    _need(name, "pettingzoo")
+    places = {
+        found.name: f"{package}.{found.name}"
+        for package in _FAMILIES.values()
+        if importlib.util.find_spec(package.partition(".")[0])
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__)
+        if re.fullmatch(r"\w+_v\d+", found.name)
+    }
+    if name not in places:
+        raise ConfigError(
+            f'no environment of PettingZoo is called "{name}", and no module; {did_you_mean(name, places)}'
+        )
+    return places[name]
 
 
 def find_maker(make: str) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -52,8 +52,13 @@ def from_gymnasium(space: "gymnasium.Space[Any]", where: str = "space") -> Space
             return Dict({key: from_gymnasium(part, f"{where}.{key}") for key, part in space.spaces.items()})
         case spaces.Tuple():
             return Tuple(tuple(from_gymnasium(part, f"{where}.{i}") for i, part in enumerate(space.spaces)))
+    cure = (
+        "its picture alone is --wrap minigrid-image, picture and mission in one row --wrap minigrid-flat"
+        if type(space).__module__.startswith("minigrid.")
+        else _CURE
+    )
     raise ConfigError(
-        f"{where} is a {type(space).__name__} space ({space}), which has no array of fixed shape; {_CURE}"
+        f"{where} is a {type(space).__name__} space ({space}), which has no array of fixed shape; {cure}"
     )
 
 

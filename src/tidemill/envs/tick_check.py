@@ -89,7 +89,7 @@ class TickCheck:
 
     def _finite(self, array: Array, name: str, seats: Array | None = None) -> None:
         finite = np.isfinite(array)
-        if np.count_nonzero(finite) == array.size:  # `all` costs twice as much
+        if 0 not in finite.tobytes():  # `all` takes four times as long for few rows
             return
         row = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
         raise EnvironmentFault(
@@ -101,7 +101,7 @@ class TickCheck:
         self, array: Array, name: str, leaf: Space, dtype: str, least: Any, seats: Array | None = None
     ) -> None:
         wrong = array.view(dtype) >= least
-        if not np.count_nonzero(wrong):
+        if 1 not in wrong.tobytes():
             return
         row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
         start = leaf.start if isinstance(leaf, Discrete) else 0

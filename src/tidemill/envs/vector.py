@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
-from tidemill.api.spaces import Spaces, leaves
+from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
@@ -202,10 +201,11 @@ class VectorLanes(Environment):
         self.agents = (AgentInfo("agent", self._spaces),)
         self._readers = readers_of(self._spaces.observation, _Reader)
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
-        self._casters = {
-            leaf_name: action_caster(leaf)
+        self._casters = [
+            (leaf_name, action_caster(leaf))
             for leaf_name, leaf in leaves(self._spaces.action, "action").items()
-        }
+        ]
+        self._nested = isinstance(self._spaces.action, (Dict, Tuple))
         self.render_fps = fps_of(env)
         self._seed: int | None = seed
         self._options: dict[str, Any] | None = None  # of resets
@@ -224,9 +224,7 @@ class VectorLanes(Environment):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step all lanes, or reset all of them, or some where that is possible."""
         self._began = reset.copy()
-        if (
-            not self._started or count_nonzero(reset) == self.lanes
-        ):  # a method's `all` costs four times as much
+        if not self._started or 0 not in reset.tobytes():  # `all` takes ten times as long
             seed, self._seed, self._started = self._seed, None, True
             answer = self._ask("resetting all lanes", lambda: self.env.reset(seed=seed, **self._asked()))
             if not isinstance(answer, tuple) or len(answer) != 2:
@@ -238,10 +236,9 @@ class VectorLanes(Environment):
             self._result = observation, np.zeros(self.lanes, np.float32), nothing, nothing, {}
             self._began.fill(True)
             return
-        mask = self._forced(reset) if count_nonzero(reset != self._finished) else None
-        given = nest(
-            self._spaces.action, iter([cast(actions[0][name]) for name, cast in self._casters.items()])
-        )
+        mask = None if reset.tobytes() == self._finished.tobytes() else self._forced(reset)
+        parts = [cast(actions[0][name]) for name, cast in self._casters]
+        given = nest(self._spaces.action, iter(parts)) if self._nested else parts[0]
         if self._waiter is None:
             self._result = self._ask("stepping", lambda: self._step(self.env.step(given), mask))
             return
@@ -284,19 +281,19 @@ class VectorLanes(Environment):
             self._result = self._ask("stepping", pending.result)
         tick = ticks[0]
         observation, reward, terminated, truncated, infos = self._result
-        tick.reward[:] = reward
-        tick.done[:], tick.truncated[:] = terminated, truncated
-        if count_nonzero(self._began):
+        tick.reward[...], tick.done[...], tick.truncated[...] = reward, terminated, truncated
+        if 1 in self._began.tobytes():
             tick.reward[self._began] = 0.0
         finished = tick.done | tick.truncated
-        np.greater(tick.truncated, tick.done, out=tick.truncated)  # an end is an end, even at the limit
+        if 1 in tick.truncated.tobytes():  # an end is an end, even at the limit
+            np.greater(tick.truncated, tick.done, tick.truncated)
         tick.present.fill(True)
         if not self.same_step:
             self._finished = finished
             tick.restarted.fill(False)
         else:
             tick.restarted[:] = finished
-            if count_nonzero(finished):
+            if 1 in finished.tobytes():
                 self._finals(tick, finished, infos)
         for reader in self._readers:
             reader.write_all(observation, tick.observation[reader.name], self.name)

@@ -12,9 +12,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "activations.h"
 #include "threads.h"
 
-#define VERSION 5 /* library.py's */
+#define VERSION 8 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178
@@ -28,11 +29,12 @@ enum { POLICY, VALUE, ENTROPY, KL, CLIPPED, ROWS, PARTS };
 /* A network: hidden layers in one or two towers, an actor's head and a critic's. The weights
    lie one after the other as nets/weights.py says. */
 typedef struct {
-    int64_t towers, layers, inputs, seen; /* seen: columns of the inputs that the actor gets */
-    int64_t relu, kind, size, branches;   /* size: numbers of the actor's head */
-    const int64_t *widths;                /* of the hidden layers */
-    const int64_t *sizes;                 /* numbers of each branch; kind CATEGORICAL */
-    float *weights, *scratch;             /* scratch: as many as `scratch` says */
+    int64_t towers, layers, inputs, seen;     /* seen: columns of the inputs that the actor gets */
+    int64_t activation, kind, size, branches; /* size: numbers of the actor's head */
+    int64_t critic_layers;                    /* < 0: the critic has as many, stacked with the actor's */
+    const int64_t *widths, *critic_widths;    /* of the hidden layers */
+    const int64_t *sizes;                     /* numbers of each branch; kind CATEGORICAL */
+    float *weights, *scratch;                 /* scratch: as many as `scratch` says */
 } Network;
 
 /* The rows of an update, of which minibatches are picked. */
@@ -50,30 +52,64 @@ typedef struct {
 
 /* Where the parts of the weights, or of their gradient, begin. */
 typedef struct {
-    float *layer, *actor, *actor_bias, *critic, *critic_bias, *log_std;
+    float *actor, *actor_bias, *critic, *critic_bias, *log_std;
 } Places;
 
-static int64_t below(const Network *net, int64_t layer)
+/* A tower's own hidden layers: where they are not stacked, the critic's lie behind the actor's. */
+static int separate(const Network *net) { return net->critic_layers >= 0; }
+
+static int64_t depth(const Network *net, int64_t tower)
 {
-    return layer ? net->widths[layer - 1] : net->inputs;
+    return separate(net) && tower ? net->critic_layers : net->layers;
 }
 
-static int64_t layer_size(const Network *net, int64_t layer)
+static int64_t width_of(const Network *net, int64_t tower, int64_t layer)
 {
-    return net->towers * (below(net, layer) + 1) * net->widths[layer];
+    return (separate(net) && tower ? net->critic_widths : net->widths)[layer];
 }
 
-static int64_t last_width(const Network *net) { return below(net, net->layers); }
+static int64_t below(const Network *net, int64_t tower, int64_t layer)
+{
+    return layer ? width_of(net, tower, layer - 1) : separate(net) && !tower ? net->seen : net->inputs;
+}
+
+static int64_t layer_size(const Network *net, int64_t tower, int64_t layer)
+{
+    return (separate(net) ? 1 : net->towers) * (below(net, tower, layer) + 1) * width_of(net, tower, layer);
+}
+
+/* Where a tower's layer begins; a layer behind the last one begins where they end. */
+static int64_t layer_place(const Network *net, int64_t tower, int64_t layer)
+{
+    int64_t place = separate(net) && tower ? layer_place(net, 0, net->layers) : 0;
+    for (int64_t i = 0; i < layer; i++)
+        place += layer_size(net, tower, i);
+    return place;
+}
+
+/* Where a tower's weights and biases of a layer begin in all weights. */
+static int64_t weight_place(const Network *net, int64_t tower, int64_t layer)
+{
+    int64_t one = below(net, tower, layer) * width_of(net, tower, layer);
+    return layer_place(net, tower, layer) + (separate(net) ? 0 : tower * one);
+}
+
+static int64_t bias_place(const Network *net, int64_t tower, int64_t layer)
+{
+    int64_t width = width_of(net, tower, layer), one = below(net, tower, layer) * width;
+    return layer_place(net, tower, layer) + (separate(net) ? one : net->towers * one + tower * width);
+}
+
+static int64_t last_width(const Network *net, int64_t tower) { return below(net, tower, depth(net, tower)); }
 
 static Places places(const Network *net, float *flat)
 {
-    Places at = {.layer = flat};
-    for (int64_t i = 0; i < net->layers; i++)
-        flat += layer_size(net, i);
-    at.actor = flat;
-    at.actor_bias = at.actor + net->size * last_width(net);
+    int64_t critic = net->towers - 1;
+    Places at;
+    at.actor = flat + layer_place(net, critic, depth(net, critic));
+    at.actor_bias = at.actor + net->size * last_width(net, 0);
     at.critic = at.actor_bias + net->size;
-    at.critic_bias = at.critic + last_width(net);
+    at.critic_bias = at.critic + last_width(net, critic);
     at.log_std = at.critic_bias + 1;
     return at;
 }
@@ -154,65 +190,12 @@ static float dot(int64_t n, const float *a, const float *b)
 
 /* ---- layers ---- */
 
-/* tanh, to 2 units in the last place: Moshier's polynomials (Cephes, tanhf and expf). Written so
-   that a loop over it becomes vectors; NaN stays. */
-static inline float tanh_of(float x)
-{
-    float a = fabsf(x), s = x * x;
-    float small = -5.70498872745e-3f;
-    small = small * s + 2.06390887954e-2f;
-    small = small * s - 5.37397155531e-2f;
-    small = small * s + 1.33314422036e-1f;
-    small = small * s - 3.33332819422e-1f;
-    small = small * s * x + x;
-    /* e = exp(2a): 2a = n log 2 + r; adding 1.5 · 2²³ rounds to n, which is in the lowest bits then */
-    float y = a > 10 ? 20 : 2 * a;
-    float shifted = y * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
-    float r = y - n * 0.693359375f + n * 2.12194440e-4f;
-    float e = 1.9875691500e-4f;
-    e = e * r + 1.3981999507e-3f;
-    e = e * r + 8.3334519073e-3f;
-    e = e * r + 4.1665795894e-2f;
-    e = e * r + 1.6666665459e-1f;
-    e = e * r + 5.0000001201e-1f;
-    e = e * r * r + r + 1;
-    uint32_t bits;
-    float power;
-    memcpy(&bits, &shifted, 4);
-    bits = (bits - 0x4b400000u + 127u) << 23;
-    memcpy(&power, &bits, 4);
-    float large = 1 - 2 / (e * power + 1);
-    large = x < 0 ? -large : large;
-    return a < 0.625f ? small : large;
-}
-
-static void activate(int64_t n, int relu, float *h)
-{
-    if (relu)
-        for (int64_t i = 0; i < n; i++)
-            h[i] = h[i] < 0 ? 0 : h[i]; /* NaN stays */
-    else
-        for (int64_t i = 0; i < n; i++)
-            h[i] = tanh_of(h[i]);
-}
-
-/* of_h ← of_h · the derivative of the activation, by its results h. */
-static void deactivate(int64_t n, int relu, const float *h, float *of_h)
-{
-    if (relu)
-        for (int64_t i = 0; i < n; i++)
-            of_h[i] *= h[i] > 0 ? 1.0f : 0.0f;
-    else
-        for (int64_t i = 0; i < n; i++)
-            of_h[i] *= 1 - h[i] * h[i];
-}
-
 /* Where the intermediate results of a tower lie. Towers share none, so that each can be another
    thread's. */
 typedef struct {
     double *totals;            /* [2 · size + 1]: gradients of heads' biases and log_std, over all blocks */
     float *inputs;             /* [BLOCK, inputs], gathered */
-    float *hidden;             /* for each layer [BLOCK, width] */
+    float *hidden, *slopes;    /* for each layer [BLOCK, width]; slopes: see activations.h */
     float *head, *of_head, *p; /* [BLOCK, size] each */
     float *value, *of_value;   /* [BLOCK] each */
     float *gradient[2];        /* [BLOCK, widest] each */
@@ -224,17 +207,19 @@ typedef struct {
 static int64_t plan(const Network *net, float *at, Work *works)
 {
     float *begin = at;
-    int64_t widest = net->inputs > net->size ? net->inputs : net->size, all = 0, turned = 0;
-    for (int64_t i = 0; i < net->layers; i++) {
-        widest = net->widths[i] > widest ? net->widths[i] : widest;
-        all += net->widths[i];
-        turned += i ? net->widths[i] * net->widths[i - 1] : 0;
-    }
     for (int64_t t = 0; t < net->towers; t++) {
+        int64_t widest = net->inputs > net->size ? net->inputs : net->size, all = 0, turned = 0;
+        for (int64_t i = 0; i < depth(net, t); i++) {
+            int64_t width = width_of(net, t, i);
+            widest = width > widest ? width : widest;
+            all += width;
+            turned += i ? width * below(net, t, i) : 0;
+        }
         Work w;
         w.totals = (double *)at, at += 2 * (2 * net->size + 1); /* first, where numpy aligns */
         w.inputs = at, at += BLOCK * net->inputs;
         w.hidden = at, at += BLOCK * all;
+        w.slopes = at, at += net->activation < GELU ? 0 : BLOCK * all;
         w.head = at, at += BLOCK * net->size;
         w.of_head = at, at += BLOCK * net->size;
         w.p = at, at += BLOCK * net->size;
@@ -251,19 +236,19 @@ static int64_t plan(const Network *net, float *at, Work *works)
     return at - begin;
 }
 
-/* Where the results of a layer lie. */
-static float *results(const Network *net, const Work *w, int64_t layer)
+/* Where the results of a layer lie in those of all. */
+static int64_t result_place(const Network *net, int64_t tower, int64_t layer)
 {
-    float *at = w->hidden;
+    int64_t place = 0;
     for (int64_t i = 0; i < layer; i++)
-        at += BLOCK * net->widths[i];
-    return at;
+        place += BLOCK * width_of(net, tower, i);
+    return place;
 }
 
 /* Columns of a tower's inputs that it sees. */
 static int64_t seen_by(const Network *net, int64_t tower, int64_t layer)
 {
-    return layer == 0 && tower == 0 ? net->seen : below(net, layer);
+    return layer == 0 && tower == 0 ? net->seen : below(net, tower, layer);
 }
 
 static int has_actor(int64_t tower) { return tower == 0; }
@@ -274,17 +259,15 @@ static int has_critic(const Network *net, int64_t tower) { return tower == net->
 static const float *forward(const Network *net, const Work *w, int64_t tower, const float *x, int64_t n)
 {
     Places at = places(net, net->weights);
-    const float *weights = at.layer, *last = x;
-    float *h = w->hidden;
+    const float *last = x;
+    float *h = w->hidden, *slopes = w->slopes;
     int64_t in = net->inputs;
-    for (int64_t i = 0; i < net->layers; i++) {
-        int64_t out = net->widths[i];
-        const float *bias = weights + net->towers * in * out;
-        product(n, out, seen_by(net, tower, i), last, in, 1, weights + tower * in * out, out, bias + tower * out, 0,
-                h, out);
-        activate(n * out, net->relu != 0, h);
-        weights += layer_size(net, i);
-        last = h, h += BLOCK * out, in = out;
+    for (int64_t i = 0; i < depth(net, tower); i++) {
+        int64_t out = width_of(net, tower, i);
+        product(n, out, seen_by(net, tower, i), last, in, 1, net->weights + weight_place(net, tower, i), out,
+                net->weights + bias_place(net, tower, i), 0, h, out);
+        activate(n * out, net->activation, h, slopes);
+        last = h, h += BLOCK * out, slopes += BLOCK * out, in = out;
     }
     for (int64_t r = 0; r < n && has_actor(tower); r++)
         for (int64_t k = 0; k < net->size; k++)
@@ -397,12 +380,9 @@ static void differentiate(const Network *net, const void *action, const float *l
 static void transpose(const Network *net, const Work *w, int64_t tower)
 {
     float *out = w->transposed;
-    const float *weights = net->weights;
-    for (int64_t i = 0; i < net->layers; weights += layer_size(net, i), i++) {
-        int64_t in = below(net, i), width = net->widths[i], b = 0;
-        const float *own = weights + tower * in * width;
-        if (!i)
-            continue;
+    for (int64_t i = 1; i < depth(net, tower); i++) {
+        int64_t in = below(net, tower, i), width = width_of(net, tower, i), b = 0;
+        const float *own = net->weights + weight_place(net, tower, i);
         for (; b + 4 <= width; b += 4) /* squares of 4, which the compiler turns in registers */
             for (int64_t a = 0; a + 4 <= in; a += 4) {
                 float square[4][4];
@@ -442,24 +422,22 @@ static void total_rows(int64_t n, int64_t width, const float *g, double *totals)
 /* Add the gradient of a tower's layers; of_last [n, width], in w->gradient[0], is overwritten. */
 static void backward(const Network *net, const Work *w, int64_t tower, const float *x, int64_t n, float *out)
 {
-    int64_t turn = 0;
+    int64_t turn = 0, layers = depth(net, tower);
     const float *turned = w->transposed;
-    for (int64_t i = 0; i < net->layers; i++) {
-        out += i < net->layers - 1 ? layer_size(net, i) : 0;
-        turned += i ? net->widths[i] * net->widths[i - 1] : 0;
-    }
-    for (int64_t i = net->layers - 1; i >= 0; i--) {
-        int64_t in = below(net, i), width = net->widths[i];
-        float *g = w->gradient[turn], *of_weight = out + tower * in * width;
-        deactivate(n * width, net->relu != 0, results(net, w, i), g);
-        add_rows(n, width, g, w->sums, out + net->towers * in * width + tower * width);
-        product(seen_by(net, tower, i), width, n, i ? results(net, w, i - 1) : x, 1, in, g, width, of_weight, width,
-                of_weight, width);
+    for (int64_t i = 1; i < layers; i++)
+        turned += width_of(net, tower, i) * below(net, tower, i);
+    for (int64_t i = layers - 1; i >= 0; i--) {
+        int64_t in = i ? below(net, tower, i) : net->inputs, width = width_of(net, tower, i);
+        int64_t place = result_place(net, tower, i);
+        float *g = w->gradient[turn], *of_weight = out + weight_place(net, tower, i);
+        deactivate(n * width, net->activation, w->hidden + place, w->slopes + place, g);
+        add_rows(n, width, g, w->sums, out + bias_place(net, tower, i));
+        product(seen_by(net, tower, i), width, n, i ? w->hidden + result_place(net, tower, i - 1) : x, 1, in, g, width,
+                of_weight, width, of_weight, width);
         if (i) {
             turned -= width * in;
             product(n, in, width, g, width, 1, turned, in, NULL, 0, w->gradient[!turn], in);
             turn = !turn;
-            out -= layer_size(net, i - 1);
         }
     }
 }
@@ -546,7 +524,7 @@ static void block(const Minibatch *m, int64_t tower, const int64_t *picked, cons
     const Network *net = m->net;
     const Work *w = m->works + tower;
     Places at = places(net, net->weights), of = places(net, m->out);
-    int64_t size = net->size, width = last_width(net);
+    int64_t size = net->size, width = last_width(net, tower);
     float *g = w->gradient[0];
     const float *last = forward(net, w, tower, x, n);
     if (has_actor(tower)) {
@@ -555,17 +533,17 @@ static void block(const Minibatch *m, int64_t tower, const int64_t *picked, cons
         total_rows(n, size, w->of_head, w->totals);
         if (net->kind == GAUSSIAN)
             total_rows(n, size, w->p, w->totals + size + 1);
-        if (net->layers)
+        if (depth(net, tower))
             product(n, width, size, w->of_head, size, 1, at.actor, width, NULL, 0, g, width);
     }
     if (has_critic(net, tower)) {
         critic_loss(m, w, picked, n, sums);
         product(1, width, n, w->of_value, 1, 1, last, width, of.critic, width, of.critic, width);
         total_rows(n, 1, w->of_value, w->totals + size);
-        if (net->layers)
+        if (depth(net, tower))
             product(n, width, 1, w->of_value, 1, 1, at.critic, width, tower ? NULL : g, width, g, width);
     }
-    if (net->layers)
+    if (depth(net, tower))
         backward(net, w, tower, x, n, m->out);
 }
 
@@ -573,18 +551,17 @@ static void block(const Minibatch *m, int64_t tower, const int64_t *picked, cons
    many numbers it has, or -1 behind the last one. */
 static int64_t piece(const Network *net, int64_t tower, int64_t number, int64_t *begin)
 {
-    int64_t width = last_width(net), place = 0;
-    for (int64_t i = 0; i < net->layers; place += layer_size(net, i), i++, number -= 2) {
-        int64_t in = below(net, i), out = net->widths[i];
-        if (number < 2) {
-            *begin = place + (number ? net->towers * in * out + tower * out : tower * in * out);
-            return number ? out : in * out;
-        }
+    int64_t layers = depth(net, tower), layer = number / 2, critic = net->towers - 1;
+    if (layer < layers) {
+        *begin = number % 2 ? bias_place(net, tower, layer) : weight_place(net, tower, layer);
+        return (number % 2 ? 1 : below(net, tower, layer)) * width_of(net, tower, layer);
     }
-    int64_t sizes[] = {net->size * (width + 1), width + 1, net->kind == GAUSSIAN ? net->size : 0};
+    number -= 2 * layers;
+    int64_t sizes[] = {net->size * (last_width(net, 0) + 1), last_width(net, critic) + 1,
+                       net->kind == GAUSSIAN ? net->size : 0};
     if (number > 2)
         return -1;
-    *begin = place + (number ? sizes[0] : 0) + (number > 1 ? sizes[1] : 0);
+    *begin = layer_place(net, critic, depth(net, critic)) + (number ? sizes[0] : 0) + (number > 1 ? sizes[1] : 0);
     return (number == 1 ? has_critic(net, tower) : has_actor(tower)) ? sizes[number] : 0;
 }
 
@@ -685,13 +662,22 @@ static float choose(const Network *net, int mode, const float *noise, int64_t st
     return log_prob;
 }
 
-/* Act on n rows of features [n, inputs]: write actions ([n, branches] int32, or [n, size] float in
-   units), log-probabilities and values times scale. noise: uniform [branches or size, n], or
-   standard normal [n, size]; modes: bool [n], or NULL: all rows are as mode. */
-void EXPORT(act)(const Network *net, const float *features, const uint8_t *forbidden, int64_t n,
-                 const float *noise, int64_t mode, const uint8_t *modes, float scale, void *action,
-                 float *log_prob, float *value)
+/* n rows to act on: features [n, inputs]; noise: uniform [branches or size, n], or standard normal
+   [n, size]; modes: bool [n], or NULL: all rows are as mode. What is told: actions ([n, branches]
+   int32, or [n, size] float in units), log-probabilities, and values times scale. */
+typedef struct {
+    const float *features, *noise;
+    const uint8_t *forbidden, *modes;
+    void *action;
+    float *log_prob, *value;
+    int64_t n, mode;
+    float scale;
+} Acting;
+
+void EXPORT(act)(const Network *net, const Acting *a)
 {
+    const float *noise = a->noise;
+    int64_t n = a->n;
     Work works[2], *w = works, *critic = works + net->towers - 1;
     plan(net, net->scratch, works);
     Places at = places(net, net->weights);
@@ -699,17 +685,17 @@ void EXPORT(act)(const Network *net, const float *features, const uint8_t *forbi
     for (int64_t first = 0; first < n; first += BLOCK) {
         int64_t count = n - first < BLOCK ? n - first : BLOCK;
         for (int64_t t = 0; t < net->towers; t++)
-            forward(net, works + t, t, features + first * net->inputs, count);
+            forward(net, works + t, t, a->features + first * net->inputs, count);
         for (int64_t r = 0; r < count; r++) {
             int64_t row = first + r;
             int gaussian = net->kind == GAUSSIAN;
             const float *own = noise ? noise + (gaussian ? row * size : row) : NULL;
-            void *chosen = gaussian ? (void *)((float *)action + row * size)
-                                    : (int32_t *)action + row * net->branches;
-            forbid(net, forbidden ? forbidden + row * size : NULL, w->head + r * size);
-            log_prob[row] = choose(net, modes ? modes[row] : mode != 0, own, n, at.log_std, w->head + r * size,
-                                   w->p + r * size, chosen);
-            value[row] = critic->value[r] * scale;
+            void *chosen = gaussian ? (void *)((float *)a->action + row * size)
+                                    : (int32_t *)a->action + row * net->branches;
+            forbid(net, a->forbidden ? a->forbidden + row * size : NULL, w->head + r * size);
+            a->log_prob[row] = choose(net, a->modes ? a->modes[row] : a->mode != 0, own, n, at.log_std,
+                                      w->head + r * size, w->p + r * size, chosen);
+            a->value[row] = critic->value[r] * a->scale;
         }
     }
 }
@@ -749,7 +735,7 @@ void EXPORT(adam)(int64_t n, float *restrict weights, const float *restrict grad
 
 /* A descent by Adam: what it has come to, and how it goes on. */
 typedef struct {
-    int64_t size, steps;                      /* numbers of the weights; steps so far */
+    int64_t size, steps, apart;               /* numbers of the weights; steps so far; limit is each tower's */
     float *weights, *gradient, *first, *second; /* behind the gradient lie PARTS numbers */
     double rate, epsilon, limit, target_kl;   /* limit of the norm, and KL, < 0: none */
 } Descent;
@@ -761,6 +747,7 @@ typedef struct {
     int64_t parts;     /* that the towers are dealt out in */
     double squares[2]; /* of each tower's gradient */
     int64_t due;       /* whether there is a step to be done */
+    float shrink[2];   /* of each tower's gradient, before the step */
     float factors[6];
 } Epoch;
 
@@ -785,8 +772,11 @@ static void part_of(const void *job, int64_t part)
     const Network *net = e->minibatch.net;
     int64_t towers = net->towers / e->parts, first = part * towers, at;
     for (int64_t t = first; t < first + towers && e->due; t++)
-        for (int64_t i = 0, n; (n = piece(net, t, i, &at)) >= 0; i++)
+        for (int64_t i = 0, n; (n = piece(net, t, i, &at)) >= 0; i++) {
+            for (int64_t k = 0; k < n && e->shrink[t] < 1; k++)
+                d->gradient[at + k] *= e->shrink[t];
             JOIN(tidemill_adam, ISA)(n, d->weights + at, d->gradient + at, d->first + at, d->second + at, e->factors);
+        }
     if (!e->minibatch.picked)
         return;
     gradient(&e->minibatch, first, first + towers);
@@ -822,11 +812,16 @@ int64_t EXPORT(ppo_epoch)(const Network *net, const Rows *rows, const Loss *loss
             return k;
         float whole = found[POLICY] + (float)loss->value_coefficient * found[VALUE] -
                       (float)loss->entropy_coefficient * found[ENTROPY];
-        double norm = sqrt((float)(e.squares[0] + e.squares[1])) / share;
+        int apart = d->apart && net->towers == 2;
+        double one = sqrt((float)e.squares[0]) / share, other = sqrt((float)e.squares[1]) / share;
+        double norm = apart ? sqrt(one * one + other * other) : sqrt((float)(e.squares[0] + e.squares[1])) / share;
         found[ROWS] = (float)norm;
         if (!isfinite(norm) || !isfinite(whole))
             return k + 1;
-        set_factors(&e, (d->limit >= 0 && norm > d->limit ? d->limit / norm : 1) / share);
+        int clipped = d->limit >= 0 && norm > d->limit;
+        e.shrink[0] = clipped && apart && one > d->limit ? (float)(d->limit / one) : 1;
+        e.shrink[1] = clipped && apart && other > d->limit ? (float)(d->limit / other) : 1;
+        set_factors(&e, (clipped && !apart ? d->limit / norm : 1) / share);
     }
     m->picked = NULL;
     spread(part_of, &e, e.parts, 1);
@@ -912,19 +907,25 @@ void EXPORT(vtrace)(const Trajectory *rows, float gamma, float decay, float rho_
 
 typedef struct {
     double force, gravity, total_mass, pole_mass, length, pole_mass_length, seconds, farthest, steepest;
-} CartPole;
+    int64_t n;
+    const int64_t *action;
+    const double *cosine, *sine;
+    double *state;
+    uint8_t *over;
+} CartPoles;
 
 /* A step of n carts as envs/classic_control.py does it, equal in every bit: no product is fused
    with a sum. state: [4, n]; over: who fell or left the track. */
-UNFUSED void EXPORT(cart_pole)(const CartPole *c, int64_t n, const int64_t *action, const double *cosine,
-                               const double *sine, double *state, uint8_t *over)
+UNFUSED void EXPORT(cart_pole)(const CartPoles *c)
 {
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #endif
-    double *place = state, *speed = place + n, *angle = speed + n, *spin = angle + n;
+    int64_t n = c->n;
+    const double *cosine = c->cosine, *sine = c->sine;
+    double *place = c->state, *speed = place + n, *angle = speed + n, *spin = angle + n;
     for (int64_t i = 0; i < n; i++) {
-        double force = action[i] == 1 ? c->force : -c->force;
+        double force = c->action[i] == 1 ? c->force : -c->force;
         double over_mass = (force + c->pole_mass_length * (spin[i] * spin[i]) * sine[i]) / c->total_mass;
         double bottom = c->length * (4.0 / 3.0 - c->pole_mass * (cosine[i] * cosine[i]) / c->total_mass);
         double turn = (c->gravity * sine[i] - cosine[i] * over_mass) / bottom;
@@ -933,7 +934,7 @@ UNFUSED void EXPORT(cart_pole)(const CartPole *c, int64_t n, const int64_t *acti
         speed[i] += c->seconds * acceleration;
         angle[i] += c->seconds * spin[i];
         spin[i] += c->seconds * turn;
-        over[i] = fabs(place[i]) > c->farthest || fabs(angle[i]) > c->steepest;
+        c->over[i] = fabs(place[i]) > c->farthest || fabs(angle[i]) > c->steepest;
     }
 }
 

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "activations.h"
 #include "threads.h"
 
 #define WORTH 6000000 /* products and sums from which a second thread is worth a hand-over */
@@ -168,10 +169,10 @@ static void multiply(const Products *all)
 
 /* ---- layers ---- */
 
-/* Networks of layers (the last one linear, relu behind the others), whose weights lie one after
-   the other: for each layer [towers, in, out], and biases [towers, out]. */
+/* Networks of layers (the last one linear, the activation behind the others), whose weights lie
+   one after the other: for each layer [towers, in, out], and biases [towers, out]. */
 typedef struct {
-    int64_t towers, layers, inputs;
+    int64_t towers, layers, inputs, activation;
     const int64_t *widths; /* of the layers */
     float *weights;
 } Layers;
@@ -183,11 +184,21 @@ static int64_t size_of(const Layers *net, int64_t layer)
     return net->towers * (inputs_of(net, layer) + 1) * net->widths[layer];
 }
 
+/* How many numbers the layers before the last tell of n rows. */
+static int64_t told(const Layers *net, int64_t n)
+{
+    int64_t all = 0;
+    for (int64_t i = 0; i < net->layers - 1; i++)
+        all += net->towers * n * net->widths[i];
+    return all;
+}
+
 /* Write out [towers, n, outputs] of x [n, inputs], and what the layers before tell into hidden,
-   for each of them [towers, n, width]. */
+   for each of them [towers, n, width]; behind that, from GELU on, come their slopes. */
 void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden, float *out)
 {
     const float *from = x, *weights = net->weights;
+    int64_t slopes = told(net, n);
     for (int64_t i = 0; i < net->layers; weights += size_of(net, i), i++) {
         int64_t in = inputs_of(net, i), width = net->widths[i], last = i == net->layers - 1;
         float *to = last ? out : hidden;
@@ -196,8 +207,10 @@ void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden
             all.product[t] = (Product){.m = n, .n = width, .k = in,
                                        .a = from + (i ? t * n * in : 0), .row = in, .step = 1,
                                        .b = weights + t * in * width, .ldb = width, .c = to + t * n * width,
-                                       .bias = weights + net->towers * in * width + t * width, .relu = !last};
+                                       .bias = weights + net->towers * in * width + t * width, .relu = !last && net->activation == RELU};
         multiply(&all);
+        if (!last && net->activation != RELU)
+            activate(net->towers * n * width, net->activation, hidden, hidden + slopes);
         from = to, hidden += net->towers * n * width;
     }
 }
@@ -208,7 +221,7 @@ void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden
 void EXPORT(backward)(const Layers *net, const float *x, int64_t n, const float *hidden, const float *of_out,
                       float *spare, float *into, float *of_inputs)
 {
-    int64_t place = 0, widest = 0;
+    int64_t place = 0, widest = 0, slopes = told(net, n), relu = net->activation == RELU;
     const float *g = of_out;
     for (int64_t i = 0; i < net->layers; place += size_of(net, i), i++)
         if (i < net->layers - 1) {
@@ -229,9 +242,11 @@ void EXPORT(backward)(const Layers *net, const float *x, int64_t n, const float 
             if (below)
                 all.product[all.count++] = (Product){.m = n, .n = in, .k = width, .a = of, .row = width, .step = 1,
                                                      .b = net->weights + weight, .ldb = width, .turned = 1,
-                                                     .c = below + t * n * in, .mask = i ? h : NULL};
+                                                     .c = below + t * n * in, .mask = i && relu ? h : NULL};
         }
         multiply(&all);
+        if (i && !relu)
+            deactivate(net->towers * n * in, net->activation, hidden, hidden + slopes, below);
         g = below;
     }
 }

@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 5
+VERSION = 8
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -34,8 +34,8 @@ class KernelNetwork(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "seen")),
-        *((name, ctypes.c_int64) for name in ("relu", "kind", "size", "branches")),
-        *((name, ctypes.c_void_p) for name in ("widths", "sizes", "weights", "scratch")),
+        *((name, ctypes.c_int64) for name in ("activation", "kind", "size", "branches", "critic_layers")),
+        *((name, ctypes.c_void_p) for name in ("widths", "critic_widths", "sizes", "weights", "scratch")),
     )
 
 
@@ -44,8 +44,30 @@ class KernelLayers(ctypes.Structure):
     layers.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs")),
+        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "activation")),
         *((name, ctypes.c_void_p) for name in ("widths", "weights")),
+    )
+
+
+class KernelActing(ctypes.Structure):
+    """Rows to act on; the fields are those of ``Acting`` in kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("features", "noise", "forbidden", "modes")),
+        *((name, ctypes.c_void_p) for name in ("action", "log_prob", "value")),
+        *((name, ctypes.c_int64) for name in ("n", "mode")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class KernelCartPoles(ctypes.Structure):
+    """Carts and poles; the fields are those of ``CartPoles`` in kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("force", "gravity", "total_mass", "pole_mass", "length")),
+        *((name, ctypes.c_double) for name in ("pole_mass_length", "seconds", "farthest", "steepest")),
+        ("n", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("action", "cosine", "sine", "state", "over")),
     )
 
 
@@ -70,7 +92,7 @@ class KernelDescent(ctypes.Structure):
     """A descent by Adam; the fields are those of ``Descent`` in kernels.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("size", "steps")),
+        *((name, ctypes.c_int64) for name in ("size", "steps", "apart")),
         *((name, ctypes.c_void_p) for name in ("weights", "gradient", "first", "second")),
         *((name, ctypes.c_double) for name in ("rate", "epsilon", "limit", "target_kl")),
     )
@@ -92,14 +114,14 @@ _I, _P, _D = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "version": (_I, []),
     "scratch": (_I, [_P]),
-    "act": (None, [_P, _P, _P, _I, _P, _I, _P, ctypes.c_float, _P, _P, _P]),
+    "act": (None, [_P, _P]),
     "ppo": (None, [_P, _P, _P, _P, _I, _D, _P, _P]),
     "ppo_epoch": (_I, [*[_P] * 5, _I, _D, _P, _P]),
     "square": (_D, [_I, _P]),
     "adam": (None, [_I, _P, _P, _P, _P, _P]),
     "gae": (None, [_P, *[ctypes.c_float] * 2]),
     "vtrace": (None, [_P, *[ctypes.c_float] * 4]),
-    "cart_pole": (None, [_P, _I, *[_P] * 5]),
+    "cart_pole": (None, [_P]),
     "helpers": (_I, [_I]),
     "forward": (None, [_P, _P, _I, _P, _P]),
     "backward": (None, [_P, _P, _I, _P, _P, _P, _P, _P]),

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Box, Spaces, leaves
+from tidemill.api.spaces import Box, Space, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.nets.activations import Activation
 from tidemill.nets.cells import Memory
-from tidemill.nets.distributions import distribution_of
+from tidemill.nets.distributions import Distribution, distribution_of
 from tidemill.nets.encoders import ObservationEncoder, channels_last
 from tidemill.nets.masks import mask_of
 from tidemill.nets.mlp import Floats, check_hidden
@@ -23,8 +24,9 @@ from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.normaliser import RunningMoments
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
+from tidemill.nets.state_dependent_exploration import StateDependentGaussian
 from tidemill.nets.trainable import Network, TrainablePolicy
-from tidemill.nets.weights import ActorCriticShape, valued_answer
+from tidemill.nets.weights import ActorCriticShape, Initialisation, valued_answer
 
 OBSERVATION_CLIP = np.float32(10)  # standard deviations
 
@@ -48,8 +50,15 @@ class ActorCritic(NativeSetting):
 
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers."""
-    activation: Literal["tanh", "relu"] = "tanh"
-    """Activation after each hidden layer. (Convolutions have relu.)"""
+    critic_hidden: tuple[int, ...] | None = None
+    """Widths of the critic's hidden layers. None: as `hidden`."""
+    activation: Activation = "tanh"
+    """Activation after each hidden layer; gelu is its form with tanh. (Convolutions have
+    relu.)"""
+    initialisation: Initialisation = "orthogonal"
+    """How weights begin: ``orthogonal`` with a gain for each layer, and biases of 0;
+    ``uniform`` within ±1 / √inputs, as torch's layers do by default (Stable-Baselines3's
+    ``ortho_init=False``; recurrent cells are orthogonal all the same)."""
     encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
     """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two
     are at least 36, and flattens the rest; ``mlp`` flattens all; ``nature_cnn`` is
@@ -63,13 +72,19 @@ class ActorCritic(NativeSetting):
     shared_critic: bool | None = None
     """Whether the critic shares all layers but its head with the actor. None: with images
     yes, unless the critic sees more; else no."""
-    normalise_observations: bool = False
+    normalise_observations: bool | None = False
     """Whether flattened Boxes are brought to mean 0 and standard deviation 1, clipped at
-    ±10, by statistics of the trained rows."""
+    ±10, by statistics of the trained rows. None: yes where the observation has such."""
     log_std_init: float = 0.0
     """Natural logarithm of the standard deviation that Box actions are drawn with at
     first, in units of half the action's range: 0 is half the range, -0.7 a quarter. It is
     a weight, and learnt from there."""
+    sde_steps: int = 0
+    """Steps for which the noise of Box actions stays one function of what the actor's
+    last layer tells (gSDE: Raffin et al. 2021, "Smooth Exploration for Robotic
+    Reinforcement Learning"); a new one is drawn after them, and where an episode begins.
+    `log_std_init` is of each feature's deviation then. Numpy computes it. 0: noise is
+    drawn for each action alone."""
     action_mask: str | None = "action_mask"
     """Part of the observation that says which actions are allowed: bool or int8 [n] for
     Discrete(n), [sum of nvec] for MultiDiscrete. What is 0 there is never drawn; the
@@ -84,6 +99,12 @@ class ActorCritic(NativeSetting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_hidden(self.hidden)
+        check_hidden(self.critic_hidden or (), "critic_hidden")
+        if self.sde_steps < 0:
+            raise ConfigError(
+                f"sde_steps = {self.sde_steps}: noise stays for at least 1 step, 4 is usual; 0 draws it for "
+                "each action alone"
+            )
         if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
             raise ConfigError(
                 f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one "
@@ -97,7 +118,11 @@ class ActorCritic(NativeSetting):
 
     @property
     def in_core(self) -> bool:
-        return self.memory is None
+        return self.memory is None and super().in_core
+
+    @property
+    def beyond_core(self) -> str | None:
+        return f"sde_steps = {self.sde_steps}" if self.sde_steps else None
 
     @property
     def undecided(self) -> bool:
@@ -128,9 +153,12 @@ class ActorCritic(NativeSetting):
             )
         if encoder.images or self.memory is not None:
             self.refuse_idle("native", "with images or a memory, which the native core does not compute")
-        if not self._layers(encoder):
+        if self.beyond_core:
+            self.refuse_idle("native", f"with {self.beyond_core}, which the native core does not compute")
+        self._check_exploration_and_critic(encoder, spaces)
+        if not self._layers(encoder) and not self.critic_hidden:
             self.refuse_idle("activation", "without hidden layers")
-        if not encoder.boxes:
+        if self.normalise_observations and not encoder.boxes:
             self.refuse_idle("normalise_observations", "on an observation without flattened Boxes")
         if encoder.critic_only:
             names = ", ".join(encoder.critic_only)
@@ -145,6 +173,21 @@ class ActorCritic(NativeSetting):
                     "hidden = [64] or the like"
                 )
         return encoder
+
+    def _check_exploration_and_critic(self, encoder: ObservationEncoder, spaces: Spaces) -> None:
+        """Raise `ConfigError` where `sde_steps` or `critic_hidden` cannot act."""
+        if not isinstance(spaces.action, Box):
+            self.refuse_idle("sde_steps", "on actions that are no Box: they have no deviation")
+        if encoder.images or self.memory is not None:
+            self.refuse_idle("sde_steps", "with images or a memory, which it is not written for")
+        if self.beyond_core:
+            self.refuse_idle("native", f"with {self.beyond_core}, which the native core does not compute")
+        if self.towers(encoder) == 1:
+            self.refuse_idle("critic_hidden", "where the critic shares the actor's layers (shared_critic)")
+        if self.memory is not None:
+            self.refuse_idle("critic_hidden", "with a memory: actor's and critic's cells are alike")
+        if encoder.images and not encoder.width:
+            self.refuse_idle("critic_hidden", "on an observation that is images alone")
 
     def towers(self, encoder: ObservationEncoder) -> int:
         """Return 2, or 1 where the critic shares all layers but its head with the
@@ -165,22 +208,39 @@ class ActorCritic(NativeSetting):
         encoder = self.observation_encoder(spaces)
         return ActorCriticShape(
             encoder,
-            distribution_of(spaces.action),
+            self._distribution(spaces.action),
             self.towers(encoder),
             self._layers(encoder),
+            None if self.critic_hidden == self.hidden else self.critic_hidden,
             self.activation,
             self.convolutions,
             self.memory,
         )
 
+    def _distribution(self, space: Space) -> Distribution:
+        if self.sde_steps and isinstance(space, Box):
+            distribution_of(space)  # which refuses what cannot be
+            return StateDependentGaussian(space, self.sde_steps)
+        return distribution_of(space)
+
+    def state(self, spaces: Spaces) -> dict[str, Field]:
+        """Return ``state.noise`` with `sde_steps`: what the noise follows from, and how
+        long it has served."""
+        return {"state.noise": Field((2,), "int64")} if self.sde_steps else {}
+
     def _layers(self, encoder: ObservationEncoder) -> tuple[int, ...]:
         """Return the widths of the hidden layers that there are."""
         return () if encoder.images and not encoder.width else self.hidden
 
+    def normalises(self, encoder: ObservationEncoder) -> bool:
+        """Return whether observations are normalised."""
+        wanted = self.normalise_observations
+        return bool(encoder.boxes if wanted is None else wanted and encoder.width)
+
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         shape = self.shape(spaces)
         fields = {name: Field(form, "float32") for name, form in shape.forms().items() if prod(form)}
-        if self.normalise_observations and shape.encoder.width:
+        if self.normalises(shape.encoder):
             fields |= RunningMoments.fields("observation", (shape.encoder.width,))
         return fields | RunningMoments.fields("returns", ())
 
@@ -201,6 +261,11 @@ class ActorCritic(NativeSetting):
         backend = "torch"
         if device == "cpu" and not self.observation_encoder(spaces).images:
             backend = "native" if self.kernels() is not None else "numpy"
+        elif self.sde_steps:
+            raise ConfigError(
+                f'sde_steps = {self.sde_steps} is computed by numpy, not on the device "{device}"; '
+                'take device = "cpu", or sde_steps = 0'
+            )
         return ActorCriticPolicy(self, spaces, seed, backend, device)
 
 
@@ -236,11 +301,9 @@ class ActorCriticPolicy(TrainablePolicy):
         weights_seed, sampling_seed = np.random.SeedSequence(seed).spawn(2)
         shape = config.shape(spaces)
         self.encoder = shape.encoder
-        flat = shape.begin(np.random.default_rng(weights_seed), config.log_std_init)
+        flat = shape.begin(np.random.default_rng(weights_seed), config.log_std_init, config.initialisation)
         self._observation = (
-            RunningMoments("observation", (self.encoder.width,))
-            if config.normalise_observations and self.encoder.width
-            else None
+            RunningMoments("observation", (self.encoder.width,)) if config.normalises(self.encoder) else None
         )
         self._features: Floats = np.empty((0, self.encoder.width), np.float32)  # of acting
         super().__init__(

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
+from tidemill.nets.activations import OF_SUMS, activate, write_slope
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.weights import ROOT_TWO, orthogonal_weights, views
+from tidemill.nets.weights import ROOT_TWO, Initialisation, draw_uniformly, orthogonal_weights, views
 
 Floats = NDArray[np.float32]
 Layer = tuple[Floats, Floats]
@@ -29,29 +30,30 @@ class BatchedMLPs:
 
     def __init__(self, layers: list[Layer], activation: str, seen: int | None = None) -> None:
         self._layers, self._seen = layers, seen
-        self._tanh = activation == "tanh"
+        self._activation = activation
         self._scratch = Scratch()
         self._saved: list[Floats] = []
+        self._sums: list[Floats] = []  # of each layer, where the slopes need them
         self._ones: Floats = np.ones((1, 0), np.float32)
 
     def forward(self, x: Floats) -> Floats:
         """Return the last layer of n rows, [towers, n, width], or [1, n, width] of the
         inputs where there is no layer. `x` [n, in] is kept."""
-        self._saved = [x]
+        self._saved, self._sums = [x], []
         for i, (weight, bias) in enumerate(self._layers):
-            h = self._scratch(f"layer {i}", (len(weight), x.shape[-2], weight.shape[2]))
+            form = len(weight), x.shape[-2], weight.shape[2]
+            h = sums = self._scratch(f"layer {i}", form)
+            if self._activation in OF_SUMS:
+                sums = self._scratch(f"sums {i}", form)
             if i or self._seen is None:
-                np.matmul(x, weight, out=h)
+                np.matmul(x, weight, out=sums)
             else:
-                np.matmul(x[:, : self._seen], weight[0, : self._seen], out=h[0])
-                np.matmul(x, weight[1], out=h[1])
-            np.add(h, bias, out=h)
-            if self._tanh:
-                np.tanh(h, out=h)
-            else:
-                # a quarter of what it takes with a scalar
-                np.maximum(h, self._scratch("zeros", h.shape), out=h)
+                np.matmul(x[:, : self._seen], weight[0, : self._seen], out=sums[0])
+                np.matmul(x, weight[1], out=sums[1])
+            np.add(sums, bias, out=sums)
+            activate(self._activation, sums, h, self._scratch)
             self._saved.append(h)
+            self._sums.append(sums)
             x = h
         return x if x.ndim == 3 else x[np.newaxis]
 
@@ -67,11 +69,7 @@ class BatchedMLPs:
             self._ones = np.ones((1, n), np.float32)
         for i in reversed(range(len(self._layers))):
             below, h = self._saved[i], self._saved[i + 1]
-            if self._tanh:  # 1 - tanh²
-                np.multiply(h, h, out=h)
-                np.subtract(1, h, out=h)
-            else:
-                np.greater(h, 0, out=h, casting="unsafe")  # np.sign branches on each element
+            write_slope(self._activation, self._sums[i], h, self._scratch)
             np.multiply(h, gradient, out=h)
             if into is not None:
                 self._differentiate(i, below, h, *into[i])
@@ -92,16 +90,34 @@ class BatchedMLPs:
             np.matmul(below.T, h[1], out=of_weight[1])
 
 
-def layers_of(named: dict[str, Floats], hidden: int) -> list[Layer]:
+class SeparateMLPs:
+    """The hidden layers of an actor and a critic of different shapes. The actor gets only
+    the first `seen` columns of the inputs."""
+
+    def __init__(self, actor: list[Layer], critic: list[Layer], activation: str, seen: int) -> None:
+        self._actor, self._critic = BatchedMLPs(actor, activation), BatchedMLPs(critic, activation)
+        self._seen = seen
+
+    def forward(self, x: Floats) -> tuple[Floats, Floats]:
+        """See `BatchedMLPs.forward`: each last layer is [n, width]."""
+        return self._actor.forward(x[:, : self._seen])[0], self._critic.forward(x)[0]
+
+    def backward(self, of_last: tuple[Floats, Floats], actor: list[Layer], critic: list[Layer]) -> None:
+        """See `BatchedMLPs.backward`."""
+        self._actor.backward(of_last[0][np.newaxis], actor)
+        self._critic.backward(of_last[1][np.newaxis], critic)
+
+
+def layers_of(named: dict[str, Floats], hidden: int, name: str = "hidden") -> list[Layer]:
     """Return weights and biases of so many hidden layers, or the gradient's."""
-    return [(named[f"hidden.{i}.weight"], named[f"hidden.{i}.bias"]) for i in range(hidden)]
+    return [(named[f"{name}.{i}.weight"], named[f"{name}.{i}.bias"]) for i in range(hidden)]
 
 
-def check_hidden(hidden: tuple[int, ...]) -> None:
+def check_hidden(hidden: tuple[int, ...], name: str = "hidden") -> None:
     """Raise `ConfigError` unless these can be the widths of hidden layers."""
     if any(width < 1 for width in hidden):
         raise ConfigError(
-            f"hidden = {list(hidden)}: every width must be at least 1; leave a layer out instead"
+            f"{name} = {list(hidden)}: every width must be at least 1; leave a layer out instead"
         )
 
 
@@ -115,6 +131,8 @@ class MLPShape:
     hidden: tuple[int, ...]
     outputs: int
     gain: float = 0.01
+    activation: str = "relu"
+    initialisation: Initialisation = "orthogonal"
 
     def weights(self) -> dict[str, tuple[tuple[int, ...], float]]:
         """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,
@@ -142,6 +160,8 @@ class MLPShape:
             for name, part in views(flat, self.forms()).items():
                 if weights[name][1]:
                     fill(part, weights[name][1], True)
+        if self.initialisation == "uniform":
+            draw_uniformly(views(flat, self.forms()), rng)
         return flat
 
 
@@ -153,7 +173,7 @@ class MLP:
         self.shape, self.flat = shape, flat
         self._forms = shape.forms()
         self.weights = views(flat, self._forms)
-        self._towers = BatchedMLPs(layers_of(self.weights, len(shape.hidden)), "relu")
+        self._towers = BatchedMLPs(layers_of(self.weights, len(shape.hidden)), shape.activation)
         self._scratch = Scratch()
         self._last: Floats = flat[:0]  # what the heads see
         # where `backward` wrote last, and its views

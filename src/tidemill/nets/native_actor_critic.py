@@ -10,7 +10,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.core.schema import Array, Arrays
-from tidemill.native.library import KernelNetwork, Kernels, address, threads
+from tidemill.native.library import KernelActing, KernelNetwork, Kernels, address, threads
+from tidemill.nets.activations import ACTIVATIONS
 from tidemill.nets.distributions import (
     Bernoulli,
     Categorical,
@@ -46,7 +47,11 @@ class NativeActorCritic(NumpyActorCritic):
         sizes = given.nvec if isinstance(given, MultiCategorical) else (given.size,)
         self._branches = given.size if self._box or isinstance(given, Bernoulli) else len(sizes)
         self._most = np.array(sizes, np.int64) - 1 if KINDS[type(given)] == 0 else np.ones(1, np.int64)
-        self._kept: list[NDArray[Any]] = [np.array(shape.hidden, np.int64), np.array(sizes, np.int64)]
+        self._kept: list[NDArray[Any]] = [
+            np.array(shape.hidden, np.int64),
+            np.array(shape.critic_hidden or (), np.int64),
+        ]
+        self._kept.append(np.array(sizes, np.int64))
         self._acting_network, self.training = self._described(), self._described()
         self._of_acting_network = addressof(self._acting_network)
         self._acting_arrays = _ActingArrays(0, self._branches, self._distribution)
@@ -59,12 +64,12 @@ class NativeActorCritic(NumpyActorCritic):
             len(shape.hidden),
             encoder.width,
             encoder.seen if encoder.critic_only else encoder.width,
-            shape.activation == "relu",
+            ACTIVATIONS.index(shape.activation),
             KINDS[type(self._distribution)],
             self._distribution.size,
             self._branches,
-            address(self._kept[0]),
-            address(self._kept[1]),
+            -1 if shape.critic_hidden is None else len(shape.critic_hidden),
+            *map(address, self._kept[:3]),
             address(self.flat),
         )
         scratch = np.zeros(self.kernels.scratch(addressof(network)), np.float32)
@@ -87,28 +92,22 @@ class NativeActorCritic(NumpyActorCritic):
         self, inputs: Arrays, deterministic: bool | Array, rng: Generator, scale: np.float32, out: Arrays
     ) -> Callable[[], None]:
         """See `Network.begin`. Everything is done at once."""
-        features = np.ascontiguousarray(inputs["features"], np.float32)
+        features, box = inputs["features"], self._box
         n = len(features)
         if n != len(self._acting_arrays.action):
             self._acting_arrays = _ActingArrays(n, self._branches, self._distribution)
-        work, box, modes = self._acting_arrays, self._box, None
+        work = self._acting_arrays
+        rows = work.rows
         if features is not work.features:  # the policy hands in the same ones again and again
-            work.features, work.of_features = features, address(features)
+            work.features, rows.features = features, address(features)
         if deterministic is not True:
-            (rng.standard_normal if box else rng.random)(out=work.noise, dtype=np.float32)
-            modes = None if deterministic is False else np.array(deterministic, np.bool_)
+            (rng.standard_normal if box else rng.random)(None, np.float32, work.noise)
+        modes = None if isinstance(deterministic, bool) else np.array(deterministic, np.bool_)
         forbidden = inputs.get("forbidden")
-        self.kernels.act(
-            self._of_acting_network,
-            work.of_features,
-            None if forbidden is None else address(forbidden),
-            n,
-            None if deterministic is True else work.of_noise,
-            deterministic is True,
-            None if modes is None else address(modes),
-            scale,
-            *work.of_answers,
-        )
+        rows.modes = None if modes is None else address(modes)
+        rows.forbidden = None if forbidden is None else address(forbidden)
+        rows.mode, rows.scale = deterministic is True, scale
+        self.kernels.act(self._of_acting_network, work.of_rows)
         action, place = work.action, out["action"][:n]
         if box is not None:
             action *= box.half
@@ -123,7 +122,8 @@ class _ActingArrays:
     takes as long as a layer.
 
     features: the rows that were acted on last
-    of_features, of_noise, of_answers: addresses
+    rows: what the core is handed
+    of_rows: its address
     """
 
     def __init__(self, n: int, branches: int, distribution: Distribution) -> None:
@@ -133,6 +133,8 @@ class _ActingArrays:
         )
         self.action: NDArray[Any] = np.empty((n, branches), np.float32 if normal else np.int32)
         self.log_prob, self.value = np.empty((2, n), np.float32)
-        self.features, self.of_features = np.empty(0, np.float32), 0
-        self.of_noise = address(self.noise)
-        self.of_answers = [address(array) for array in (self.action, self.log_prob, self.value)]
+        self.features = np.empty(0, np.float32)
+        self.rows = KernelActing(n=n, noise=address(self.noise))
+        for name in ("action", "log_prob", "value"):
+            setattr(self.rows, name, address(getattr(self, name)))
+        self.of_rows = addressof(self.rows)

@@ -5,6 +5,7 @@ from ctypes import addressof
 import numpy as np
 
 from tidemill.native.library import KernelLayers, Kernels, address, threads
+from tidemill.nets.activations import ACTIVATIONS, OF_SUMS
 from tidemill.nets.mlp import MLP, Floats, MLPShape, total
 
 
@@ -17,7 +18,12 @@ class NativeMLP(MLP):
         self._kernels, self._widths = kernels, np.array([*shape.hidden, shape.outputs], np.int64)
         kernels.helpers(threads() - 1)
         self._net = KernelLayers(
-            shape.towers, len(self._widths), shape.inputs, address(self._widths), address(flat)
+            shape.towers,
+            len(self._widths),
+            shape.inputs,
+            ACTIVATIONS.index(shape.activation),
+            address(self._widths),
+            address(flat),
         )
         self._of_net, self._into = addressof(self._net), 0
         self._allocate(0)
@@ -27,7 +33,8 @@ class NativeMLP(MLP):
         long as a narrow layer."""
         shape = self.shape
         each, widest = shape.towers * n, max(shape.hidden, default=0)
-        self._hidden: Floats = np.empty(each * sum(shape.hidden), np.float32)
+        kept = 2 if shape.activation in OF_SUMS else 1  # results, and slopes
+        self._hidden: Floats = np.empty(kept * each * sum(shape.hidden), np.float32)
         self._spare: Floats = np.empty(2 * each * widest, np.float32)
         self._out: Floats = np.empty((shape.towers, n, shape.outputs), np.float32)
         self._below: Floats = np.empty((shape.towers, n, shape.inputs), np.float32)

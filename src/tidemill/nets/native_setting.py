@@ -23,9 +23,15 @@ class NativeSetting(PolicyConfig):
     The environment variable ``TIDEMILL_NATIVE`` overrides this setting."""
 
     @property
+    def beyond_core(self) -> str | None:
+        """The setting, as it would be typed, that the core does not compute; None: it
+        computes all of them."""
+        return None
+
+    @property
     def in_core(self) -> bool:
         """Whether the core has networks of this kind at all."""
-        return True
+        return self.beyond_core is None
 
     @property
     def undecided(self) -> bool:

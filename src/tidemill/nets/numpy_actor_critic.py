@@ -1,9 +1,9 @@
 """The actor-critic network for MLPs on a CPU: forward and backward in numpy; only
 `evaluate` imports torch, over the same memory.
 
-Layers of the actor and of the critic have the same shapes (but for the heads), so they
-lie stacked along a first axis "towers" (2, or 1 when the critic shares them) and run as
-one batched product.
+Layers of the actor and of the critic that have the same shapes (but for the heads) lie
+stacked along a first axis "towers" (2, or 1 when the critic shares them) and run as one
+batched product.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.cells import check_stretches
 from tidemill.nets.masks import forbid
-from tidemill.nets.mlp import BatchedMLPs, Floats, layers_of
+from tidemill.nets.mlp import BatchedMLPs, Floats, Layer, SeparateMLPs, layers_of
 from tidemill.nets.scratch import Scratch
+from tidemill.nets.state_dependent_exploration import StateDependentGaussian
 from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 from tidemill.nets.weights import ActorCriticShape, views
 
@@ -35,18 +36,14 @@ class NumpyActorCritic(Network):
         self.flat, self.weights = flat, views(flat, shape.forms())
         """All weights, one after the other, and the same by name."""
         self.recurrent = shape.memory is not None
-        self.shape, self._distribution = shape, shape.distribution
-        self._layers = layers_of(self.weights, len(shape.hidden))
-        encoder = shape.encoder
+        self.shape, self._distribution, self.towers = shape, shape.distribution, shape.places()
         # two of each, so that acting leaves alone what a `backward` is going to need
-        self._acting, self._training = (
-            BatchedMLPs(self._layers, shape.activation, encoder.seen if encoder.critic_only else None)
-            for _ in range(2)
-        )
+        self._acting, self._training = (hidden_layers(shape, self.weights) for _ in range(2))
         if shape.memory is not None:
             self._acting_cell, self._training_cell = (shape.memory.cell(self.weights) for _ in range(2))
         self._scratch = Scratch()  # of training
-        self._last: Floats = flat[:0]  # what `forward` kept: what the heads see, [towers, n, width]
+        # what `forward` kept: what the heads see, [towers, n, width] or [n, width] each
+        self._last: Floats | tuple[Floats, Floats] = flat[:0]
         self._forbidden: NDArray[np.bool_] | None = None  # likewise, where there is a mask: [n, actions]
         # where `backward` wrote last, and its views
         self._gradient: tuple[Floats | None, dict[str, Floats]] = None, {}
@@ -64,13 +61,17 @@ class NumpyActorCritic(Network):
     ) -> Callable[[], None]:
         """See `Network.begin`. Everything is done at once."""
         weights, last = self.weights, self._acting.forward(inputs["features"])
-        n = last.shape[1]
+        n = len(last[0])
         if self.recurrent:
+            assert not isinstance(last, tuple)
             last = self._remember(last, inputs, out)
         head = np.matmul(weights["actor.weight"], last[0].T)
         head += weights["actor.bias"]
         if "forbidden" in inputs:
             forbid(head, inputs["forbidden"])
+        if isinstance(self._distribution, StateDependentGaussian):
+            next_state = out["state.noise"][:n]
+            self._distribution.explore(last[0], inputs["state.noise"], deterministic, rng, next_state)
         value = np.matmul(last[-1], weights["critic.weight"])
         value += weights["critic.bias"]
         np.multiply(value, scale, out=out["value"][:n])
@@ -94,15 +95,18 @@ class NumpyActorCritic(Network):
         weights, self._forbidden = self.weights, inputs.get("forbidden")
         self._last = last = self._training.forward(inputs["features"])
         if self.recurrent:
+            assert not isinstance(last, tuple)
             self._last = last = self._unroll(last, inputs)
             self._forbidden = None if self._forbidden is None else self._forbidden[inputs["rows"]]
-        n = last.shape[1]
+        n = len(last[0])
         head = np.matmul(
             weights["actor.weight"], last[0].T, out=self._scratch("head", (self._distribution.size, n))
         )
         head += weights["actor.bias"]
         if self._forbidden is not None:
             forbid(head, self._forbidden)
+        if isinstance(self._distribution, StateDependentGaussian):
+            self._distribution.see(last[0])
         value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (n,)))
         value += weights["critic.bias"]
         return ActionEvaluation(
@@ -134,7 +138,15 @@ class NumpyActorCritic(Network):
         np.add.reduce(of_head, axis=1, out=gradient["actor.bias"], keepdims=True)
         np.matmul(of_value, last[-1], out=gradient["critic.weight"])
         np.add.reduce(of_value, axis=0, out=gradient["critic.bias"], keepdims=True)
-        if not self._layers and not self.recurrent:
+        if isinstance(last, tuple):
+            of_actor, of_critic = (self._scratch(f"of last {i}", last[i].shape) for i in range(2))
+            np.matmul(of_head.T, weights["actor.weight"], out=of_actor)
+            np.multiply(of_value[:, np.newaxis], weights["critic.weight"], out=of_critic)
+            assert isinstance(self._training, SeparateMLPs)
+            self._training.backward((of_actor, of_critic), *separate_layers(self.shape, gradient))
+            return
+        layers = len(self.shape.hidden)
+        if not layers and not self.recurrent:
             return
         of_last = self._scratch("of last", last.shape)
         np.matmul(of_head.T, weights["actor.weight"], out=of_last[0])
@@ -145,7 +157,8 @@ class NumpyActorCritic(Network):
             of_last[0] += of_critic
         below = self._roll_back(of_last, gradient) if self.recurrent else of_last
         if below is not None:
-            self._training.backward(below, layers_of(gradient, len(self._layers)))
+            assert isinstance(self._training, BatchedMLPs)
+            self._training.backward(below, layers_of(gradient, layers))
 
     def _roll_back(self, of_last: Floats, gradient: dict[str, Floats]) -> Floats | None:
         """Write the gradients of the cell's weights; return that of its inputs, unless
@@ -153,7 +166,7 @@ class NumpyActorCritic(Network):
         of_outputs = self._scratch("of outputs", self._outputs_shape)
         of_outputs.fill(0)
         of_outputs[:, self._rows] = of_last
-        return self._training_cell.backward(of_outputs, gradient, bool(self._layers))
+        return self._training_cell.backward(of_outputs, gradient, bool(self.shape.hidden))
 
     def evaluate(self, inputs: "dict[str, Tensor]", action: "dict[str, Tensor]") -> ActionEvaluation:
         from tidemill.nets.torch_gradients import evaluate
@@ -173,3 +186,22 @@ class NumpyActorCritic(Network):
     def rescale_value(self, ratio: np.float32) -> None:
         self.weights["critic.weight"] *= ratio
         self.weights["critic.bias"] *= ratio
+
+
+def hidden_layers(shape: ActorCriticShape, weights: dict[str, Floats]) -> BatchedMLPs | SeparateMLPs:
+    """Return the hidden layers of actor and critic, which have these `weights`."""
+    encoder = shape.encoder
+    if shape.critic_hidden is not None:
+        return SeparateMLPs(*separate_layers(shape, weights), shape.activation, encoder.seen)
+    seen = encoder.seen if encoder.critic_only else None
+    return BatchedMLPs(layers_of(weights, len(shape.hidden)), shape.activation, seen)
+
+
+def separate_layers(shape: ActorCriticShape, named: dict[str, Floats]) -> tuple[list[Layer], list[Layer]]:
+    """Return the hidden layers of an actor and a critic that are unlike each other, or
+    their gradients."""
+    assert shape.critic_hidden is not None
+    return (
+        layers_of(named, len(shape.hidden)),
+        layers_of(named, len(shape.critic_hidden), "critic_hidden"),
+    )

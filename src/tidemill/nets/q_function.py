@@ -18,7 +18,7 @@ from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
 from tidemill.nets.mlp import Floats, MLPShape
 from tidemill.nets.native_mlp import mlp
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.weights import ROOT_TWO, orthogonal_weights, views
+from tidemill.nets.weights import ROOT_TWO, Initialisation, draw_uniformly, orthogonal_weights, views
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Shape:
     noise: float
     """First deviation of noisy weights, times the root of their inputs; 0: there are
     none."""
+    activation: str = "relu"
+    initialisation: Initialisation = "orthogonal"
 
     def weights(self) -> dict[str, tuple[tuple[int, ...], float]]:
         """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,
@@ -79,6 +81,8 @@ def first_weights(shape: Shape, rng: np.random.Generator) -> Floats:
         for name, (_, gain) in sizes.items():
             if gain:
                 fill(named[name], gain, name.startswith("hidden"))
+    if shape.initialisation == "uniform":
+        draw_uniformly(named, rng)
     if shape.noise:
         deviations = views(flat[size:], {name: form for name, (form, _) in sizes.items()})
         for name, deviation in deviations.items():
@@ -101,7 +105,7 @@ class QFunction:
         self._trunk = trunk_of(shape, self.weights)
         layers = [form for name, form in self._forms.items() if not name.startswith("convolution")]
         outputs = self.weights["head.bias"].size
-        plain = MLPShape(1, layers[0][-2], shape.hidden, outputs)
+        plain = MLPShape(1, layers[0][-2], shape.hidden, outputs, activation=shape.activation)
         self._first = shape.size - sum(int(np.prod(form)) for form in layers)  # weight of the layers
         self._mlp = mlp(plain, self._used[self._first : shape.size], kernels)
         self._scratch = Scratch()

@@ -14,12 +14,13 @@ from tidemill.api.spaces import Box, Discrete, Space, Spaces, leaves
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.nets.activations import Activation
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.q_function import QFunction, Shape, first_weights
-from tidemill.nets.weights import CONVOLUTIONS, load_parameters, valued_answer, views
+from tidemill.nets.weights import CONVOLUTIONS, Initialisation, load_parameters, valued_answer, views
 
 Integers = NDArray[np.int64]
 
@@ -51,7 +52,14 @@ class QNetwork(NativeSetting):
     """
 
     hidden: tuple[int, ...] = (128, 128)
-    """Widths of the hidden layers, each with relu."""
+    """Widths of the hidden layers."""
+    activation: Activation = "relu"
+    """Activation after each hidden layer; gelu is its form with tanh. (Convolutions have
+    relu.)"""
+    initialisation: Initialisation = "orthogonal"
+    """How weights begin: ``orthogonal`` with a gain for each layer, and biases of 0;
+    ``uniform`` within ±1 / √inputs, as torch's layers do by default (as DQN in
+    Stable-Baselines3 begins)."""
     filters: int = 16
     """Filters of the convolution of small images; 0 flattens these, too."""
     duelling: bool = True
@@ -70,6 +78,10 @@ class QNetwork(NativeSetting):
     """Return of the first of the `atoms`, discounted, in reward units."""
     greatest_return: float = acting(10.0, _spread, _ONE_ATOM)
     """Return of the last of the `atoms`."""
+    quantiles: int = 0
+    """Number of quantiles of each action's return, evenly spaced in probability, that the
+    head tells for `QRDQN` (Dabney et al. 2018, "Distributional Reinforcement Learning
+    with Quantile Regression"; 200 there). 0: it tells none."""
     action_mask: str | None = "action_mask"
     """See `ActorCritic.action_mask`."""
 
@@ -90,6 +102,12 @@ class QNetwork(NativeSetting):
                 f"atoms = {self.atoms} (at least 1) from least_return = {self.least_return} to "
                 f"greatest_return = {self.greatest_return} cannot be; take 51 from the least to the greatest "
                 "discounted return of an episode"
+            )
+
+        if self.quantiles < 0 or self.quantiles == 1 or (self.quantiles and self.atoms > 1):
+            raise ConfigError(
+                f"quantiles = {self.quantiles} with atoms = {self.atoms} cannot be: take at least 2 "
+                "quantiles (25 to 200 are usual) with atoms = 1, or quantiles = 0"
             )
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
@@ -123,15 +141,19 @@ class QNetwork(NativeSetting):
         image, convolutions = (None, ()) if others else self._image(leaf)
         if others or small_image_of(leaf) is None or image_of(leaf) is not None:
             self.refuse_idle("filters", "on an observation that is no small image")
+        if not self.hidden:
+            self.refuse_idle("activation", "without hidden layers")
         shape = Shape(
             encoder.width,
             image,
             convolutions,
             self.hidden,
             spaces.action.n,
-            self.atoms,
+            self.quantiles or self.atoms,
             self.duelling,
             self.noise,
+            self.activation,
+            self.initialisation,
         )
         return shape, encoder, name if image else None, mask
 
@@ -202,6 +224,9 @@ class QPolicy(Policy):
         atoms]."""
         if self.shape.atoms == 1:
             return values[..., 0]
+        if self.config.quantiles:
+            mean: Floats = values.mean(-1)
+            return mean
         return softmax(values) @ self.support
 
     def reseed(self, seed: int) -> None:

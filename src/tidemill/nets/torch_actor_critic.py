@@ -2,7 +2,8 @@
 The same weights in the same order as in numpy; the way back through time is autograd's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -19,6 +20,14 @@ from tidemill.nets.torch_gradients import bind, leaf
 from tidemill.nets.trainable import ActionEvaluation
 from tidemill.nets.weights import CONVOLUTIONS, ActorCriticShape, views
 
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "elu": functional.elu,
+    "gelu": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+"""Those of `activations`."""
 State = list[Tensor]
 """The parts of a cell's state, each [G, m, w]; letters as in `cells`."""
 
@@ -32,7 +41,7 @@ class TorchActorCritic(TorchBackend):
 
     def __init__(self, shape: ActorCriticShape, flat: Floats, device: str = "cpu") -> None:
         super().__init__(shape.distribution, device)
-        self.shape = shape
+        self.shape, self.towers = shape, shape.places()
         self._convolution_type = convolution_type(shape.convolutions, self.device)
         with self.place():
             self._leaf = leaf(torch.from_numpy(flat).to(self.device))
@@ -132,16 +141,22 @@ class TorchActorCritic(TorchBackend):
             if flat is not None:
                 parts.append(flat if i or not encoder.critic_only else flat[:, : encoder.seen])
             towers.append(torch.cat(parts, -1) if len(parts) > 1 else parts[0])
-        activate = torch.tanh if self.shape.activation == "tanh" else torch.relu
-        for i in range(len(self.shape.hidden)):
-            weight, bias = (self._tensors[f"hidden.{i}.{part}"] for part in ("weight", "bias"))
-            # the actor's inputs may be fewer than the critic's
-            layers = [
-                (w if len(w) == x.shape[1] else w[: x.shape[1]], b)
-                for w, b, x in zip(weight, bias, towers, strict=True)
-            ]
-            towers = [activate(torch.addmm(b, x, w)) for (w, b), x in zip(layers, towers, strict=True)]
-        return towers
+        activate, names = ACTIVATIONS[self.shape.activation], [("hidden", self.shape.hidden)]
+        if self.shape.critic_hidden is not None:
+            names.append(("critic_hidden", self.shape.critic_hidden))
+        given: list[Tensor] = []
+        for name, hidden in names:
+            below = towers[len(given) : len(towers) if len(names) == 1 else len(given) + 1]
+            for i in range(len(hidden)):
+                weight, bias = (self._tensors[f"{name}.{i}.{part}"] for part in ("weight", "bias"))
+                # the actor's inputs may be fewer than the critic's
+                layers = [
+                    (w if len(w) == x.shape[1] else w[: x.shape[1]], b)
+                    for w, b, x in zip(weight, bias, below, strict=True)
+                ]
+                below = [activate(torch.addmm(b, x, w)) for (w, b), x in zip(layers, below, strict=True)]
+            given += below
+        return given
 
     def _convolve(self, name: str, image: Tensor, tower: int) -> Tensor:
         """Return the 512 features of images [n, height, width, channels] uint8.

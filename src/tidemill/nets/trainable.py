@@ -2,7 +2,7 @@
 Importing this file imports no torch; calling its methods may."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -56,6 +56,9 @@ class Network(ABC):
     forward_count: int = 0
     """Of a network with a backward pass of its own: it counts what changes the
     intermediate results that `backward` needs."""
+    towers: Sequence[Sequence[slice]] = ((slice(None),),)
+    """Where the weights of the actor lie among all weights, and where the critic's; only
+    one of them, all, where they share some."""
     weights: Arrays
     """The weights by name, as arrays on the host: the network's own memory, or a copy of
     it (see `pull` and `push`)."""

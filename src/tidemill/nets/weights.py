@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod, sqrt
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from tidemill.core.schema import Array, Arrays, Field, schema_of
 from tidemill.nets.cells import Memory, Shapes
 from tidemill.nets.distributions import Distribution
 from tidemill.nets.encoders import Image, ObservationEncoder
+from tidemill.nets.state_dependent_exploration import StateDependentGaussian
 
 Floats = NDArray[np.float32]
 
@@ -25,6 +27,9 @@ CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """(channels, kernel, stride) of Mnih et al. 2015, "Human-level control through deep
 reinforcement learning", Methods."""
 IMAGE_FEATURES = 512  # width of the layer after them
+Initialisation = Literal["orthogonal", "uniform"]
+"""orthogonal: Saxe et al. 2014, with a gain for each layer and biases of 0. uniform: what
+torch's layers begin with."""
 ROOT_TWO = float(np.sqrt(2))
 LARGE = 1 << 18  # values of a matrix that takes longer to make orthogonal than a thread to start
 _placeholders = ContextVar("placeholders", default=False)
@@ -64,6 +69,9 @@ class ActorCriticShape:
     towers: int
     """2, or 1 where the critic shares all layers but its head with the actor."""
     hidden: tuple[int, ...]
+    critic_hidden: tuple[int, ...] | None
+    """The critic's hidden layers where they are unlike the actor's; None: the layers of
+    both lie stacked."""
     activation: str
     convolutions: str
     """What the convolutions compute in."""
@@ -84,27 +92,53 @@ class ActorCriticShape:
             shapes[f"cnn.{name}.out.weight"] = ((towers, image_size(image), IMAGE_FEATURES), ROOT_TWO)
             shapes[f"cnn.{name}.out.bias"] = ((towers, IMAGE_FEATURES), 0)
             width += IMAGE_FEATURES
-        for i, units in enumerate(self.hidden):
-            shapes[f"hidden.{i}.weight"] = ((towers, width, units), ROOT_TWO)
-            shapes[f"hidden.{i}.bias"] = ((towers, 1, units), 0)
-            width = units
+        seen = width - self.encoder.width + self.encoder.seen
+        if self.critic_hidden is None:
+            width = of_critic = _layers(shapes, "hidden", towers, width, self.hidden)
+        else:
+            all_seen, width = width, _layers(shapes, "hidden", 1, seen, self.hidden)
+            of_critic = _layers(shapes, "critic_hidden", 1, all_seen, self.critic_hidden)
         if self.memory is not None:
             shapes |= self.memory.cell.shapes(towers, width, self.memory.units)
-            width = self.memory.units
+            width = of_critic = self.memory.units
         # A small gain makes the first policy nearly uniform: Andrychowicz et al. 2021,
         # "What Matters in On-Policy RL", section 3.2.
         shapes["actor.weight"] = ((self.distribution.size, width), 0.01)
         shapes["actor.bias"] = ((self.distribution.size, 1), 0)
-        shapes["critic.weight"] = ((width,), 1.0)
+        shapes["critic.weight"] = ((of_critic,), 1.0)
         shapes["critic.bias"] = ((1,), 0)
-        shapes["log_std"] = ((self.distribution.deviations, 1), 0)
+        deviations = self.distribution.deviations
+        explored = isinstance(self.distribution, StateDependentGaussian)
+        shapes["log_std"] = ((width, deviations) if explored else (deviations, 1), 0)
         return shapes
 
     def forms(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each weight, in the order in which they lie."""
         return {name: form for name, (form, _) in self.weights().items()}
 
-    def begin(self, rng: np.random.Generator, log_std: float) -> Floats:
+    def places(self) -> list[list[slice]]:
+        """Return where the weights of each tower lie among all weights: the actor's and
+        the critic's, or of one tower all."""
+        if self.towers == 1:
+            return [[slice(None)]]
+        towers: list[list[slice]] = [[], []]
+        start = 0
+        for name, form in self.forms().items():
+            end = start + prod(form)
+            if name.startswith(("critic.", "critic_hidden.")):
+                towers[1].append(slice(start, end))
+            elif name.startswith("actor.") or name == "log_std" or self.critic_hidden is not None:
+                towers[0].append(slice(start, end))
+            else:  # stacked
+                middle = (start + end) // 2
+                towers[0].append(slice(start, middle))
+                towers[1].append(slice(middle, end))
+            start = end
+        return towers
+
+    def begin(
+        self, rng: np.random.Generator, log_std: float, initialisation: Initialisation = "orthogonal"
+    ) -> Floats:
         """Return weights to begin with, one after the other."""
         weights, encoder = self.weights(), self.encoder
         flat = np.zeros(sum(prod(form) for form, _ in weights.values()), np.float32)
@@ -112,16 +146,29 @@ class ActorCriticShape:
         with orthogonal_weights(rng) as fill:
             for name, (_, gain) in weights.items():
                 # the actor's are 0 where it does not see, and stay so
-                if gain and encoder.critic_only and name == "hidden.0.weight":
+                if gain and encoder.critic_only and name == "hidden.0.weight" and len(named[name]) == 2:
                     actor, critic = named[name]
                     for part in (actor[: len(actor) - encoder.width + encoder.seen], critic):
                         fill(part, gain, False)
                 elif gain:
-                    fill(named[name], gain, not name.startswith(("actor", "critic")))
+                    fill(named[name], gain, not name.startswith(("actor.", "critic.")))
+        if initialisation == "uniform":
+            unseen = encoder.width - encoder.seen if self.critic_hidden is None else 0
+            draw_uniformly(named, rng, unseen)
         named["log_std"][...] = log_std
         if self.memory is not None:
             self.memory.cell.begin(named)
         return flat
+
+
+def _layers(shapes: Shapes, name: str, towers: int, width: int, hidden: tuple[int, ...]) -> int:
+    """Add hidden layers above `width` numbers to `shapes`; return the width of the
+    last."""
+    for i, units in enumerate(hidden):
+        shapes[f"{name}.{i}.weight"] = ((towers, width, units), ROOT_TWO)
+        shapes[f"{name}.{i}.bias"] = ((towers, 1, units), 0)
+        width = units
+    return width
 
 
 def image_size(image: Image) -> int:
@@ -170,6 +217,24 @@ def orthogonal_weights(rng: np.random.Generator) -> Iterator[Callable[[Floats, f
         yield fill
         for each in begun:
             each.result()
+
+
+def draw_uniformly(named: dict[str, Floats], rng: np.random.Generator, unseen: int = 0) -> None:
+    """Fill weights and biases of all layers but recurrent cells uniformly within ±1 /
+    √inputs, as torch's layers do by default. The first of two towers does not see the
+    last `unseen` inputs, and has no weight for them."""
+    for name, weight in named.items():
+        layer, _, part = name.rpartition(".")
+        if part != "weight" or layer == "cell":
+            continue
+        if layer in ("actor", "critic"):
+            inputs = weight.shape[-1]
+        else:  # of convolutions in torch's order all axes but those of towers and filters
+            inputs = prod(weight.shape[2:]) if weight.ndim == 5 else weight.shape[-2]
+        for array in (weight, named[f"{layer}.bias"]):
+            array[...] = rng.uniform(-1, 1, array.shape) / sqrt(inputs)
+    if unseen:
+        named["hidden.0.weight"][0, -unseen:] = 0
 
 
 def _make_orthogonal(weight: Floats, gain: float, matrix: NDArray[np.float64]) -> None:

@@ -30,10 +30,16 @@ class Family(NamedTuple):
         return any(name.startswith(each) and (":" in each or ":" not in name) for each in self.prefixes)
 
 
+_ZOO = ("classic", "butterfly", "sisl", "atari")
 FAMILIES = (
     Family("ALE/Pong-v5", ("ALE/",), "tidemill.envs.atari", "Atari"),
     Family("envpool:HalfCheetah-v5", ("envpool:",), "tidemill.envs.envpool", "EnvPool"),
-    Family("pettingzoo:MODULE", ("pettingzoo:",), "tidemill.envs.pettingzoo", "PettingZoo"),
+    Family(
+        "pettingzoo:NAME",
+        ("pettingzoo:", "pettingzoo.", "mpe2:", "mpe2.", *(f"pettingzoo.{kind}:" for kind in _ZOO)),
+        "tidemill.envs.pettingzoo",
+        "PettingZoo",
+    ),
     Family(
         "simulator:PATH", ("simulator:",), "tidemill.bridge.trainer_side.environment", "SimulatorEnvironment"
     ),
@@ -44,10 +50,11 @@ FORMS = ("CartPole-v1", "module:ENV_ID", *(family.form for family in FAMILIES), 
 
 
 def environment_from(
-    text: str, kwargs: Mapping[str, Any] | None = None, made: Any = None
+    text: str, kwargs: Mapping[str, Any] | None = None, made: Any = None, wrap: Any = ()
 ) -> EnvironmentConfig:
-    """Return the configuration for `text`, with `kwargs` for the environment. `made` is
-    what `text` names, or what that has returned, where it has been loaded already.
+    """Return the configuration for `text`, with `kwargs` for the environment, in the
+    wrappers `wrap` (see `Gymnasium`). `made` is what `text` names, or what that has
+    returned, where it has been loaded already.
 
     "ALE/Pong-v5", "simulator:PATH", …: one of `FAMILIES`; kwargs are its settings
     "CartPole-v1", "module:CartPole-v1": `Gymnasium` by id (the module is imported, and
@@ -56,10 +63,13 @@ def environment_from(
         `Asynchronous` where its steps are `async def`
     """
     given = dict(kwargs or {})
+    # the console's frames one by one, without sticky actions: what wrappers made of them
+    # in the usual presets is `Atari`
+    text = re.sub(r"^(\w+)NoFrameskip-v4$", r"ALE/\1-v5", text)
     for family in FAMILIES:
         if family.has(text):
             config: type[EnvironmentConfig] = getattr(import_module(family.module), family.kind)
-            return config.from_name(text, given)
+            return in_wrappers(config.from_name(text, given), wrap)
     source, _, name = text.rpartition(":")
     if not name:
         *forms, last = (f'"{form}"' for form in FORMS)
@@ -74,15 +84,30 @@ def environment_from(
     # An identifier that ends in a version, or stands in a namespace, is no name that
     # Python allows.
     if not source or re.fullmatch(r".*-v\d+|.+/.+", name):
-        return Gymnasium(id=text, kwargs=given)
+        return in_wrappers(Gymnasium(id=text, kwargs=given), wrap)
     from tidemill.envs.asynchronous import Asynchronous, is_asynchronous
 
     if made is None:
         with suppress(ConfigError):  # whoever builds it tells what is wrong
             made = load_attribute(text, "make")
-    return (
-        Asynchronous(make=text, kwargs=given) if is_asynchronous(made) else Gymnasium(make=text, kwargs=given)
-    )
+    kind = Asynchronous if is_asynchronous(made) else Gymnasium
+    return in_wrappers(kind(make=text, kwargs=given), wrap)
+
+
+def in_wrappers(environment: EnvironmentConfig, wrap: Any) -> EnvironmentConfig:
+    """Return `environment` in these wrappers, which come outside of its own. Raises
+    `ConfigError` where it takes none."""
+    from tidemill.envs.lanes import Gymnasium
+    from tidemill.envs.wrapping import names_of
+
+    if not (isinstance(wrap, str) or callable(wrap) or wrap):
+        return environment
+    if not isinstance(environment, Gymnasium):
+        raise ConfigError(
+            f"wrappers go around single environments of Gymnasium, and this is {type(environment).__name__}: "
+            "see its own settings; a function of yours can make the environment and wrap it, FILE.py:NAME"
+        )
+    return environment.replace(wrap=(*environment.wrap, *names_of(wrap)))
 
 
 def is_named(text: str) -> bool:

@@ -12,7 +12,9 @@ from tidemill.presets.base import Presets
 ALGORITHMS = {
     "ppo": "tidemill.presets.ppo:PRESETS",
     "dqn": "tidemill.presets.off_policy:DQN_PRESETS",
+    "qrdqn": "tidemill.presets.off_policy:QRDQN_PRESETS",
     "sac": "tidemill.presets.off_policy:SAC_PRESETS",
+    "td3": "tidemill.presets.off_policy:TD3_PRESETS",
 }
 """The algorithms that have presets: module and name of their `Presets`. A new one is a
 line here."""
@@ -26,8 +28,8 @@ def presets_of(algorithm: str) -> Presets:
 
 
 def experiment_for(name: str, environment: EnvironmentConfig, algorithm: str = "ppo") -> Experiment:
-    """Return the experiment that is tuned for training `algorithm` ("ppo", "dqn" or
-    "sac") on the environment that users call `name`, or the algorithm's general
+    """Return the experiment that is tuned for training `algorithm` (one of
+    `ALGORITHMS`) on the environment that users call `name`, or the algorithm's general
     experiment where none is. For an environment on a server, the server is asked for the
     name. Raises `ConfigError` for an unknown algorithm, or one that does not fit."""
     name = environment.preset_name(name)

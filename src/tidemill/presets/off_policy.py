@@ -1,9 +1,11 @@
-"""Experiments that train from a replay memory, by DQN and SAC."""
+"""Experiments that train from a replay memory, by DQN, QR-DQN, SAC and TD3."""
 
 from functools import partial
 
 from tidemill.algorithms.dqn import DQN
+from tidemill.algorithms.qr_dqn import QRDQN
 from tidemill.algorithms.sac import SAC
+from tidemill.algorithms.td3 import TD3
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.environment import EnvironmentConfig
@@ -12,6 +14,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.nets.deterministic_actor import DeterministicActor
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.presets.base import Presets, run_name
@@ -110,6 +113,21 @@ DQN_PRESETS = Presets(
     policies=(QNetwork(),),
     replay=True,
 )
+QRDQN_PRESETS = Presets(
+    # DQN's, with 25 quantiles
+    general=partial(
+        off_policy,
+        policy=QNetwork(quantiles=25),
+        algorithm=QRDQN(),
+        buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
+        batch_size=64,
+        ratio="1/4",
+    ),
+    tuned={},
+    kinds={PettingZoo: partial(refuse_several, "qrdqn")},
+    policies=(QNetwork(quantiles=25),),
+    replay=True,
+)
 SAC_PRESETS = Presets(
     # an update for each step, networks of 256 and 256
     general=partial(
@@ -136,5 +154,20 @@ SAC_PRESETS = Presets(
     },
     kinds={PettingZoo: partial(refuse_several, "sac")},
     policies=(SquashedGaussian(),),
+    replay=True,
+)
+TD3_PRESETS = Presets(
+    # an update for each step, networks of 256 and 256
+    general=partial(
+        off_policy,
+        policy=DeterministicActor(),
+        algorithm=TD3(),
+        buffer=Replay(capacity=1_000_000, warm_up=5_000),
+        batch_size=256,
+        ratio=1,
+    ),
+    tuned={},
+    kinds={PettingZoo: partial(refuse_several, "td3")},
+    policies=(DeterministicActor(),),
     replay=True,
 )

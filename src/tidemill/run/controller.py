@@ -50,6 +50,7 @@ from tidemill.metrics.record_pace import RecordPace
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall_report import SILENT, explain_stall
+from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
 
 # seconds for every worker to become READY, since the last word of any that is not (of
@@ -114,6 +115,7 @@ class Controller:
         self._worker_notices: list[tuple[float, str, str]] = []
         self._several, self._judged = job.experiment.measured_by_several(), job.experiment.judged()
         self._pace = RecordPace()
+        self._warnings = TrainingWarnings(encode(job.experiment), whole=not self.progress.updates)
         # what infos say was compared with what conditions wait for
         self._listened = not job.experiment.players()
         self._secrets = known(encode(job.experiment))  # nothing that is told, or written down, holds them
@@ -362,7 +364,9 @@ class Controller:
 
     def _record_rest(self) -> None:
         if not self.progress.recorded:
-            self._record(self.progress.record(self.members))
+            record = self.progress.record(self.members)
+            self._record(record)
+            self.notices += map(str, self._warnings.add(record))
 
     def _look(self) -> None:
         if awake() - self._last_watch >= 0.1:

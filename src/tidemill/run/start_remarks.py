@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
+from tidemill.envs.lanes import Gymnasium
 from tidemill.native.library import VARIABLE, unavailable
 from tidemill.nets.native_setting import NativeSetting
 from tidemill.replay_training.trainer_config import ReplayTrainer
@@ -17,10 +18,22 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     for name, actors in experiment.groups(ActorConfig).items():
         if actors.environment.remote:
             yield _remote(experiment, name, actors)
+        single = actors.environment
+        if isinstance(single, Gymnasium) and single.slowed_by_wrappers:
+            yield (
+                f"lanes of {single.name} step one after the other, since wrappers are around each "
+                f"({', '.join(single.wrap)}); without, all would step at once"
+            )
     for name, policy in experiment.policies.items():
         if isinstance(policy, NativeSetting) and (kernels := policy.kernels()):
             core = f"the native core ({kernels.instruction_set})"
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
+        elif (
+            isinstance(policy, NativeSetting)
+            and (slow := policy.beyond_core)
+            and os.environ.get(VARIABLE) != "off"
+        ):
+            yield f"numpy computes policy {name} where it is an MLP on a CPU: the native core has no {slow}"
     yield from numpy_instead(experiment)
 
 

@@ -1,7 +1,8 @@
 """A trained policy as a torch module, from observations to the actions that the
 environment takes: to be exported, or to go on from in torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,13 +16,22 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
 from tidemill.envs.spaces import paths
 from tidemill.nets.actor_critic import OBSERVATION_CLIP, ActorCritic
+from tidemill.nets.bounded_actor import BoundedActor
 from tidemill.nets.cells import LSTM
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.masks import FORBIDDEN, mask_of
 from tidemill.nets.q_function import Shape
 from tidemill.nets.q_network import QNetwork
-from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.nets.weights import CONVOLUTIONS
+
+ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "gelu": partial(nn.GELU, approximate="tanh"),
+    "silu": nn.SiLU,
+}
+"""Those of `activations`."""
 
 State = Tensor | tuple[Tensor, Tensor]
 """What a cell keeps, [n, width]: of a GRU h, of an LSTM (h, c), as in torch."""
@@ -143,24 +153,25 @@ class FlattenChannelsLast(nn.Module):
 
 
 class ActionValues(nn.Module):
-    """The expected returns of actions: of a head that may spread them over atoms, and
-    tell the state's value and each action's advantage."""
+    """The expected returns of actions: of a head that may spread them over atoms or
+    quantiles, and tell the state's value and each action's advantage."""
 
     def __init__(self, head: nn.Linear, config: QNetwork) -> None:
         super().__init__()
-        self.head, self.atoms, self.duelling = head, config.atoms, config.duelling
+        self.head, self.duelling, self.quantiles = head, config.duelling, config.quantiles
+        self.outputs = self.quantiles or config.atoms
         self.register_buffer(
             "support", torch.linspace(config.least_return, config.greatest_return, config.atoms)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [n, actions]."""
-        values: Tensor = self.head(x).unflatten(-1, (-1, self.atoms))
+        values: Tensor = self.head(x).unflatten(-1, (-1, self.outputs))
         if self.duelling:
             advantage = values[:, 1:]
             values = values[:, :1] + advantage - advantage.mean(1, keepdim=True)
-        if self.atoms == 1:
-            return values.squeeze(-1)
+        if self.quantiles or self.outputs == 1:
+            return values.mean(-1)
         return torch.matmul(values.softmax(-1), cast(Tensor, self.support))
 
 
@@ -214,11 +225,11 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
     seen = leaves(spaces.observation, "obs")
     ways = dict(zip(seen, paths(spaces.observation), strict=True))
     images: list[tuple[Path, bool, nn.Module]] = []
-    cell, mask, activation = None, None, "relu"
+    cell, mask = None, None
     match config:
         case ActorCritic():
             shape = config.shape(spaces)
-            encoder, mask, activation = shape.encoder, mask_of(spaces, config.action_mask), config.activation
+            encoder, mask = shape.encoder, mask_of(spaces, config.action_mask)
             for name, image in encoder.images.items():
                 images.append((ways[name], image.channels_first, _nature(name, weights)))
             if shape.memory is not None:
@@ -231,14 +242,14 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
                 convolutions = _of_values(plan, 255 if leaf.dtype == "uint8" else 1, weights)
                 images.append((ways[single], plan.image != leaf.shape, convolutions))
             outputs = ActionValues(_linear(weights["head.weight"], weights["head.bias"]), config)
-        case SquashedGaussian():
+        case BoundedActor():
             encoder = ObservationEncoder(spaces.observation, "mlp")
-            means = len(config.bounds(spaces)[0])  # deviations follow them
+            means = len(config.bounds(spaces)[0])  # deviations, if any, follow them
             outputs = _linear(weights["head.weight"][0, :, :means], weights["head.bias"][..., :means])
         case _:
             raise ConfigError(
                 f"a {type(config).__name__} has no torch module that is made of its weights; an ActorCritic, "
-                "a RecurrentActorCritic, a SquashedGaussian and a QNetwork have one"
+                "a RecurrentActorCritic, a SquashedGaussian, a DeterministicActor and a QNetwork have one"
             )
     flattened = [] if isinstance(config, QNetwork) and images else encoder.names[len(encoder.images) :]
     flattened = [name for name in flattened if name not in encoder.critic_only]
@@ -247,13 +258,14 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
         boxes, variance = encoder.normalised[: encoder.seen], weights["observation.variance"][: encoder.seen]
         mean = np.where(boxes, weights["observation.mean"][: encoder.seen], 0)
         factor, limit = np.where(boxes, 1 / np.sqrt(variance + 1e-8), 1), float(OBSERVATION_CLIP)
+    separate = "critic_hidden.0.weight" in weights
     return TorchPolicy(
         Encoder(images, [(ways[name], seen[name]) for name in flattened], mean, factor, limit),
-        _hidden(encoder.width - encoder.seen, nn.Tanh if activation == "tanh" else nn.ReLU, weights),
+        _hidden(0 if separate else encoder.width - encoder.seen, ACTIVATIONS[config.activation], weights),
         cell,
         outputs,
         ways[mask.name] if mask else None,
-        _chooser(spaces.action, isinstance(config, SquashedGaussian)),
+        _chooser(spaces.action, isinstance(config, BoundedActor)),
     )
 
 
@@ -267,7 +279,7 @@ def _chooser(space: Space, squashed: bool) -> nn.Module:
     return LikelyBits()
 
 
-def _hidden(unseen: int, activation: type[nn.Module], weights: Weights) -> nn.Sequential:
+def _hidden(unseen: int, activation: Callable[[], nn.Module], weights: Weights) -> nn.Sequential:
     """Return the actor's hidden layers. It does not see the last `unseen` inputs, which
     are for the critic alone."""
     layers: list[nn.Module] = []

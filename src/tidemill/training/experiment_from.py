@@ -15,7 +15,7 @@ from tidemill.core.config import encode, set_path
 from tidemill.core.errors import ConfigError, TidemillError, did_you_mean
 from tidemill.core.user_code_loading import load_attribute, name_of_code
 from tidemill.presets.base import run_name
-from tidemill.presets.environment_names import environment_from, is_named
+from tidemill.presets.environment_names import environment_from, in_wrappers, is_named
 from tidemill.presets.experiments import ALGORITHMS, experiment_for
 from tidemill.workers.actor_config import ActorConfig
 
@@ -25,10 +25,11 @@ class or function that makes one."""
 
 
 def make_experiment(
-    what: Trainable, algorithm: str | AlgorithmConfig | None = None
+    what: Trainable, algorithm: str | AlgorithmConfig | None = None, wrap: Any = ()
 ) -> tuple[Experiment, Path | None]:
     """Return the experiment for `what` by `algorithm` ("ppo", "dqn", "sac", or settings
-    such as ``PPO(epochs=4)``), and the file it came from, if any."""
+    such as ``PPO(epochs=4)``), and the file it came from, if any. An environment is in
+    the wrappers `wrap`."""
     if not (algorithm is None or isinstance(algorithm, (str, AlgorithmConfig))):
         raise ConfigError(
             f'algorithm = {algorithm!r}: write a name, as "ppo", or settings, as PPO(epochs=4): PPO() for '
@@ -44,15 +45,17 @@ def make_experiment(
         case Experiment():
             if name is not None and settings is None:
                 raise ConfigError(f'algorithm = "{name}" goes with an environment; an experiment has its own')
+            _refuse_wrappers(wrap)
             experiment = what
         case EnvironmentConfig():
             called = getattr(what, "id", None) or getattr(what, "make", None) or type(what).__name__
-            experiment = experiment_for(_last(called), what, name or "ppo")
+            experiment = experiment_for(_last(called), in_wrappers(what, wrap), name or "ppo")
         case str():
-            experiment, source = resolve(what, {}, name)
+            experiment, source = resolve(what, {}, name, wrap)
         case _ if callable(what):
             code = name_of_code(what)
-            experiment = experiment_for(_last(code), environment_from(code, made=what), name or "ppo")
+            environment = environment_from(code, made=what, wrap=wrap)
+            experiment = experiment_for(_last(code), environment, name or "ppo")
         case _:
             raise ConfigError(
                 f"{what!r} cannot be trained; give an environment (its name, class, function or "
@@ -128,15 +131,15 @@ def _paths(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def resolve(
-    what: str, env_args: dict[str, Any], algorithm: str | None = None
+    what: str, env_args: dict[str, Any], algorithm: str | None = None, wrap: Any = ()
 ) -> tuple[Experiment, Path | None]:
     """Return the experiment that `what` names (FILE.py:FUNCTION, or an environment) and
-    the file it came from, if any."""
+    the file it came from, if any. An environment is in the wrappers `wrap`."""
     source, colon, _ = what.rpartition(":")
     if colon and source.endswith(".py") and not is_named(what):
         made = load_attribute(what, "experiment")
         if _is_environment(made):
-            return _in_file(what, env_args, algorithm, made), None
+            return _in_file(what, env_args, algorithm, made, wrap), None
         try:
             experiment = made() if callable(made) else made
         except TidemillError:
@@ -151,7 +154,7 @@ def resolve(
             raise ConfigError(f"{what} raised {type(error).__name__}: {error}{where}") from error
         if _is_environment(type(experiment)):
             close_made(experiment)
-            return _in_file(what, env_args, algorithm, experiment), None
+            return _in_file(what, env_args, algorithm, experiment, wrap), None
         if not isinstance(experiment, Experiment):
             raise ConfigError(
                 f"{what} gives a {type(experiment).__name__}, neither an Experiment nor an environment (a "
@@ -166,8 +169,17 @@ def resolve(
             raise ConfigError(
                 f"--algorithm {algorithm} goes with an environment's name; an experiment file has its own"
             )
+        _refuse_wrappers(wrap)
         return experiment, Path(source)
-    return experiment_for(what, environment_from(what, env_args), algorithm or "ppo"), None
+    return experiment_for(what, environment_from(what, env_args, wrap=wrap), algorithm or "ppo"), None
+
+
+def _refuse_wrappers(wrap: Any) -> None:
+    if wrap:
+        raise ConfigError(
+            "wrappers go with an environment's name; in an experiment, write them to its environment, "
+            'Gymnasium(id=…, wrap=("flatten",))'
+        )
 
 
 def _is_environment(made: Any) -> bool:
@@ -189,10 +201,9 @@ def close_made(made: Any) -> None:
             close()
 
 
-def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None, made: Any) -> Experiment:
+def _in_file(what: str, env_args: dict[str, Any], algorithm: str | None, made: Any, wrap: Any) -> Experiment:
     """Return the experiment for an environment of the user's own, FILE.py:NAME. It is
     called NAME, and resumes from any folder."""
     file, _, name = what.rpartition(":")
-    return experiment_for(
-        name, environment_from(f"{Path(file).absolute()}:{name}", env_args, made), algorithm or "ppo"
-    )
+    environment = environment_from(f"{Path(file).absolute()}:{name}", env_args, made, wrap)
+    return experiment_for(name, environment, algorithm or "ppo")

@@ -35,9 +35,9 @@ def with_slots(
         raise ConfigError(
             f"slots and ratios go with a replay memory, and {name} is a {type(config).__name__}: "
             f"{type(config.algorithm).__name__} learns from what its own policy has just done. Take DQN "
-            "(Discrete actions) or SAC (Box) with a Replay (--algorithm dqn, sac), or leave slots and "
-            "ratios out: then environments play in lanes that wait for the slowest, and the first fault of "
-            "one ends the run"
+            "(Discrete actions), SAC or TD3 (Box) with a Replay (--algorithm dqn, sac, td3), or leave slots "
+            "and ratios out: then environments play in lanes that wait for the slowest, and the first fault "
+            "of one ends the run"
         )
     if ratio is not None:
         parse_ratio(ratio)

@@ -50,6 +50,7 @@ def train(
     slots: int | None = None,
     ratio: str | int | None = None,
     exact: bool = False,
+    wrap: Any = (),
     **settings: Any,
 ) -> Result:
     """Train an agent to the limits of its run, and return what came of it.
@@ -85,6 +86,9 @@ def train(
     ratio: with a replay memory: updates per env step, exactly: "1/4", "3/2", 8
     exact: with a replay memory: whether the weights are the same however long
         environments take (`ReplayTrainer.exact`)
+    wrap: with an environment: wrappers around it, the first one inside: names, as
+        ``["flatten", "frame-skip(4)"]``, "module:NAME(argument=value)", or classes and
+        functions that take the environment (see `Gymnasium`)
     settings: any setting of the experiment by its name (``lanes=32``,
         ``learning_rate=1e-3``, ``mean_return=475``), or by its path: one whose name is a
         parameter here (`Actors.slots`), or is that of settings of several kinds
@@ -98,7 +102,7 @@ def train(
     check_words(launch, run_dir, layout, log)  # before an environment is built to see what it is
     if not (on_update is None or callable(on_update)):
         raise ConfigError(f"on_update = {on_update!r} must be a function, of metrics and a RunControl")
-    made, found = make_experiment(experiment, algorithm)
+    made, found = make_experiment(experiment, algorithm, wrap)
     asked = {"limits.steps": steps, "seed": seed}
     asked = {name: value for name, value in asked.items() if value is not None} | settings
     if slots is not None or ratio is not None or exact:

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
@@ -118,7 +117,7 @@ class BlockAgent(Agent):
         """See `Agent`; posts the request for the answers that the rows wait for."""
         writer = self.writer
         if isinstance(writer, AlignedBlock):
-            if count_nonzero(tick.present) == self._seats and not count_nonzero(tick.restarted):
+            if 0 not in tick.present.tobytes() and 1 not in tick.restarted.tobytes():
                 self._observe_in_step(writer, tick)
                 return
             tick.observation = {name: array.copy() for name, array in tick.observation.items()}
@@ -132,13 +131,13 @@ class BlockAgent(Agent):
         self._return += tick.reward
         if position:
             block["reward"][position - 1] = tick.reward
-        any_final, any_begin = count_nonzero(final), count_nonzero(begins)  # `any` costs four times as much
+        any_final = 1 in final.tobytes()  # `any` takes ten times as long for few seats
         if any_final:
             seats = final.nonzero()[0]
             self._unmask(tick, seats, (position - 1, seats))
             block["done"][position], block["truncated"][position] = tick.done, tick.truncated
-        self._length += 1
-        if any_begin:
+        self._length += self._one
+        if 1 in begins.tobytes():
             self._begin(begins.nonzero()[0])
             block["on_reset"][position] = begins
         for name in self._state_names:

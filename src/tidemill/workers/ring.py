@@ -64,8 +64,7 @@ class EnvTarget:
     def all_done(self) -> bool:
         """True when every lane is finished and none of its seats waits for an answer: the
         next tick resets all of them."""
-        every = count_nonzero(self._reset) == len(self._reset)  # `all` costs four times as much
-        return every and self.ready_to_step()
+        return 0 not in self._reset.tobytes() and self.ready_to_step()  # `all` takes ten times as long
 
     def unmask_all_info(self) -> None:
         """Cut the episodes still open now: the next observations are their final ones,
@@ -125,7 +124,7 @@ class EnvTarget:
         self._clock.enter(left)
         self._stepping = False
         lanes = self._environment.lanes
-        resets = int(count_nonzero(self._reset))
+        resets = int(count_nonzero(self._reset)) if 1 in self._reset.tobytes() else 0
         self.steps += lanes - resets
         if self._environment.voids:
             self.steps -= int(count_nonzero(self._ticks[0].voided))

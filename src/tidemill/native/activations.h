@@ -1,0 +1,88 @@
+/* The activations of hidden layers, and their slopes; nets/activations.py is the reference. */
+
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { TANH, RELU, ELU, GELU, SILU }; /* from GELU on slopes are kept: results do not tell them */
+#define CUBIC 0.044715f
+#define ROOT 0.79788456080286536f /* of 2 / pi */
+
+/* tanh, to 2 units in the last place: Moshier's polynomials (Cephes, tanhf and expf). Written so
+   that a loop over it becomes vectors; NaN stays. */
+static inline float tanh_of(float x)
+{
+    float a = fabsf(x), s = x * x;
+    float small = -5.70498872745e-3f;
+    small = small * s + 2.06390887954e-2f;
+    small = small * s - 5.37397155531e-2f;
+    small = small * s + 1.33314422036e-1f;
+    small = small * s - 3.33332819422e-1f;
+    small = small * s * x + x;
+    /* e = exp(2a): 2a = n log 2 + r; adding 1.5 · 2²³ rounds to n, which is in the lowest bits then */
+    float y = a > 10 ? 20 : 2 * a;
+    float shifted = y * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
+    float r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    float e = 1.9875691500e-4f;
+    e = e * r + 1.3981999507e-3f;
+    e = e * r + 8.3334519073e-3f;
+    e = e * r + 4.1665795894e-2f;
+    e = e * r + 1.6666665459e-1f;
+    e = e * r + 5.0000001201e-1f;
+    e = e * r * r + r + 1;
+    uint32_t bits;
+    float power;
+    memcpy(&bits, &shifted, 4);
+    bits = (bits - 0x4b400000u + 127u) << 23;
+    memcpy(&power, &bits, 4);
+    float large = 1 - 2 / (e * power + 1);
+    large = x < 0 ? -large : large;
+    return a < 0.625f ? small : large;
+}
+
+/* h becomes what the activation makes of it; of GELU and SILU the slopes are written, too. */
+static void activate(int64_t n, int64_t activation, float *restrict h, float *restrict slopes)
+{
+    if (activation == RELU)
+        for (int64_t i = 0; i < n; i++)
+            h[i] = h[i] < 0 ? 0 : h[i]; /* NaN stays */
+    else if (activation == TANH)
+        for (int64_t i = 0; i < n; i++)
+            h[i] = tanh_of(h[i]);
+    else if (activation == ELU)
+        for (int64_t i = 0; i < n; i++) {
+            float t = tanh_of(0.5f * h[i]); /* e^x - 1 = 2t / (1 - t) */
+            h[i] = h[i] < 0 ? 2 * t / (1 - t) : h[i];
+        }
+    else if (activation == SILU)
+        for (int64_t i = 0; i < n; i++) {
+            float gate = 0.5f + 0.5f * tanh_of(0.5f * h[i]);
+            h[i] *= gate;
+            slopes[i] = gate + h[i] * (1 - gate);
+        }
+    else
+        for (int64_t i = 0; i < n; i++) {
+            float x = h[i], square = x * x, gate = 0.5f + 0.5f * tanh_of(ROOT * x * (1 + CUBIC * square));
+            h[i] = x * gate;
+            slopes[i] = gate + h[i] * (1 - gate) * (2 * ROOT * (1 + 3 * CUBIC * square));
+        }
+}
+
+/* of_h ← of_h · the slope of the activation, whose results are h. */
+static void deactivate(int64_t n, int64_t activation, const float *restrict h, const float *restrict slopes,
+                       float *restrict of_h)
+{
+    if (activation == RELU)
+        for (int64_t i = 0; i < n; i++)
+            of_h[i] *= h[i] > 0 ? 1.0f : 0.0f;
+    else if (activation == TANH)
+        for (int64_t i = 0; i < n; i++)
+            of_h[i] *= 1 - h[i] * h[i];
+    else if (activation == ELU)
+        for (int64_t i = 0; i < n; i++)
+            of_h[i] *= h[i] < 0 ? 1 + h[i] : 1.0f;
+    else
+        for (int64_t i = 0; i < n; i++)
+            of_h[i] *= slopes[i];
+}
