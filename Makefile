@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := pyproject.toml requirements.lock install.sh hatch_build.py src/tidemill/native/build.py $(wildcard src/tidemill/native/*.[ch])
 
-.PHONY: train check test static sanitize avx2 bench clean
+.PHONY: train check test static sanitize avx2 bench results clean
 .DELETE_ON_ERROR:
 
 train: .venv/ready-to-train
@@ -40,6 +40,10 @@ avx2: .venv/ready-to-test
 bench: .venv/ready-to-test
 	$(BIN)/python benchmarks/compare.py $(ARGS)
 	$(BIN)/python benchmarks/compare.py --avx2 $(ARGS)
+
+# How well the defaults learn, over the suite of tasks; goes on where it was cut, and says first how long it takes.
+results: .venv/ready-to-test
+	$(BIN)/python benchmarks/suite.py $(ARGS)
 
 .venv/ready-to-train: $(PINS)
 	./install.sh $(PYTHON) plot,video

@@ -1,0 +1,572 @@
+"""`make results`: how well and how fast the defaults learn over a suite of tasks, beside
+the tuned presets and beside Stable-Baselines3, with its own defaults and with rl-zoo's
+settings.
+
+    python benchmarks/suite.py                        # everything: hours on two cores
+    python benchmarks/suite.py FrozenLake-v1 Hopper-v5 --seeds 2
+    python benchmarks/suite.py --contenders default   # ours alone
+    python benchmarks/suite.py --estimate             # what is left, and its hours
+    python benchmarks/suite.py --report               # the page alone
+
+Every run has one process of one thread, and two go side by side. A run's line is written
+to docs/results/suite/TASK.json as soon as it has ended, so that a suite that was cut goes
+on; a line made with other settings, or another number of steps, is made anew. A run that
+fails is told in the page, and tried again.
+
+A return is the mean of the last 100 training episodes' (of all, while there are fewer),
+as the environment gives it: not clipped, not normalised, with exploration. The same for
+all contenders. A score is (return - random) / (reference - random), at the task's last
+step.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from datetime import date
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from compare import HERE, ONE_THREAD, ROOT, Failed, command, machine, prepare
+from suite_scores import difference_interval, interquartile_mean, score, scores_interval
+
+RESULTS = ROOT / "docs" / "results" / "suite"
+PAGE = ROOT / "docs" / "results" / "suite.md"
+POINTS = 20  # of a curve
+WELL = 0.9  # of the reference's score: the default learns as well
+
+OWN = ("default", "preset")
+CONTENDERS = {
+    "default": "Tidemill, its default",
+    "preset": "Tidemill, tuned preset",
+    "sb3": "Stable-Baselines3, its defaults",
+    "zoo": "Stable-Baselines3, rl-zoo's settings",
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One environment that is trained for so many env steps.
+
+    chosen: whether defaults were chosen by looking at it; they are judged on the others
+    zoo: rl-zoo's name of the task, where it is another; "" where it has no settings for
+        it
+    wrapper: what Stable-Baselines3 needs around it, as rl-zoo has it
+    """
+
+    name: str
+    steps: int
+    kind: str
+    chosen: bool
+    algorithm: str = "ppo"
+    zoo: str | None = None
+    wrapper: str = ""
+
+    @property
+    def seeds(self) -> int:
+        """Number of runs of each contender: more where one takes minutes at most."""
+        return 5 if self.kind in ("classic control", "toy text") else 3
+
+    @property
+    def label(self) -> str:
+        """What the task is called in files and tables."""
+        return self.name.replace("/", "-") + ("" if self.algorithm == "ppo" else f"-{self.algorithm}")
+
+
+def _mujoco(name: str, steps: int, chosen: bool, zoo: str | None = None) -> Task:
+    return Task(f"{name}-v5", steps, "MuJoCo", chosen, zoo=f"{name}-v4" if zoo is None else zoo)
+
+
+FLAT = "minigrid.wrappers.FlatObsWrapper"
+TASKS = (
+    Task("CartPole-v1", 100_000, "classic control", True),
+    Task("Acrobot-v1", 100_000, "classic control", False),
+    Task("Pendulum-v1", 100_000, "classic control", True),
+    Task("MountainCar-v0", 100_000, "classic control", False),
+    Task("MountainCarContinuous-v0", 50_000, "classic control", False),
+    Task("FrozenLake-v1", 100_000, "toy text", True, zoo=""),
+    Task("Taxi-v4", 200_000, "toy text", False, zoo=""),
+    Task("CliffWalking-v1", 100_000, "toy text", False, zoo=""),
+    Task("LunarLander-v3", 300_000, "Box2D", True),
+    Task("LunarLanderContinuous-v3", 300_000, "Box2D", False),
+    Task("BipedalWalker-v3", 300_000, "Box2D", False),
+    _mujoco("Hopper", 200_000, True),
+    _mujoco("Walker2d", 200_000, True),
+    _mujoco("HalfCheetah", 200_000, False),
+    _mujoco("Ant", 200_000, False),
+    _mujoco("Humanoid", 200_000, False),
+    _mujoco("Swimmer", 200_000, False),
+    _mujoco("Reacher", 200_000, True, "Reacher-v2"),
+    _mujoco("InvertedPendulum", 100_000, True, "InvertedPendulum-v2"),
+    _mujoco("InvertedDoublePendulum", 200_000, False, "InvertedDoublePendulum-v2"),
+    _mujoco("Pusher", 200_000, True, ""),
+    _mujoco("HumanoidStandup", 200_000, False, "HumanoidStandup-v2"),
+    Task("MiniGrid-Empty-5x5-v0", 50_000, "MiniGrid", True, zoo="MiniGrid-Empty-Random-5x5-v0", wrapper=FLAT),
+    Task("MiniGrid-DoorKey-5x5-v0", 100_000, "MiniGrid", False, wrapper=FLAT),
+    Task("MiniGrid-FourRooms-v0", 200_000, "MiniGrid", False, wrapper=FLAT),
+    Task("MinAtar/Breakout-v1", 200_000, "MinAtar", True, zoo=""),
+    Task("MinAtar/Asterix-v1", 200_000, "MinAtar", False, zoo=""),
+    Task("MinAtar/Freeway-v1", 200_000, "MinAtar", True, zoo=""),
+    Task("MinAtar/Seaquest-v1", 200_000, "MinAtar", False, zoo=""),
+    Task("MinAtar/SpaceInvaders-v1", 200_000, "MinAtar", False, zoo=""),
+    Task("CartPole-v1", 50_000, "from a replay memory", True, "dqn"),
+    Task("MountainCar-v0", 120_000, "from a replay memory", False, "dqn"),
+    Task("Acrobot-v1", 100_000, "from a replay memory", True, "dqn"),
+    Task("LunarLander-v3", 100_000, "from a replay memory", False, "dqn"),
+    Task("Pendulum-v1", 20_000, "from a replay memory", True, "sac"),
+    Task("MountainCarContinuous-v0", 50_000, "from a replay memory", False, "sac"),
+    Task("LunarLanderContinuous-v3", 50_000, "from a replay memory", True, "sac"),
+    Task("Hopper-v5", 30_000, "from a replay memory", False, "sac", zoo="Hopper-v4"),
+    Task("HalfCheetah-v5", 30_000, "from a replay memory", True, "sac", zoo="HalfCheetah-v4"),
+)
+NOT_RUN = {
+    "Atari (Pong, Breakout, Seaquest)": "a reference takes longer than 15 minutes of a core",
+    "PettingZoo": "Stable-Baselines3 has no environments of several agents",
+    "BipedalWalkerHardcore": "rl-zoo trains it for 10 to 100 million steps",
+}
+
+
+# ---- runs ------------------------------------------------------------------------------
+
+
+def experiment_of(task: Task, contender: str) -> Any:
+    """Return the experiment of our contender: what the algorithm has for any environment
+    of the kind, or for the task's name, None where that has none of its own."""
+    from tidemill.presets.environment_names import environment_from
+    from tidemill.presets.experiments import presets_of
+
+    environment = environment_from(task.name)
+    presets = presets_of(task.algorithm)
+    general = presets.kinds.get(type(environment), presets.general)
+    found = presets.find(task.name, environment)
+    if contender == "preset" and found is general:
+        return None
+    return (general if contender == "default" else found)(task.name, environment)
+
+
+def settings_of(task: Task, contender: str) -> str | None:
+    """Return a digest of all that a run's return follows from but its seed; None where
+    the contender has no settings for the task."""
+    if contender in OWN:
+        experiment = experiment_of(task, contender)
+        if experiment is None:
+            return None
+        told: Any = _told(experiment.replace(limits=type(experiment.limits)(), seed=0))
+    elif contender == "zoo" and task.zoo == "":
+        return None
+    else:
+        files = sorted((HERE / "peers" / "requirements").glob("suite.*"))
+        told = [contender, task.zoo, task.wrapper, task.algorithm, *(file.read_text() for file in files)]
+    text = json.dumps([task.steps, told], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _told(value: Any) -> Any:
+    """Return what a configuration says other than its defaults, so that a setting that is
+    new, and not used, changes no digest."""
+    if is_dataclass(value):
+        given = {field.name: getattr(value, field.name) for field in fields(value)}
+        defaults = {
+            field.name: field.default_factory() if field.default_factory is not MISSING else field.default
+            for field in fields(value)
+        }
+        changed = {name: _told(own) for name, own in given.items() if own != defaults[name]}
+        return [type(value).__name__, changed]
+    if isinstance(value, Mapping):
+        return {name: _told(each) for name, each in value.items()}
+    return [_told(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def train_own(task: Task, contender: str, seed: int) -> dict[str, Any]:
+    """Train our contender in this process; return curve and seconds."""
+    import tidemill
+    from tidemill.metrics.json_lines import read_metrics
+
+    experiment = experiment_of(task, contender)
+    with tempfile.TemporaryDirectory(prefix="suite-") as folder:
+        run, begun = Path(folder) / "run", time.process_time()
+        tidemill.train(
+            experiment,
+            steps=task.steps,
+            seed=seed,
+            launch="inline",
+            layout="given",
+            run_dir=run,
+            quiet=True,
+            log=[],
+        )
+        used = time.process_time() - begun
+        records = [record for record in read_metrics(run) if "return/mean" in record]
+    if not records:
+        raise SystemExit(f"no episode of {task.name} ended in {task.steps:,} steps")
+    places, values = zip(*((r["step"], r["return/mean"]) for r in records), strict=True)
+    at = np.linspace(0, task.steps, POINTS + 1)[1:]
+    return {
+        "curve": [round(float(value), 4) for value in np.interp(at, places, values)],
+        "seconds": round(records[-1]["time/seconds"], 1),
+        "core_seconds": round(used, 1),
+    }
+
+
+def random_return(name: str, episodes: int = 20, most: int = 10_000) -> float:
+    """Return the mean return of episodes of uniformly drawn actions; one without an end
+    is cut after so many steps."""
+    import gymnasium
+
+    from tidemill.presets.environment_names import environment_from
+
+    environment_from(name).build(1, 0).close()  # registers it
+    env = gymnasium.make(name)
+    env.action_space.seed(0)
+    returns = []
+    for episode in range(episodes):
+        env.reset(seed=episode)
+        total = 0.0
+        for _ in range(most):
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total += float(reward)
+            if terminated or truncated:
+                break
+        returns.append(total)
+    env.close()
+    return statistics.mean(returns)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is to be done."""
+
+    task: Task
+    contender: str
+    seed: int
+    settings: str
+
+    def do(self) -> dict[str, Any]:
+        """Train in a process of its own; return its line. Raises `Failed`."""
+        deadline = 600 + self.task.steps / 25
+        words = [self.task.label, self.contender, str(self.seed)]
+        if self.contender in OWN:
+            program = [sys.executable, str(HERE / "suite.py"), "--run", *words]
+        else:
+            told = {
+                "name": self.task.name,
+                "zoo": self.task.zoo or self.task.name,
+                "wrapper": self.task.wrapper,
+                "algorithm": self.task.algorithm,
+                "steps": self.task.steps,
+                "points": POINTS,
+                "tuned": self.contender == "zoo",
+                "seed": self.seed,
+            }
+            python = prepare("suite", "the suite's references")
+            program = [str(python), str(HERE / "peers" / "suite.py"), json.dumps(told)]
+        output = command(program, deadline, **ONE_THREAD, TIDEMILL_NATIVE="require")
+        line: dict[str, Any] = json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
+        return line | {
+            "settings": self.settings,
+            "steps": self.task.steps,
+            **{key: machine()[key] for key in ("features", "processor")},
+            "commit": commit(),
+            "date": f"{date.today()}",
+        }
+
+
+def commit() -> str:
+    """Return the commit that is measured, with a + where files differ from it."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+Lines = dict[str, dict[str, Any]]  # contender → seed → line
+
+
+def read(task: Task) -> dict[str, Any]:
+    """Return what the task's file has; a new one where there is none."""
+    file = RESULTS / f"{task.label}.json"
+    return json.loads(file.read_text()) if file.exists() else {"task": task.label, "runs": {}}
+
+
+def write(task: Task, found: Mapping[str, Any]) -> None:
+    """Write the task's file, whole or not at all."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    file = RESULTS / f"{task.label}.json"
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    new.replace(file)
+
+
+def left(tasks: Sequence[Task], contenders: Sequence[str], seeds: int | None) -> Iterator[Run]:
+    """Yield the runs that no line tells of yet, seed by seed, so that a suite that is cut
+    has every task once before it has one twice. `seeds`: of each task; None: its own
+    number."""
+    known = {
+        (task.label, contender): settings_of(task, contender) for task in tasks for contender in contenders
+    }
+    for seed in range(1, (seeds or max(task.seeds for task in tasks)) + 1):
+        for task in tasks:
+            if seed > (seeds or task.seeds):
+                continue
+            runs = read(task)["runs"]
+            for contender in contenders:
+                settings = known[task.label, contender]
+                line = runs.get(contender, {}).get(str(seed), {})
+                if settings is not None and (line.get("settings") != settings or "failed" in line):
+                    yield Run(task, contender, seed, settings)
+
+
+def seconds_of(run: Run) -> float:
+    """Return how long a run takes: as the other seeds did, or by the usual speed."""
+    lines = read(run.task)["runs"].get(run.contender, {}).values()
+    taken = [line["seconds"] / line["steps"] for line in lines if "seconds" in line]
+    usual = {"ppo": 1 / 5_000, "dqn": 1 / 2_500, "sac": 1 / 100}[run.task.algorithm]
+    slower = 1 if run.contender in OWN else {"ppo": 6, "dqn": 4, "sac": 1.3}[run.task.algorithm]
+    return run.task.steps * (statistics.mean(taken) if taken else usual * slower) + 5
+
+
+def go_through(runs: Sequence[Run], beside: int) -> None:
+    """Do the runs, so many at a time, and write each line as soon as it is known."""
+    lock, started, done = Lock(), time.monotonic(), 0
+
+    def one(run: Run) -> None:
+        nonlocal done
+        begun = time.monotonic()
+        try:
+            line = run.do()
+        except Failed as failure:
+            line = {"failed": str(failure), "settings": run.settings, "steps": run.task.steps}
+        with lock:
+            found = read(run.task)
+            if "random" not in found and run.contender in OWN and "failed" not in line:
+                found["random"] = round(random_return(run.task.name), 4)
+            found["runs"].setdefault(run.contender, {})[str(run.seed)] = line
+            write(run.task, found)
+            done += 1
+            what = line.get("failed") or f"{line['curve'][-1]:,.2f}"
+            print(
+                f"{done} of {len(runs)}, {time.monotonic() - started:,.0f} s: {run.task.label}, "
+                f"{run.contender}, seed {run.seed}: {what} ({time.monotonic() - begun:,.0f} s)",
+                flush=True,
+            )
+
+    with ThreadPoolExecutor(beside) as pool:
+        list(pool.map(one, runs))
+
+
+# ---- the page --------------------------------------------------------------------------
+
+
+def finals(found: Mapping[str, Any], contender: str) -> list[float]:
+    """Return the last returns of a contender's seeds."""
+    lines = found["runs"].get(contender, {}).values()
+    return [line["curve"][-1] for line in lines if "curve" in line]
+
+
+def rows_of(tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any], dict[str, float]]]:
+    """Yield each task with a result, its file, and our default's scores by reference."""
+    for task in tasks:
+        found = read(task)
+        if "random" not in found:
+            continue
+        ours = finals(found, "default")
+        scores = {
+            other: score(interquartile_mean(ours), found["random"], interquartile_mean(values))
+            for other in ("sb3", "zoo")
+            if ours and (values := finals(found, other))
+        }
+        yield task, found, scores
+
+
+def report(tasks: Sequence[Task] = TASKS) -> str:
+    """Return the page: tables, what they come to, and what was not run."""
+    rows = list(rows_of(tasks))
+    lines = [
+        "# The suite: what is learnt by default",
+        "",
+        "Made by `make results`, one process of one thread a run, two side by side; a figure is the "
+        "interquartile mean over seeds (their number in brackets) of the mean return of the last 100 "
+        "training episodes at the task's last step. *Score*: of our default, (return - random) / "
+        "(reference - random). *Difference*: to rl-zoo's settings, or SB3's where it has "
+        "none, with 95 % intervals.",
+        "",
+    ]
+    for chosen, title in (
+        (False, "Tasks that judge the defaults"),
+        (True, "Tasks that the defaults were chosen on"),
+    ):
+        lines += [
+            f"## {title}",
+            "",
+            "| task | algorithm | steps | random | default | preset | SB3 | rl-zoo | score beside SB3 "
+            "| beside rl-zoo | difference of default; of preset | steps of a core-second: default, SB3 |",
+            "|---" * 12 + "|",
+        ]
+        for task, found, scores in rows:
+            if task.chosen is chosen:
+                lines.append(_row(task, found, scores))
+        lines.append("")
+    lines += ["## What it comes to", "", *_in_all(rows)]
+    failed = [
+        f"* {task.label}, {CONTENDERS[contender]}, seed {seed}: {line['failed']}"
+        for task in tasks
+        for contender, seeds in read(task)["runs"].items()
+        for seed, line in seeds.items()
+        if "failed" in line
+    ]
+    lines += ["", "## Failed runs", "", *failed] if failed else []
+    lines += ["", "## Not run", "", *(f"* {what}: {why}" for what, why in NOT_RUN.items()), ""]
+    without = [task.label for task in tasks if "random" not in read(task)]
+    if without:
+        lines[-1:] = [f"* not yet: {', '.join(without)}", ""]
+    if rows:
+        lines += ["![curves](suite.png)", ""]
+    return "\n".join(lines)
+
+
+def _in_all(rows: Sequence[tuple[Task, dict[str, Any], dict[str, float]]]) -> Iterator[str]:
+    """Yield what the rows come to: of the default on tasks that judge it, and of
+    presets."""
+    judged = [(found, scores) for task, found, scores in rows if not task.chosen]
+    for other, title in (("sb3", "Stable-Baselines3's defaults"), ("zoo", "rl-zoo's settings")):
+        compared = [(found, scores[other]) for found, scores in judged if other in scores]
+        known = [(found, value) for found, value in compared if math.isfinite(value)]
+        if not known:
+            continue
+        values = [value for _, value in known]
+        well = sum(value >= WELL for value in values)
+        each = [_scores(found, other) for found, _ in known]
+        low, high = scores_interval(each)
+        beyond = len(compared) - len(known)
+        note = f" On {beyond} more these are no better than random actions: no scale." if beyond else ""
+        yield (
+            f"* Beside {title}, on {len(values)} tasks that judge: median score "
+            f"{statistics.median(values):.2f}, at least {WELL} on {well} ({well / len(values):.0%}); "
+            f"interquartile mean of {sum(map(len, each))} runs {interquartile_mean(np.concatenate(each)):.2f}"
+            f" ({low:.2f} … {high:.2f}).{note}"
+        )
+    intervals = [
+        difference_interval(ours, others)
+        for _, found, _ in rows
+        if len(ours := finals(found, "preset")) > 1
+        and len(others := finals(found, "zoo") or finals(found, "sb3")) > 1
+    ]
+    if intervals:
+        well = sum(high >= 0 for _, high in intervals)
+        yield (
+            f"* Tuned presets are not surely behind the reference (the interval of the difference is not "
+            f"wholly below 0) on {well} of {len(intervals)} tasks."
+        )
+
+
+def _scores(found: Mapping[str, Any], other: str) -> list[float]:
+    """Return the score of each run of our default."""
+    reference = interquartile_mean(finals(found, other))
+    return [score(value, found["random"], reference) for value in finals(found, "default")]
+
+
+def _row(task: Task, found: Mapping[str, Any], scores: Mapping[str, float]) -> str:
+    def cell(contender: str) -> str:
+        values = finals(found, contender)
+        return f"{interquartile_mean(values):,.2f} ({len(values)})" if values else "–"
+
+    def speed(contender: str) -> str:
+        lines = [line for line in found["runs"].get(contender, {}).values() if "core_seconds" in line]
+        return (
+            f"{statistics.median(line['steps'] / line['core_seconds'] for line in lines):,.0f}"
+            if lines
+            else "–"
+        )
+
+    def beside(contender: str) -> str:
+        ours, others = finals(found, contender), finals(found, "zoo") or finals(found, "sb3")
+        if min(len(ours), len(others)) < 2:
+            return "–"
+        low, high = difference_interval(ours, others)
+        return f"{low:,.1f} … {high:,.1f}"
+
+    shown = [f"{scores[other]:.2f}" if other in scores else "–" for other in ("sb3", "zoo")]
+    cells = [task.name, task.algorithm, f"{task.steps:,}", f"{found['random']:,.2f}"]
+    cells += [cell(contender) for contender in CONTENDERS]
+    cells += [*shown, f"{beside('default')}; {beside('preset')}", f"{speed('default')}, {speed('sb3')}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def draw(tasks: Sequence[Task], file: Path) -> None:
+    """Draw each task's curves, all contenders in one panel."""
+    from matplotlib.figure import Figure
+
+    shown = [task for task in tasks if read(task)["runs"]]
+    across = 5
+    down = -(-len(shown) // across)
+    figure = Figure(figsize=(3.2 * across, 2.5 * down), dpi=90, layout="constrained")
+    panels = np.atleast_1d(figure.subplots(down, across)).ravel()
+    for panel, task in zip(panels, shown, strict=False):
+        runs = read(task)["runs"]
+        at = np.linspace(0, task.steps, POINTS + 1)[1:] / 1_000
+        for number, (contender, title) in enumerate(CONTENDERS.items()):
+            curves = [line["curve"] for line in runs.get(contender, {}).values() if "curve" in line]
+            if not curves:
+                continue
+            middle = [interquartile_mean(values) for values in zip(*curves, strict=True)]
+            panel.plot(at, middle, color=f"C{number}", label=title)
+            panel.fill_between(at, np.min(curves, 0), np.max(curves, 0), color=f"C{number}", alpha=0.15, lw=0)
+        panel.set_title(task.label, fontsize=9)
+        panel.tick_params(labelsize=7)
+    for panel in panels[len(shown) :]:
+        panel.set_axis_off()
+    handles = {
+        text: handle
+        for panel in panels
+        for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4)
+    figure.supxlabel("thousand env steps; bands: lowest and highest seed", fontsize=9)
+    figure.savefig(file)
+
+
+def main() -> None:
+    """Do what was asked for, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="names or kinds of tasks; all by default")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--seeds", type=int, help="of each task; 3 by default, 5 of the cheapest")
+    parser.add_argument("--beside", type=int, default=2, help="runs at a time")
+    parser.add_argument("--estimate", action="store_true", help="say what is left to run, and end")
+    parser.add_argument("--report", action="store_true", help="write the page from what there is, and end")
+    parser.add_argument("--run", nargs=3, metavar=("TASK", "CONTENDER", "SEED"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.run:
+        label, contender, seed = asked.run
+        (task,) = (task for task in TASKS if task.label == label)
+        print(json.dumps(train_own(task, contender, int(seed))))
+        return
+    names = set(asked.tasks)
+    tasks = [task for task in TASKS if not names or names & {task.name, task.label, task.kind}]
+    if unknown := names - {name for task in TASKS for name in (task.name, task.label, task.kind)}:
+        known = ", ".join(task.label for task in TASKS)
+        raise SystemExit(f"no task {', '.join(sorted(unknown))}; there are {known}")
+    if not asked.report:
+        runs = list(left(tasks, asked.contenders, asked.seeds))
+        hours = sum(map(seconds_of, runs)) / asked.beside / 3600
+        print(f"{len(runs)} runs are left, {hours:.1f} hours with {asked.beside} at a time", flush=True)
+        if asked.estimate:
+            return
+        go_through(runs, asked.beside)
+    PAGE.write_text(report())
+    draw(TASKS, PAGE.with_suffix(".png"))
+    print(f"written: {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

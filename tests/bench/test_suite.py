@@ -1,0 +1,98 @@
+"""The suite of tasks: its table, its scores, which runs are left, and its page."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.core.user_code_loading import load_file
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+suite: Any = load_file(BENCHMARKS / "suite.py", "benchmarks")
+scores: Any = load_file(BENCHMARKS / "suite_scores.py", "benchmarks")
+
+
+def task_of(label: str) -> Any:
+    (task,) = (task for task in suite.TASKS if task.label == label)
+    return task
+
+
+def test_a_score_is_0_at_random_actions_and_1_at_the_reference() -> None:
+    assert scores.score(20.0, 20.0, 220.0) == 0.0
+    assert scores.score(220.0, 20.0, 220.0) == 1.0
+    assert scores.score(-150.0, -200.0, -100.0) == 0.5
+    assert math.isnan(scores.score(5.0, 10.0, 10.0)), "a reference that learned nothing is no scale"
+
+
+def test_the_interquartile_mean_is_of_the_middle_half() -> None:
+    assert scores.interquartile_mean([4.0, 100.0, -100.0, 1.0, 5.0, 0.0, 2.0, 3.0]) == pytest.approx(2.5)
+    # five values: a quarter of 1.25 is the lowest and a quarter of the next
+    assert scores.interquartile_mean([0.0, 1.0, 2.0, 4.0, 9.0]) == pytest.approx((0.75 + 2 + 3) / 2.5)
+    assert scores.interquartile_mean([1.0, 2.0, 9.0]) == 4.0, "of fewer than four it is the mean"
+
+
+def test_the_interval_over_tasks_holds_the_mean_and_keeps_each_tasks_weight() -> None:
+    runs = [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]
+    low, high = scores.scores_interval(runs)
+    assert low < scores.interquartile_mean([value for task in runs for value in task]) < high
+    # drawn from all runs alike, the mean of these would vary
+    assert scores.scores_interval([[0.0, 0.0], [1.0, 1.0]]) == (0.5, 0.5)
+
+
+def test_the_interval_of_a_difference_says_which_of_two_is_better() -> None:
+    assert scores.difference_interval([5.0, 6.0, 7.0], [1.0, 2.0, 3.0])[0] > 0
+    low, high = scores.difference_interval([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert low < 0 < high and low == pytest.approx(-high, abs=0.4)
+
+
+def test_each_kind_of_tasks_is_in_both_halves_and_no_two_have_one_file() -> None:
+    halves: dict[str, set[bool]] = {}
+    for task in suite.TASKS:
+        halves.setdefault(task.kind, set()).add(task.chosen)
+    assert all(found == {True, False} for found in halves.values()), halves
+    assert len({task.label for task in suite.TASKS}) == len(suite.TASKS)
+
+
+def test_what_is_tuned_by_name_is_a_preset_and_never_the_default() -> None:
+    task = task_of("CartPole-v1")
+    default, preset = (suite.experiment_of(task, contender) for contender in ("default", "preset"))
+    assert default.workers["trainer"].algorithm != preset.workers["trainer"].algorithm
+    assert suite.experiment_of(task_of("Taxi-v4"), "preset") is None
+
+
+def test_runs_with_todays_settings_are_done_and_failed_or_changed_ones_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "RESULTS", tmp_path)
+    task, settings = task_of("Taxi-v4"), suite.settings_of(task_of("Taxi-v4"), "default")
+    lines = {
+        "1": {"settings": settings, "curve": [1.0]},
+        "2": {"settings": "of before", "curve": [1.0]},
+        "3": {"settings": settings, "failed": "no memory"},
+    }
+    suite.write(task, {"task": task.label, "runs": {"default": lines}})
+    assert [run.seed for run in suite.left([task], ["default"], None)] == [2, 3, 4, 5]
+    assert [run.seed for run in suite.left([task], ["default"], 2)] == [2]
+    assert [run.seed for run in suite.left([task, task_of("Ant-v5")], ["default"], None)][-1] == 5
+
+
+def test_the_page_counts_tasks_that_judge_and_names_those_whose_reference_learned_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "RESULTS", tmp_path)
+
+    def put(label: str, ours: list[float], theirs: list[float]) -> None:
+        runs = {
+            contender: {str(seed): {"curve": [value]} for seed, value in enumerate(values)}
+            for contender, values in (("default", ours), ("sb3", theirs))
+        }
+        suite.write(task_of(label), {"task": label, "random": 0.0, "runs": runs})
+
+    put("Taxi-v4", [9.0, 10.0], [10.0, 10.0])
+    put("Ant-v5", [1.0, 1.0], [10.0, 10.0])
+    put("MountainCar-v0", [0.0, 0.0], [0.0, 0.0])
+    put("CartPole-v1", [0.0, 0.0], [10.0, 10.0])  # a task that defaults are chosen on
+    page = suite.report()
+    assert "on 2 tasks that judge: median score 0.53, at least 0.9 on 1 (50%)" in page
+    assert "On 1 more these are no better than random actions" in page
