@@ -82,6 +82,13 @@ class Task:
         """What the task is called in files and tables."""
         return self.name.replace("/", "-") + ("" if self.algorithm == "ppo" else f"-{self.algorithm}")
 
+    def environment(self) -> Any:
+        """Return our configuration of it: MiniGrid's is its picture, as a run is told to
+        take where it is asked for the whole, with a mission in words."""
+        from tidemill.presets.environment_names import environment_from
+
+        return environment_from(self.name, wrap=["minigrid-image"] if self.kind == "MiniGrid" else ())
+
 
 def _mujoco(name: str, steps: int, chosen: bool, zoo: str | None = None) -> Task:
     return Task(f"{name}-v5", steps, "MuJoCo", chosen, zoo=f"{name}-v4" if zoo is None else zoo)
@@ -142,10 +149,9 @@ NOT_RUN = {
 def experiment_of(task: Task, contender: str) -> Any:
     """Return the experiment of our contender: what the algorithm has for any environment
     of the kind, or for the task's name, None where that has none of its own."""
-    from tidemill.presets.environment_names import environment_from
     from tidemill.presets.experiments import presets_of
 
-    environment = environment_from(task.name)
+    environment = task.environment()
     presets = presets_of(task.algorithm)
     general = presets.kinds.get(type(environment), presets.general)
     found = presets.find(task.name, environment)
@@ -218,15 +224,13 @@ def train_own(task: Task, contender: str, seed: int) -> dict[str, Any]:
     }
 
 
-def random_return(name: str, episodes: int = 20, most: int = 10_000) -> float:
+def random_return(task: Task, episodes: int = 20, most: int = 10_000) -> float:
     """Return the mean return of episodes of uniformly drawn actions; one without an end
     is cut after so many steps."""
     import gymnasium
 
-    from tidemill.presets.environment_names import environment_from
-
-    environment_from(name).build(1, 0).close()  # registers it
-    env = gymnasium.make(name)
+    task.environment().build(1, 0).close()  # registers it
+    env = gymnasium.make(task.name)
     env.action_space.seed(0)
     returns = []
     for episode in range(episodes):
@@ -347,7 +351,7 @@ def go_through(runs: Sequence[Run], beside: int) -> None:
         with lock:
             found = read(run.task)
             if "random" not in found and run.contender in OWN and "failed" not in line:
-                found["random"] = round(random_return(run.task.name), 4)
+                found["random"] = round(random_return(run.task), 4)
             found["runs"].setdefault(run.contender, {})[str(run.seed)] = line
             write(run.task, found)
             done += 1

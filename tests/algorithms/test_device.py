@@ -42,6 +42,7 @@ def sample_of(learner, spaces, seed):
 SETTINGS = [
     {},
     {"entropy_coefficient": 0.02, "clip_value": 0.1},
+    {"max_gradient_norm": 0.05, "clip_apart": True},
     {"max_gradient_norm": None, "normalise_advantages": False, "epochs": 1},
     {"target_kl": 0.01},
     {"correct_off_policy": True, "max_gradient_norm": 0.05},

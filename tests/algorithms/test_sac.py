@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms.restoring import check_restored
+from tests.nets.activations import FUNCTIONS
 from torch.nn import functional
 
 from tidemill.algorithms.action_value_formulas import differentiate_actor, soft_values
@@ -105,15 +106,6 @@ def test_the_actors_derivatives_are_autograds():
 
 
 # ---- networks --------------------------------------------------------------------------
-
-
-FUNCTIONS = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": torch.nn.functional.elu,
-    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-}
 
 
 def test_critics_have_layers_of_their_own():

@@ -61,6 +61,11 @@ def test_what_is_tuned_by_name_is_a_preset_and_never_the_default() -> None:
     assert suite.experiment_of(task_of("Taxi-v4"), "preset") is None
 
 
+def test_random_actions_have_a_return_in_every_kind_of_environment() -> None:
+    assert 10 < suite.random_return(task_of("CartPole-v1")) < 40
+    assert 0 <= suite.random_return(task_of("MiniGrid-Empty-5x5-v0"), 3) < 1
+
+
 def test_runs_with_todays_settings_are_done_and_failed_or_changed_ones_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

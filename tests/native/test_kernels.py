@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tests.nets.activations import FUNCTIONS
 
 from tidemill import PPO, ActorCritic
 from tidemill.algorithms.adam import Adam, NativeAdam
@@ -30,13 +31,6 @@ OPTIONS = {
     "entropy": PPO(entropy_coefficient=0.02, value_coefficient=1.5),
     "clipped values": PPO(clip_value=0.3, clip=0.1),
     "all": PPO(entropy_coefficient=-0.01, clip_value=0.1, clip=0.05),
-}
-FUNCTIONS = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": torch.nn.functional.elu,
-    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
 }
 
 

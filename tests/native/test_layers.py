@@ -6,6 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
+from tests.nets.activations import FUNCTIONS
 
 from tidemill import DQN, SAC, TD3, DeterministicActor, QNetwork, SquashedGaussian
 from tidemill.algorithms.action_value_formulas import approach
@@ -28,13 +29,6 @@ SHAPES = {
     "elu": (MLPShape(2, 23, (64, 33), 1, activation="elu"), 256),
     "gelu": (MLPShape(1, 17, (33, 64, 7), 12, activation="gelu"), 100),
     "silu": (MLPShape(2, 130, (37, 300, 5), 33, activation="silu"), 301),
-}
-FUNCTIONS = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": torch.nn.functional.elu,
-    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
 }
 
 

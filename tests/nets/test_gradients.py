@@ -4,6 +4,7 @@ network."""
 import numpy as np
 import pytest
 import torch
+from tests.nets.activations import FUNCTIONS
 from torch.nn import functional
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces
@@ -18,13 +19,6 @@ ACTIONS = {
     "bits": MultiBinary(6),
     "box": Box((2, 2), "float32", (-2.0,), (6.0,)),
     "half bounded": Box((2,), "float64", (-1.0, 0.0), (1.0, float("inf"))),
-}
-FUNCTIONS = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": functional.elu,
-    "gelu": lambda x: functional.gelu(x, approximate="tanh"),
-    "silu": functional.silu,
 }
 
 

@@ -180,8 +180,6 @@ class ActorCritic(NativeSetting):
             self.refuse_idle("sde_steps", "on actions that are no Box: they have no deviation")
         if encoder.images or self.memory is not None:
             self.refuse_idle("sde_steps", "with images or a memory, which it is not written for")
-        if self.beyond_core:
-            self.refuse_idle("native", f"with {self.beyond_core}, which the native core does not compute")
         if self.towers(encoder) == 1:
             self.refuse_idle("critic_hidden", "where the critic shares the actor's layers (shared_critic)")
         if self.memory is not None:

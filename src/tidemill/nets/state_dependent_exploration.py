@@ -14,6 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.api.spaces import Box
+from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
 from tidemill.nets.distributions import HALF_LOG_TWO_PI, DiagonalGaussian
 
@@ -28,14 +29,14 @@ KEPT = 4096  # matrices that are not drawn again
 
 
 def noise_of(z: Floats, deviation: Floats, normal: Floats) -> Floats:
-    """Return the noise of actions [n, actions]: (σ ε)ᵀ z, Raffin et al. 2021, eq. 4."""
+    """Return the noise of actions [n, actions]: (σ ε)ᵀ z (Raffin et al. 2021)."""
     noise: Floats = np.matmul(z[:, np.newaxis], deviation * normal)[:, 0]
     return noise
 
 
 def variance_of(z: Floats, deviation: Floats) -> Floats:
-    """Return the variance of actions [n, actions] over ε: Σ (σ z)² over the features,
-    Raffin et al. 2021, eq. 6."""
+    """Return the variance of actions [n, actions] over ε: Σ (σ z)² over the features
+    (Raffin et al. 2021)."""
     variance: Floats = np.square(z) @ np.square(deviation)
     variance += LEAST_VARIANCE
     return variance
@@ -124,15 +125,22 @@ class StateDependentGaussian(DiagonalGaussian):
         of_log_std *= np.square(deviation)
 
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
-        raise NotImplementedError("state-dependent exploration is numpy's")
+        raise _refusal()
 
     def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
-        raise NotImplementedError("state-dependent exploration is numpy's")
+        raise _refusal()
+
+
+def _refusal() -> ConfigError:
+    """Return what to raise where torch is to compute what numpy alone has."""
+    return ConfigError(
+        'state-dependent exploration is computed by numpy alone; take backend = "numpy", or sde_steps = 0'
+    )
 
 
 def log_prob_of(noise: Floats, variance: Floats) -> Floats:
-    """Return log π [n] of actions that are `noise` [n, actions] off their means: Raffin
-    et al. 2021, eq. 6, a normal density with the `variance` over ε."""
+    """Return log π [n] of actions that are `noise` [n, actions] off their means: a normal
+    density with the `variance` over ε (Raffin et al. 2021)."""
     found: Floats = (np.square(noise) / variance + np.log(variance)).sum(1) * np.float32(-0.5)
     found -= np.float32(noise.shape[1] * HALF_LOG_TWO_PI)
     return found

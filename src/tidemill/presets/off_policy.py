@@ -55,16 +55,21 @@ def refuse_several(algorithm: str, name: str, environment: EnvironmentConfig) ->
     )
 
 
+# what DQN and QR-DQN have for any environment: 3-step returns, an update for 4 steps
+value_learning = partial(
+    off_policy,
+    buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
+    batch_size=64,
+    ratio="1/4",
+)
+# what SAC and TD3 have: an update for each step, networks of 256 and 256
+actor_learning = partial(
+    off_policy, buffer=Replay(capacity=1_000_000, warm_up=5_000), batch_size=256, ratio=1
+)
+
 DQN_PRESETS = Presets(
-    # double, duelling, 3-step returns
-    general=partial(
-        off_policy,
-        policy=QNetwork(),
-        algorithm=DQN(),
-        buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
-        batch_size=64,
-        ratio="1/4",
-    ),
+    # double, duelling
+    general=partial(value_learning, policy=QNetwork(), algorithm=DQN()),
     tuned={
         # 475 in about 70 k env steps. Steps that leave the track are rare and an error
         # counts as 1 at most: drawn uniformly they changed too little, and the cart left
@@ -114,30 +119,14 @@ DQN_PRESETS = Presets(
     replay=True,
 )
 QRDQN_PRESETS = Presets(
-    # DQN's, with 25 quantiles
-    general=partial(
-        off_policy,
-        policy=QNetwork(quantiles=25),
-        algorithm=QRDQN(),
-        buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
-        batch_size=64,
-        ratio="1/4",
-    ),
+    general=partial(value_learning, policy=QNetwork(quantiles=25), algorithm=QRDQN()),
     tuned={},
     kinds={PettingZoo: partial(refuse_several, "qrdqn")},
     policies=(QNetwork(quantiles=25),),
     replay=True,
 )
 SAC_PRESETS = Presets(
-    # an update for each step, networks of 256 and 256
-    general=partial(
-        off_policy,
-        policy=SquashedGaussian(),
-        algorithm=SAC(),
-        buffer=Replay(capacity=1_000_000, warm_up=5_000),
-        batch_size=256,
-        ratio=1,
-    ),
+    general=partial(actor_learning, policy=SquashedGaussian(), algorithm=SAC()),
     tuned={
         # batches of 128 take half the time of the usual 256, and the usual learning rate
         # of 0.0003 a good deal more of the steps
@@ -157,15 +146,7 @@ SAC_PRESETS = Presets(
     replay=True,
 )
 TD3_PRESETS = Presets(
-    # an update for each step, networks of 256 and 256
-    general=partial(
-        off_policy,
-        policy=DeterministicActor(),
-        algorithm=TD3(),
-        buffer=Replay(capacity=1_000_000, warm_up=5_000),
-        batch_size=256,
-        ratio=1,
-    ),
+    general=partial(actor_learning, policy=DeterministicActor(), algorithm=TD3()),
     tuned={},
     kinds={PettingZoo: partial(refuse_several, "td3")},
     policies=(DeterministicActor(),),

@@ -155,7 +155,10 @@ def each_policy(
     return Experiment(
         name=run_name(name),
         policies=dict.fromkeys(matches, ANY),
-        workers={"actor": Actors(environment=environment, lanes=lanes, agents=tuple(specs)), **trainers},
+        workers={
+            "actor": Actors(environment=environment, lanes=lanes, slots=1, agents=tuple(specs)),
+            **trainers,
+        },
         limits=Limits(steps=1_000_000),
     )
 

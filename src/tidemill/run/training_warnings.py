@@ -151,8 +151,8 @@ def untrained_critic(history: TrainerHistory) -> TrainingWarning | None:
         f"{history.lately('explained_variance'):.2f} after {history.count} records, never above "
         f"{max(history.explained, 0):.2f}): they learn too slowly, or observations do not tell how well it "
         "goes",
-        "a larger {algorithm}.learning_rate or value_coefficient, more epochs, or "
-        "{policy}.normalise_observations=true",
+        "a larger {algorithm}.learning_rate or value_coefficient, more epochs, or, where they are not yet "
+        "normalised, {policy}.normalise_observations=true",
     )
 
 
