@@ -70,6 +70,7 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import PolicyConfig
+from tidemill.api.schedule import LinearSchedule
 from tidemill.core.user_code_loading import load_file
 from tidemill.store.checkpoint import read_newest
 from tidemill.trained.retrain import retrain
@@ -311,7 +312,7 @@ def images_small(folder: Path) -> str:
 
 @mode
 def impala(folder: Path) -> str:
-    algorithm = Impala(minibatch_size=64, learning_rate_schedule="linear")
+    algorithm = Impala(minibatch_size=64, learning_rate=LinearSchedule(3e-4, 0))
     return trained(one_policy(AgentSpec(sample_steps=16), algorithm=algorithm, actors={"count": 2}), folder)
 
 
@@ -417,7 +418,7 @@ def priority_queue(folder: Path) -> str:
 
 
 def _dqn(**settings: Any) -> DQN:
-    return DQN(target_every=5, epsilon_updates=100, **settings)
+    return DQN(target_steps=10, epsilon=LinearSchedule(1, 0.05, to_step=200), **settings)
 
 
 PLAIN = QNetwork(hidden=(32, 32), duelling=False)
@@ -440,13 +441,15 @@ def dqn_served(folder: Path) -> str:
 def rainbow(folder: Path) -> str:
     network = QNetwork(hidden=(32, 32), noise=0.5, atoms=11, least_return=0, greatest_return=100)
     memory = PrioritisedReplay(capacity=5_000, warm_up=100, steps=3, beta_updates=1_000)
-    return trained(from_memory(DQN(target_every=1, target_rate=0.01), network, buffer=memory), folder)
+    return trained(from_memory(DQN(target_steps=0, target_rate=0.01), network, buffer=memory), folder)
 
 
 @mode
 def qrdqn(folder: Path) -> str:
     network = QNetwork(hidden=(32, 32), quantiles=11)
-    return trained(from_memory(QRDQN(target_every=5, epsilon_updates=100), network), folder)
+    return trained(
+        from_memory(QRDQN(target_steps=10, epsilon=LinearSchedule(1, 0.05, to_step=200)), network), folder
+    )
 
 
 @mode

@@ -101,7 +101,7 @@ class _Reads(Algorithm):
     def __init__(self, policy):
         self.policy = policy
 
-    def update(self, samples, progress):
+    def update(self, samples, steps):
         return {"reward": float(sum(sample["reward"].sum() for sample in samples))}
 
     def state(self):

@@ -86,7 +86,7 @@ class Nothing(AlgorithmConfig):
 
 
 class _Nothing(Algorithm):
-    def update(self, samples, progress):
+    def update(self, samples, steps):
         return {"loss": 0.0}
 
     def state(self):

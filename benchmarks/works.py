@@ -21,6 +21,7 @@ from tidemill import (
     Experiment,
     Gymnasium,
     GymnasiumVector,
+    LinearSchedule,
     PolicyWorkers,
     QNetwork,
     Replay,
@@ -151,7 +152,9 @@ def pong_served() -> Experiment:
 def dqn() -> Experiment:
     """CartPole-v1: DQN as it was published, with MLPs, an update for every second
     step."""
-    policy, algorithm = QNetwork(hidden=(64, 64), duelling=False), DQN(double=False)
+    policy = QNetwork(hidden=(64, 64), duelling=False)
+    epsilon = LinearSchedule(1, 0.05, from_step=1_000, to_step=21_000)
+    algorithm = DQN(double=False, target_steps=1_000, epsilon=epsilon)
     return _off_policy(
         "dqn",
         Gymnasium(id="CartPole-v1"),

@@ -15,6 +15,7 @@ from tidemill import (
     Experiment,
     Gymnasium,
     Limits,
+    LinearSchedule,
     PrioritisedReplay,
     QNetwork,
     ReplayActors,
@@ -35,8 +36,8 @@ def of(name: str, environment: Gymnasium, policy: QNetwork, trainer: ReplayTrain
 
 
 CARTPOLE = Gymnasium(id="CartPole-v1")
-GENTLY = DQN(learning_rate=1e-3, learning_rate_schedule="linear", target_every=1, target_rate=0.01)
-EXPLORING = GENTLY.replace(epsilon_end=0.01, epsilon_updates=4_000)
+GENTLY = DQN(learning_rate=LinearSchedule(1e-3, 0), target_steps=0, target_rate=0.01)
+EXPLORING = GENTLY.replace(epsilon=LinearSchedule(1, 0.01, from_step=1_000, to_step=9_000))
 # β stays as it is
 REPLAY = PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000)
 

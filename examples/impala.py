@@ -14,6 +14,7 @@ from tidemill import (
     Gymnasium,
     Impala,
     Limits,
+    LinearSchedule,
     PolicyWorkers,
     Trainer,
 )
@@ -22,9 +23,7 @@ CARTPOLE = Gymnasium(id="CartPole-v1")
 
 
 def of(name: str, inference: str, **workers) -> Experiment:
-    algorithm = Impala(
-        learning_rate=2e-3, learning_rate_schedule="linear", minibatch_size=512, entropy_coefficient=0.01
-    )
+    algorithm = Impala(learning_rate=LinearSchedule(2e-3, 0), minibatch_size=512, entropy_coefficient=0.01)
     actor = Actors(
         environment=CARTPOLE, count=2, lanes=32, agents=(AgentSpec(inference=inference, sample_steps=20),)
     )

@@ -39,7 +39,7 @@ class Learner(Algorithm):
         self.weights = policy.trainable_parameters()
         self.optimiser = torch.optim.Adam(self.weights, lr=config.learning_rate)
 
-    def update(self, samples, progress):
+    def update(self, samples, steps):
         import torch
 
         def rows(name):  # of all samples, those that enter the loss

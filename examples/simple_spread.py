@@ -8,7 +8,17 @@ tidemill train examples/simple_spread.py:separate       # each has a policy of i
 tidemill train examples/simple_spread.py:centralised
 """
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Limits, PettingZoo, Trainer
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Limits,
+    LinearSchedule,
+    PettingZoo,
+    Trainer,
+)
 
 GAME = PettingZoo(make="mpe2.simple_spread_v3", team_reward=True)  # agents are paid what they reach together
 AGENTS = ("agent_0", "agent_1", "agent_2")
@@ -17,8 +27,7 @@ HIDDEN = (128, 128)
 
 def trainer(agents: int, **names) -> Trainer:
     steps = PPO(
-        learning_rate=1e-3,
-        learning_rate_schedule="linear",
+        learning_rate=LinearSchedule(1e-3, 0),
         epochs=20,
         minibatch_size=400 * agents,
         gamma=0.95,

@@ -17,6 +17,7 @@ from tidemill import (
     AsyncTrainRunner,
     Experiment,
     Limits,
+    LinearSchedule,
     QNetwork,
     Replay,
     ReplayActors,
@@ -61,7 +62,9 @@ def experiment() -> Experiment:
                 environment=Asynchronous(make=f"{__file__}:Seek", max_episode_steps=20),
             ),
             "trainer": ReplayTrainer(
-                algorithm=DQN(learning_rate=2e-3, target_every=100, epsilon_end=0.05, epsilon_updates=300),
+                algorithm=DQN(
+                    learning_rate=2e-3, target_steps=400, epsilon=LinearSchedule(1, 0.05, to_step=1_500)
+                ),
                 buffer=Replay(capacity=20_000, warm_up=300),
                 batch_size=64,
                 ratio="1/4",

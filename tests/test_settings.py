@@ -21,6 +21,7 @@ from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.sac import SAC
 from tidemill.api.environment import AgentInfo
 from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.config import WHEN, Config
 from tidemill.core.errors import ConfigError
@@ -110,12 +111,13 @@ ALWAYS = {
     "Returns": "gamma",
     "GAE": "gamma gae_lambda",
     "RandomShift": "pixels",
+    "LinearSchedule": "start end to_step",
     "AdamSettings": "learning_rate adam_epsilon",
     "PolicyGradient": "minibatch_size value_coefficient entropy_coefficient max_gradient_norm clip_apart "
     "normalise_returns",
     "PPO": "clip epochs normalise_advantages clip_value target_kl correct_off_policy",
     "Impala": "trace_lambda rho_clip c_clip",
-    "DQN": "gamma double max_gradient_norm target_every target_rate epsilon_start",
+    "DQN": "gamma double max_gradient_norm target_steps target_rate",
     "QRDQN": "kappa",
     "TwinCritics": "gamma learning_rate critic_learning_rate adam_epsilon max_gradient_norm target_rate",
     "SAC": "temperature learn_temperature",
@@ -169,10 +171,9 @@ IDLE = {
     "PrioritisedReplay.beta_updates": lambda: PrioritisedReplay(capacity=10_000, beta=1, beta_updates=5),
     "PolicyGradient.gamma": lambda: advised(PPO(gamma=0.9)),
     "PPO.gae_lambda": lambda: advised(PPO(gae_lambda=0.9)),
-    "AdamSettings.learning_rate_schedule": lambda: endless(PPO(learning_rate_schedule="linear")),
     "PolicyGradient.chunk_steps": lambda: PPO(chunk_steps=8).build(ActorCritic().build(PLAIN, 0), 0),
-    "DQN.epsilon_end": lambda: DQN(epsilon_end=0.5).build(QNetwork(noise=0.5).build(PLAIN, 0), 0),
-    "DQN.epsilon_updates": lambda: DQN(epsilon_start=0.1, epsilon_end=0.1, epsilon_updates=7),
+    "LinearSchedule.from_step": lambda: LinearSchedule(1, 0, from_step=5),
+    "DQN.epsilon": lambda: DQN(epsilon=0.5).build(QNetwork(noise=0.5).build(PLAIN, 0), 0),
     "SAC.target_entropy": lambda: SAC(learn_temperature=False, target_entropy=-3),
     "ActorCritic.hidden": lambda: ActorCritic(hidden=(512,)).weights(IMAGE),
     "ActorCritic.activation": lambda: ActorCritic(activation="relu").weights(IMAGE),

@@ -30,6 +30,7 @@ from tidemill.api.metric_sink import LoggedRun as LoggedRun
 from tidemill.api.metric_sink import MetricSink as MetricSink
 from tidemill.api.policy import Policy as Policy
 from tidemill.api.policy import PolicyConfig as PolicyConfig
+from tidemill.api.schedule import LinearSchedule as LinearSchedule
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as SimulatorEnvironment
 from tidemill.core.errors import ConfigError as ConfigError
 from tidemill.core.errors import RunError as RunError

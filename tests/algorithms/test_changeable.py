@@ -27,11 +27,9 @@ CHANGES: dict[type[AlgorithmConfig], dict[str, float | None]] = {
         "gamma": 0.5,
         "learning_rate": 1e-4,
         "max_gradient_norm": 1e-3,
-        "target_every": 1,
+        "target_steps": 0,
         "target_rate": 0.1,
-        "epsilon_start": 0.5,
-        "epsilon_end": 0.2,
-        "epsilon_updates": 100,
+        "epsilon": 0.5,
     },
     SAC: {
         "gamma": 0.5,
@@ -78,8 +76,8 @@ MADE: dict[type[AlgorithmConfig], Callable[[Any], tuple[Algorithm, Callable[[int
 START = {
     PPO: PPO(minibatch_size=8, learning_rate=1e-2),
     Impala: Impala(minibatch_size=8, learning_rate=1e-2, rho_clip=1.5),
-    DQN: DQN(target_every=2),
-    QRDQN: QRDQN(target_every=2),
+    DQN: DQN(target_steps=2),
+    QRDQN: QRDQN(target_steps=2),
     SAC: SAC(),
     TD3: TD3(),
 }
@@ -101,15 +99,15 @@ def test_a_change_is_as_if_the_learner_were_built_so_and_had_come_so_far(
     changed = with_settings(start, {name: CHANGES[kind][name]})
     (one, sample), (other, _), (unchanged, _) = (MADE[kind](config) for config in (start, changed, start))
     samples = [sample(seed) for seed in range(6)]
-    for each in samples[:3]:
-        one.update([each], 0.0)
+    for steps, each in enumerate(samples[:3]):
+        one.update([each], steps)
     for learner in (other, unchanged):
         learner.policy.load({key: array.copy() for key, array in one.policy.parameters().items()}, 3)
         learner.load_state(one.state())
-    one.config = changed
-    for each in samples[3:]:
+    one.config = changed.at(0, 0.0)
+    for steps, each in enumerate(samples[3:], 3):
         found, built, before = (
-            known(learner, learner.update([each], 0.0)) for learner in (one, other, unchanged)
+            known(learner, learner.update([each], steps)) for learner in (one, other, unchanged)
         )
     assert found.keys() == built.keys()
     for key, value in found.items():

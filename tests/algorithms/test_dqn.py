@@ -10,6 +10,7 @@ from torch.nn import functional
 from tidemill.algorithms.dqn import DQN
 from tidemill.algorithms.qr_dqn import QRDQN
 from tidemill.api.algorithm import Sample
+from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, RunError
@@ -63,9 +64,7 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_loss(double, atoms):
         atoms=atoms,
         **({"least_return": -3, "greatest_return": 3} if atoms > 1 else {}),
     )
-    learner = learner_of(
-        DQN(double=double, gamma=0.9, max_gradient_norm=None, learning_rate=0.01, target_every=100), net
-    )
+    learner = learner_of(DQN(double=double, gamma=0.9, max_gradient_norm=None, learning_rate=0.01), net)
     learner.policy.flat += (
         np.random.default_rng(7).standard_normal(learner.policy.flat.size).astype(np.float32) * 0.5
     )
@@ -132,25 +131,29 @@ def test_what_is_forbidden_next_is_not_hoped_for():
     np.testing.assert_allclose(error, abs(value - 0.99 ** batch["steps"] * seen[1]), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("every", "rate"), [(3, 1.0), (2, 0.25)])
-def test_the_target_moves_by_the_count_of_updates(every, rate):
-    learner = learner_of(DQN(target_every=every, target_rate=rate))
-    expected = learner._target.flat.copy()
-    for update in range(1, 8):
-        learner.update([sample_of(update)], 0.0)
-        if update % every == 0:
+@pytest.mark.parametrize(
+    ("every", "rate", "moves"), [(3, 1.0, [3, 7, 9, 20]), (4, 0.25, [7, 8, 20]), (0, 0.5, None)]
+)
+def test_the_target_moves_by_the_count_of_env_steps(every, rate, moves):
+    learner = learner_of(DQN(target_steps=every, target_rate=rate))
+    expected, before = learner._target.flat.copy(), 0
+    for steps in (0, 1, 2, 2, 3, 3, 7, 8, 9, 20, 20):
+        learner.update([sample_of(steps)], steps)
+        if moves is None or (steps in moves and steps > before):
             expected += rate * (learner.policy.flat - expected)
+        before = steps
         np.testing.assert_allclose(learner._target.flat, expected, atol=1e-6)
 
 
-def test_epsilon_falls_with_updates_and_travels_with_the_weights():
-    learner = learner_of(DQN(epsilon_start=1.0, epsilon_end=0.2, epsilon_updates=4))
+def test_epsilon_falls_with_env_steps_and_travels_with_the_weights():
+    config = DQN(epsilon=LinearSchedule(1.0, 0.2, from_step=10, to_step=50))
+    learner = learner_of(config)
     told = [float(learner.policy.parameters()["epsilon"])]
-    told += [
-        (learner.update([sample_of(i)], 0.0), float(learner.policy.parameters()["epsilon"]))[1]
-        for i in range(6)
-    ]
-    np.testing.assert_allclose(told, [1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2], rtol=1e-6)
+    for steps in (5, 10, 20, 30, 40, 50, 60):
+        learner.config = config.at(steps, 0.0)
+        learner.update([sample_of(steps)], steps)
+        told.append(float(learner.policy.parameters()["epsilon"]))
+    np.testing.assert_allclose(told, [1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +165,7 @@ def test_epsilon_falls_with_updates_and_travels_with_the_weights():
     ],
 )
 def test_a_restored_learner_goes_on_exactly(net):
-    config = (QRDQN if net.quantiles else DQN)(target_every=3)
+    config = (QRDQN if net.quantiles else DQN)(target_steps=3)
     check_restored(learner_of(config, net), learner_of(config, net, seed=5), sample_of)
 
 
@@ -181,8 +184,12 @@ def test_it_tells_what_it_said_it_measures():
 
 REFUSED = {
     "gamma = 1.5 is not between": lambda: DQN(gamma=1.5),
-    "target_every = 0 is not between": lambda: DQN(target_every=0),
-    "is not known": lambda: DQN(learning_rate_schedule="cosine"),
+    "target_steps = -1 is not between": lambda: DQN(target_steps=-1),
+    "epsilon = 1.5 is not between": lambda: DQN(epsilon=LinearSchedule(1.5, 0)),
+    "gamma of DQN cannot be a schedule; write a number. These can be: learning_rate, epsilon": lambda: DQN(
+        gamma=LinearSchedule(0.9, 0.99)
+    ),
+    "no setting target_every any more: env steps are counted": lambda: DQN(target_every=500),
     "quantiles = 5; take QRDQN": lambda: DQN().build(QNetwork(quantiles=5).build(SPACES, 0), 0),
     "QRDQN trains a QNetwork that tells quantiles": lambda: QRDQN().build(QNetwork().build(SPACES, 0), 0),
     "quantiles = 5 with atoms = 3 cannot be": lambda: QNetwork(quantiles=5, atoms=3),
@@ -210,7 +217,7 @@ def test_it_learns_the_values_of_a_walk_whose_values_are_known(net):
     others end at once and pay 0.5. Best: γ², γ, 1."""
     policy = net.build(SPACES, 0)
     kind = QRDQN if net.quantiles else DQN
-    learner = kind(learning_rate=3e-3, gamma=0.8, target_every=50).build(policy, 0)
+    learner = kind(learning_rate=3e-3, gamma=0.8, target_steps=50).build(policy, 0)
     state, action = (part.reshape(-1) for part in np.meshgrid(np.arange(3), np.arange(4), indexing="ij"))
     eye = np.eye(4, 3, dtype=np.float32)
     over = (action > 0) | (state == 2)
@@ -230,8 +237,8 @@ def test_it_learns_the_values_of_a_walk_whose_values_are_known(net):
         "priority": np.zeros(n, np.float32),
     }
     sample = Sample({name: array[np.newaxis] for name, array in fields.items()})
-    for _ in range(1200):
-        learner.update([sample], 0.0)
+    for step in range(1200):
+        learner.update([sample], step)
     twin = policy.function(policy.flat.copy())
     twin.still()
     found = policy.expected(twin.forward(eye[:3]))

@@ -12,6 +12,7 @@ from tidemill.algorithms.minibatches import Rows, gae_of, gather
 from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.policy import Policy
+from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, RunError, SchemaError
@@ -90,7 +91,7 @@ def test_an_impossible_setting_is_refused_by_name_and_value(setting, value):
 
 
 def test_the_configuration_survives_encoding():
-    config = PPO(target_kl=0.02, learning_rate_schedule="linear")
+    config = PPO(target_kl=0.02, learning_rate=LinearSchedule(1e-3, 0))
     assert decode(PPO, encode(config)) == config
 
 
@@ -336,12 +337,15 @@ def test_the_state_is_a_copy_and_another_network_s_is_refused():
         learner_of(net=ActorCritic(hidden=(4,))).load_state(state)
 
 
-def test_the_linear_schedule_ends_at_zero():
-    learner = learner_of(learning_rate_schedule="linear")
+def test_a_learning_rate_that_has_fallen_to_zero_changes_nothing():
+    learner = learner_of()
     sample = make_sample(learner.policy)
-    assert learner.update([sample], 0.25)["learning_rate"] == pytest.approx(0.0075)
+    falling = learner.config.replace(learning_rate=LinearSchedule(0.01, 0))
+    learner.config = falling.at(0, 0.25)
+    assert learner.update([sample], 0)["learning_rate"] == pytest.approx(0.0075)
     before = learner.policy.network.flat.copy()
-    assert learner.update([sample], 1.0)["learning_rate"] == 0
+    learner.config = falling.at(0, 1.0)
+    assert learner.update([sample], 0)["learning_rate"] == 0
     # only the critic's head moves: rescaled with the returns' deviation
     ratio = learner.policy.network.flat / np.where(before == 0, 1, before)
     unchanged = np.ones(len(before), bool)

@@ -53,7 +53,7 @@ def test_the_works_have_the_peers_hyperparameters(name: str) -> None:
         "adam_epsilon",
     )
     assert {key: getattr(trainer.algorithm, key) for key in same} == {key: getattr(work, key) for key in same}
-    assert trainer.algorithm.learning_rate_schedule == "constant" and not trainer.algorithm.normalise_returns
+    assert not trainer.algorithm.schedules and not trainer.algorithm.normalise_returns
     assert actor.agents[0].sample_steps == work.rollout
     assert trainer.algorithm.minibatch_size == work.rollout * actor.lanes // work.minibatches
 
@@ -72,9 +72,9 @@ def test_the_works_of_replay_memories_have_the_peers_hyperparameters(name: str) 
     assert type(learner).__name__ == work.algorithm
     same = ("learning_rate", "gamma", "target_rate", "max_gradient_norm")
     assert {key: getattr(learner, key) for key in same} == {key: getattr(work, key) for key in same}
-    assert (
-        getattr(learner, "target_every", 1) == work.target_updates and vars(policy)["hidden"] == work.hidden
-    )
+    if isinstance(learner, DQN):
+        assert learner.target_steps == work.target_updates * work.envs // work.updates
+    assert vars(policy)["hidden"] == work.hidden
     assert (trainer.buffer.capacity, trainer.buffer.warm_up, trainer.buffer.steps) == (
         work.capacity,
         work.warm_up,
@@ -86,7 +86,7 @@ def test_the_works_of_replay_memories_have_the_peers_hyperparameters(name: str) 
         Fraction(work.updates, work.envs),
     )
     if isinstance(learner, DQN):
-        assert not learner.double and learner.learning_rate_schedule == "constant"
+        assert not learner.double and [*learner.schedules] == ["epsilon"]
         assert isinstance(policy, QNetwork) and not policy.duelling and not policy.noise and policy.atoms == 1
 
 

@@ -100,7 +100,7 @@ class Broken(AlgorithmConfig):
     def build(self, policy, seed): return Breaks()
 class Breaks(Algorithm):
     updates = 0
-    def update(self, samples, progress):
+    def update(self, samples, steps):
         self.updates += 1
         if self.updates == 3:
             raise ArithmeticError("no gradient")

@@ -165,7 +165,7 @@ def sample_of(spaces, seed, n=32):
     [
         (SAC(), SquashedGaussian(hidden=(64, 32)), Box((3,), "float32", (-2.0,), (1.0,))),
         (TD3(), DeterministicActor(hidden=(64, 32)), Box((3,), "float32", (-2.0,), (1.0,))),
-        (DQN(target_every=2, target_rate=0.1), QNetwork(hidden=(32, 32)), Discrete(3)),
+        (DQN(target_steps=0, target_rate=0.1), QNetwork(hidden=(32, 32)), Discrete(3)),
         (DQN(), QNetwork(hidden=(32,), noise=0.5, atoms=11, duelling=False), Discrete(3)),
     ],
 )

@@ -110,7 +110,7 @@ class _Recorder(DataParallel):
         self.config, self.policy, self.count = config, policy, 0
 
     def parallel_update(
-        self, samples: Sequence[Sample], progress: float
+        self, samples: Sequence[Sample], steps: int
     ) -> Generator[Array, None, dict[str, float]]:
         for sample in samples:
             if self.config.record is not None:
@@ -146,9 +146,9 @@ class Watched(PPO):
 
 class _Watched(PPOLearner):
     def parallel_update(
-        self, samples: Sequence[Sample], progress: float
+        self, samples: Sequence[Sample], steps: int
     ) -> Generator[Array, None, dict[str, float]]:
-        metrics = yield from super().parallel_update(samples, progress)
+        metrics = yield from super().parallel_update(samples, steps)
         weights = b"".join(array.tobytes() for array in self.policy.parameters().values())
         assert isinstance(self.config, Watched)
         with open(Path(self.config.record) / str(os.getpid()), "a") as file:

@@ -225,7 +225,7 @@ class _Mixing(Algorithm):
     def __init__(self, config: Mixing, policy: Policy) -> None:
         self.config, self.policy, self.count = config, policy, 0
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         (sample,) = samples
         if self.count == self.config.fails:
             raise ArithmeticError("the update failed")

@@ -369,7 +369,7 @@ class _Own(Algorithm):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         return {"skill": 2.0}
 
     def state(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy
+from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Spaces
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
@@ -77,7 +78,7 @@ def dqn(
     max_episode_steps: int = 0,
     **trainer: Any,
 ) -> Experiment:
-    exploration: dict[str, Any] = {} if network.noise else {"epsilon_updates": 30}
+    exploration: dict[str, Any] = {} if network.noise else {"epsilon": LinearSchedule(1, 0.05, to_step=70)}
     return Experiment(
         name="exact",
         policies={"policy": network},
@@ -87,7 +88,7 @@ def dqn(
                 frame_stack=frame_stack,
             ),
             "trainer": ReplayTrainer(
-                algorithm=DQN(target_every=5, **exploration), buffer=buffer, batch_size=4,
+                algorithm=DQN(target_steps=10, **exploration), buffer=buffer, batch_size=4,
                 database_seconds=None, exact=True, **{"ratio": "1/2", "journal": True, **trainer},
             ),
         },

@@ -22,6 +22,7 @@ from tidemill import (
     ReplayTrainer,
     SquashedGaussian,
 )
+from tidemill.api.schedule import LinearSchedule
 from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.user_code_loading import load_attribute
 from tidemill.presets.environment_names import environment_from
@@ -61,7 +62,7 @@ def test_dqn_learns_cartpole(tmp_path):
 def test_qr_dqn_learns_cartpole(tmp_path):
     experiment = preset("CartPole-v1", "qrdqn")
     quick = experiment.workers["trainer"].algorithm.replace(
-        learning_rate=1e-3, target_every=100, epsilon_updates=800
+        learning_rate=1e-3, target_steps=400, epsilon=LinearSchedule(1, 0.05, to_step=3_700)
     )
     trainer = experiment.workers["trainer"].replace(algorithm=quick)
     experiment = experiment.replace(workers={**experiment.workers, "trainer": trainer})
@@ -160,7 +161,7 @@ def test_an_exact_run_is_the_same_to_the_last_bit_whatever_takes_how_long(algori
     for latency in ("none", "random"):
         environment = Gymnasium(make=f"{LIMITED}:{walk}", kwargs={"latency": latency}, threads=1)
         if algorithm == "dqn":
-            policy, learner = QNetwork(hidden=(16,), noise=0.5, atoms=11), DQN(target_every=5)
+            policy, learner = QNetwork(hidden=(16,), noise=0.5, atoms=11), DQN(target_steps=10)
         else:
             policy, learner = SquashedGaussian(hidden=(16, 16)), SAC()
         replay = PrioritisedReplay(capacity=4_000, warm_up=20, steps=2)

@@ -64,7 +64,7 @@ class OwnPPO(PPO):
         return learner
 
 
-def update(samples: Any, progress: float) -> Any:
+def update(samples: Any, steps: int) -> Any:
     return wrong["metrics"]
 
 

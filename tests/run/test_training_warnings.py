@@ -179,7 +179,7 @@ class Constant(gymnasium.Env):
     ],
 )
 def test_real_runs_give_the_notes_and_sound_ones_none(environment, settings, words, tmp_path, capsys):
-    sizes = {"lanes": 8, "sample_steps": 16, "minibatch_size": 64, "learning_rate_schedule": "constant"}
+    sizes = {"lanes": 8, "sample_steps": 16, "minibatch_size": 64}
     run = tidemill.train(
         environment,
         steps=70 * 128,

@@ -18,6 +18,7 @@ from tidemill import (
     PolicyWorkers,
     Trainer,
 )
+from tidemill.api.schedule import LinearSchedule
 
 
 def cartpole(**workers):
@@ -52,9 +53,7 @@ IMPALA = Experiment(
         "actor": Actors(
             environment=Gymnasium(id="CartPole-v1"), lanes=32, agents=(AgentSpec(sample_steps=32),)
         ),
-        "trainer": Trainer(
-            algorithm=Impala(learning_rate=3e-3, learning_rate_schedule="linear", minibatch_size=1024)
-        ),
+        "trainer": Trainer(algorithm=Impala(learning_rate=LinearSchedule(3e-3, 0), minibatch_size=1024)),
     },
     limits=Limits(steps=600_000, mean_return=475.0),
 )

@@ -179,7 +179,7 @@ class _Checking(Algorithm):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         (sample,) = samples
         (copy, episode, step), (*then, last) = newest(sample["obs"][0]), newest(sample["next.obs"][0])
         steps, rewards = sample["steps"][0], sample["rewards"][0]

@@ -140,18 +140,19 @@ def test_a_layout_that_was_chosen_for_the_machine_is_no_setting(
 def test_a_limit_is_a_setting_where_a_schedule_runs_over_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of(folder: str, steps: int, schedule: str) -> Path:
+    def of(folder: str, steps: int, to_step: int | None) -> Path:
+        schedule = {"kind": "LinearSchedule", "start": 1e-3, "end": 0, "to_step": to_step, "from_step": 0}
         return run(
             tmp_path / folder,
             [1.0] * steps,
             "ppo",
-            workers={"trainer": {"algorithm": {"learning_rate_schedule": schedule}}},
+            workers={"trainer": {"algorithm": {"learning_rate": schedule}}},
         )
 
-    assert [
-        *labels_of([of("a", 3, "constant"), of("b", 4, "constant")], tmp_path / "a.png", monkeypatch)
-    ] == ["ppo (mean of 2 runs)"]
-    assert [*labels_of([of("c", 3, "linear"), of("d", 4, "linear")], tmp_path / "b.png", monkeypatch)] == [
+    assert [*labels_of([of("a", 3, 100), of("b", 4, 100)], tmp_path / "a.png", monkeypatch)] == [
+        "ppo (mean of 2 runs)"
+    ]
+    assert [*labels_of([of("c", 3, None), of("d", 4, None)], tmp_path / "b.png", monkeypatch)] == [
         "ppo: steps=300",
         "ppo: steps=400",
     ]

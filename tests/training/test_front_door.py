@@ -284,13 +284,12 @@ def test_a_callback_changes_settings_at_one_update_of_equal_trainers_and_after_a
         (
             {
                 "policies": {"policy": QNetwork(hidden=(4,), noise=0.5)},
-                "workers.trainer.algorithm": DQN(epsilon_start=0.5),
+                "workers.trainer.algorithm": DQN(),
             },
-            {"epsilon_end": 0.2},
+            {"epsilon": 0.2},
             "no effect on a noisy network",
         ),
         ({"exact": True}, {"learning_rate": 1e-4}, "exact = True"),
-        ({}, {"epsilon_updates": 3, "epsilon_end": 1.0}, "epsilon_start is epsilon_end"),
     ],
 )
 def test_a_change_that_could_not_be_trained_with_is_refused_before_it_is_sent(

@@ -63,7 +63,7 @@ class Averager(DataParallel):
         self.config, self.policy, self.count, self.rank = config, policy, np.zeros(()), 0
 
     def parallel_update(
-        self, samples: Sequence[Sample], progress: float
+        self, samples: Sequence[Sample], steps: int
     ) -> Generator[np.ndarray, None, dict[str, float]]:
         rewards = [s["reward"][s.trained()] for s in samples]
         for _ in range(2):

@@ -276,7 +276,7 @@ class _Adding(Algorithm):
     def __init__(self, policy: Policy, amount: float) -> None:
         self.policy, self.amount, self.updates = policy, amount, 0
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         self.policy.parameters()["w"][...] += self.amount  # type: ignore[index]
         self.updates += 1
         return {
@@ -427,7 +427,7 @@ def population_of(**settings: Any) -> Experiment:
             {"explore": {"learning_rat": (1e-5, 1e-2)}},
             'PPO has no number "learning_rat"; did you mean "learning_rate"',
         ),
-        ({"explore": {"learning_rate_schedule": (1, 2)}}, 'PPO has no number "learning_rate_schedule"'),
+        ({"explore": {"normalise_returns": (1, 2)}}, 'PPO has no number "normalise_returns"'),
         ({"explore": {"gamma": (0.9, 2.0)}}, "gamma = 2.0 is not between 0 and 1"),
         (
             {"explore": {"gamma": (0.9, 0.8)}},
@@ -484,8 +484,13 @@ class Judge(WorkerConfig):
 def test_settings_that_members_could_not_take_are_refused_at_start() -> None:
     made = changed(one(), "trainer", algorithm=DQN())
     made = made.replace(policies={"policy": QNetwork(hidden=(4,), noise=0.5)})
-    with pytest.raises(ConfigError, match=r"epsilon_end = 0\.1 has no effect on a noisy network"):
-        populate(made, [{}, {}], explore={"epsilon_end": (0.1, 0.2)}).check()
+    with pytest.raises(
+        ConfigError, match="epsilon of DQN is a schedule, so that there is no number to explore"
+    ):
+        populate(made, [{}, {}], explore={"epsilon": (0.1, 0.2)}).check()
+    made = changed(made, "trainer", algorithm=DQN(epsilon=0.3))
+    with pytest.raises(ConfigError, match=r"epsilon = 0\.3 has no effect on a noisy network"):
+        populate(made, [{}, {}], explore={"epsilon": (0.1, 0.2)}).check()
 
 
 def test_a_metric_must_be_recorded_of_every_member() -> None:

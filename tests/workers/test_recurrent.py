@@ -119,7 +119,7 @@ class _Witness(DataParallel):
     def __init__(self, config: Witness, policy: Policy) -> None:
         self.config, self.policy = config, policy
 
-    def parallel_update(self, samples, progress) -> Generator[Any, None, dict[str, float]]:
+    def parallel_update(self, samples, steps) -> Generator[Any, None, dict[str, float]]:
         yield np.zeros(1)
         self.config.seen.extend(
             Sample({name: array.copy() for name, array in sample.items()}) for sample in samples

@@ -6,12 +6,13 @@ from ctypes import addressof
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.algorithm import AlgorithmConfig
+from tidemill.api.schedule import LinearSchedule
 from tidemill.core.errors import RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import KernelDescent, Kernels, address
@@ -27,23 +28,22 @@ BLOCK = 1 << 14  # weights worked on at a time, about: six arrays of them fit in
 class AdamSettings(AlgorithmConfig):
     """The settings of an algorithm all of whose weights one Adam trains."""
 
-    learning_rate: float = 3e-4
+    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
+        "learning_rate_schedule": ("constant", "write learning_rate = LinearSchedule(3e-4, 0)")
+    }
+
+    learning_rate: float | LinearSchedule = 3e-4
     """Learning rate of Adam."""
-    learning_rate_schedule: Literal["constant", "linear"] = "constant"
-    """``linear``: falls in a straight line to 0, at `limits.steps` or `limits.updates`,
-    whichever the run reaches first."""
     adam_epsilon: float = 1e-5
     """Added to Adam's denominator."""
 
-    def check_endless(self) -> None:
-        self.refuse_idle(
-            "learning_rate_schedule",
-            "without limits.steps or limits.updates: nobody knows how far the run is",
-        )
-
-    def rate(self, progress: float) -> float:
-        """Return the learning rate when the share `progress` of the run is over."""
-        return self.learning_rate * (1 - progress if self.learning_rate_schedule == "linear" else 1)
+    @classmethod
+    def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
+        data = super().of_today(data)
+        if data.get("learning_rate_schedule") == "linear":
+            falling = {"kind": "LinearSchedule", "start": data["learning_rate"], "end": 0.0}
+            data = {**data, "learning_rate": falling, "learning_rate_schedule": "constant"}
+        return data
 
 
 class Optimiser(ABC):

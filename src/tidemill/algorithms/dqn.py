@@ -1,10 +1,10 @@
 """Deep Q-learning (DQN) in numpy, with the improvements that Rainbow combines: its
 configuration and its learner."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,10 +27,13 @@ from tidemill.algorithms.learner_state import (
 )
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy, PolicyConfig
-from tidemill.core.config import acting
+from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.q_network import QNetwork, QPolicy, softmax
+
+EXPLORATION = LinearSchedule(1.0, 0.05, to_step=40_000)
+COUNTED_IN_STEPS = "env steps are counted in place of updates: write"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,6 @@ class DQN(AdamSettings):
     reinforcement learning"), with what Hessel et al. 2018, "Rainbow", added to it: double
     Q-learning here; n-step returns by `Replay(steps=n)`; priorities by
     `PrioritisedReplay`; duelling, noisy and distributional networks by `QNetwork`.
-
-    Everything is counted in updates, never in time: with a trainer's `ratio` of 1/4 an
-    update is four steps.
     """
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {
@@ -49,41 +49,51 @@ class DQN(AdamSettings):
         "learning_rate": (0, 1e6, "0.0001 to 0.001 is usual"),
         "adam_epsilon": (1e-30, 1, "0.00001 is usual"),
         "max_gradient_norm": (1e-9, 1e9, "10 is usual; None leaves gradients as they are"),
-        "target_every": (1, 1e12, "500 is usual"),
-        "target_rate": (1e-9, 1, "1 copies the weights, 0.005 with target_every = 1 follows them"),
-        "epsilon_start": (0, 1, "1 is usual"),
-        "epsilon_end": (0, 1, "0.01 to 0.1 is usual"),
-        "epsilon_updates": (1, 1e12, "a tenth of all updates is usual"),
+        "target_steps": (0, 1e12, "2,000 is usual"),
+        "target_rate": (1e-9, 1, "1 copies the weights, 0.005 with target_steps = 0 follows them"),
+        "epsilon": (0, 1, "LinearSchedule(1, 0.05, to_step=…) is usual, to a tenth of all steps"),
     }
 
     changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon"}
+
+    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
+        **AdamSettings.retired,
+        "target_every": (500, f"{COUNTED_IN_STEPS} target_steps"),
+        "epsilon_start": (1.0, f"{COUNTED_IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"),
+        "epsilon_end": (0.05, f"{COUNTED_IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"),
+        "epsilon_updates": (10_000, f"{COUNTED_IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"),
+    }
 
     gamma: float = 0.99
     """Discount of a step."""
     double: bool = True
     """Whether the network itself chooses the action whose value the target network tells
     (van Hasselt et al. 2016)."""
-    learning_rate: float = 5e-4
+    learning_rate: float | LinearSchedule = 5e-4
     """Learning rate of Adam."""
     max_gradient_norm: float | None = 10.0
     """The gradient of all weights together is scaled down to this Euclidean norm.
     None: it is not scaled."""
-    target_every: int = 500
-    """Number of updates between two moves of the target network."""
+    target_steps: int = 2_000
+    """Env steps between two moves of the target network; 0: it moves in each update."""
     target_rate: float = 1.0
     """Share of the way to the trained network that each move takes the target network:
     1 copies the weights, less is Polyak averaging."""
-    epsilon_start: float = 1.0
-    """ε, the probability of an action drawn at random, before the first update."""
-    epsilon_end: float = 0.05
-    """ε from update `epsilon_updates` on; between them it falls in a straight line. A
-    noisy network explores by its noise: its ε is 0 from the first update on."""
-    epsilon_updates: int = acting(
-        10_000,
-        lambda dqn: dqn.epsilon_start != dqn.epsilon_end,
-        "where epsilon_start is epsilon_end: ε stays as it is",
-    )
-    """Number of updates after which ε has fallen to `epsilon_end`."""
+    epsilon: float | LinearSchedule = EXPLORATION
+    """ε, the probability of an action drawn at random; before the first update it is what
+    it is at step 0. A noisy network explores by its noise: actions are drawn at random
+    before the first update, and then its ε is 0."""
+
+    @classmethod
+    def in_env_steps(cls, data: dict[str, Any], steps_of: Callable[[float], int]) -> dict[str, Any]:
+        data = dict(data)
+        if (every := data.pop("target_every", None)) is not None:
+            data["target_steps"] = 0 if every == 1 else steps_of(every) - steps_of(0)
+        first, last = data.pop("epsilon_start", 1.0), data.pop("epsilon_end", 0.05)
+        if (updates := data.pop("epsilon_updates", None)) is not None:
+            steps = {"from_step": steps_of(0), "to_step": steps_of(updates)}
+            data["epsilon"] = {"kind": "LinearSchedule", "start": first, "end": last, **steps}
+        return data
 
     def measures(self) -> tuple[str, ...]:
         return "loss/value", "q/mean", "error/mean", "gradient_norm", "learning_rate", "epsilon", "rows"
@@ -92,8 +102,7 @@ class DQN(AdamSettings):
         if isinstance(policy, QNetwork):
             self._check_head(policy)
         if isinstance(policy, QNetwork) and policy.noise:
-            for name in ("epsilon_end", "epsilon_updates"):
-                self.refuse_idle(name, "on a noisy network, whose ε is 0 from the first update on")
+            self.refuse_idle("epsilon", "on a noisy network, whose ε is 0 from the first update on")
 
     def _check_head(self, network: QNetwork) -> None:
         if network.quantiles:
@@ -126,9 +135,10 @@ class DQNLearner(Algorithm):
     config: DQN
 
     def __init__(self, config: DQN, policy: QPolicy, seed: int) -> None:
-        self.policy, self.config = policy, config
+        self.policy, self.config = policy, config.at(0, 0.0)
         self._rng = np.random.default_rng(seed)
-        self._updates = 0
+        # updates so far, and env steps before the last one
+        self._updates = self._steps = 0
         self._online, self._target = policy.function(policy.flat), policy.function(policy.flat.copy())
         self._gradient = np.zeros_like(policy.flat)
         # what the network has told of the batch's observations, [B, A, Z]
@@ -136,7 +146,7 @@ class DQNLearner(Algorithm):
         self._adam = adam(policy.flat, self._gradient, config.adam_epsilon, policy.kernels)
         self._explore()
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Raises `RunError` when loss or gradient are not finite;
         the weights stay as they were."""
         (sample,) = samples
@@ -148,7 +158,7 @@ class DQNLearner(Algorithm):
             of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
             self._online.backward(of_values, self._gradient)
         loss = float(share @ losses)
-        rate = self.config.rate(progress)
+        rate, every = number(self.config.learning_rate), self.config.target_steps
         norm = self._adam.descend(rate, 1.0, self.config.max_gradient_norm, loss)
         if not isfinite(norm + loss):
             raise spoilt(
@@ -157,8 +167,9 @@ class DQNLearner(Algorithm):
         if "priority" in sample:
             sample["priority"][0] = error
         self._updates += 1
-        if self._updates % self.config.target_every == 0:
+        if not every or steps // every > self._steps // every:
             self._move_target()
+        self._steps = steps
         self._explore()
         return {
             "loss/value": loss,
@@ -216,22 +227,17 @@ class DQNLearner(Algorithm):
             approach(target, self.policy.flat, rate, self.policy.kernels)
 
     def _explore(self) -> None:
-        """Set the policy's ε, from how many updates are done."""
-        config, done = self.config, self._updates
-        if self.policy.shape.noise:
-            self.policy.epsilon[...] = config.epsilon_start if done == 0 else 0
-        else:
-            share = min(done / config.epsilon_updates, 1)
-            self.policy.epsilon[...] = (
-                config.epsilon_start + (config.epsilon_end - config.epsilon_start) * share
-            )
+        """Set the policy's ε."""
+        by_noise = 0 if self._updates else 1
+        self.policy.epsilon[...] = by_noise if self.policy.shape.noise else number(self.config.epsilon)
 
     def state(self) -> Arrays:
         """Return copies of the target network, Adam's moments and step, the number of
-        updates, and the noise's random stream."""
+        updates, the env steps before the last one, and the noise's random stream."""
         return {
             "target": self._target.flat.copy(),
             "updates": np.array(self._updates),
+            "steps": np.array(self._steps),
             "random": random_state(self._rng),
             **prefixed("adam", self._adam.state()),
         }
@@ -239,9 +245,9 @@ class DQNLearner(Algorithm):
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Take back what `state` returned; continues exactly as the learner that it came
         from would have."""
+        state = {"steps": np.array(0), **state}  # earlier versions counted updates alone
         check_learner_state(self.state(), state)
         self._target.flat[:] = state["target"]
-        self._updates = int(state["updates"])
+        self._updates, self._steps = int(state["updates"]), int(state["steps"])
         set_random_state(self._rng, state["random"])
         self._adam.load_state(unprefixed("adam", state))
-        self._explore()

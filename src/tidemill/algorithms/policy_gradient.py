@@ -36,6 +36,7 @@ from tidemill.algorithms.minibatches import (
 from tidemill.algorithms.policy_gradient_formulas import differentiate_value_loss
 from tidemill.api.algorithm import DataParallel, Sample, run_alone
 from tidemill.api.policy import Policy
+from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.trainable import Network, TrainablePolicy
@@ -67,9 +68,9 @@ class PolicyGradient(AdamSettings):
     """Rows of a minibatch, about: the trained rows of a batch are split into equal parts
     of nearly this size. Equal trainers share them: each has its part of every minibatch,
     so that learning does not change with their number."""
-    value_coefficient: float = 0.5
+    value_coefficient: float | LinearSchedule = 0.5
     """Weight of the value loss ½ (V - target)²."""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: float | LinearSchedule = 0.0
     """Weight of the entropy bonus, per nat."""
     max_gradient_norm: float | None = 0.5
     """Gradients of all weights together are scaled down to this Euclidean norm.
@@ -94,7 +95,7 @@ class PolicyGradient(AdamSettings):
         return 1
 
     @property
-    def clip_value(self) -> float | None:
+    def clip_value(self) -> float | LinearSchedule | None:
         """ε of the clipped value loss; None leaves it unclipped."""
         return None
 
@@ -150,7 +151,7 @@ class PolicyGradientLearner(DataParallel):
     config: PolicyGradient
 
     def __init__(self, config: PolicyGradient, policy: TrainablePolicy, seed: int) -> None:
-        self.policy, self.config = policy, config
+        self.policy, self.config = policy, config.at(0, 0.0)
         self._rng = np.random.default_rng(seed)
         self._library = _library_of(policy.network)
         size = policy.network.size
@@ -181,22 +182,20 @@ class PolicyGradientLearner(DataParallel):
         return max(int(self._shared.nbytes), self.policy.moments({}, None).nbytes, 8 * SUMS)
 
     def parallel_update(
-        self, samples: Sequence[Sample], progress: float
+        self, samples: Sequence[Sample], steps: int
     ) -> Generator[Array, None, dict[str, float]]:
         """See `DataParallel`. Metrics are those of all trainers together. Raises
         `RunError` when the loss or gradient of a minibatch is not finite; that one does
         not change the weights."""
-        return self._update(samples, progress, alone=False)
+        return self._update(samples, alone=False)
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Nothing but measurements leaves the policy's device."""
-        return run_alone(self._update(samples, progress, alone=True))
+        return run_alone(self._update(samples, alone=True))
 
-    def _update(
-        self, samples: Sequence[Sample], progress: float, alone: bool
-    ) -> Generator[Array, None, dict[str, float]]:
+    def _update(self, samples: Sequence[Sample], alone: bool) -> Generator[Array, None, dict[str, float]]:
         config, policy = self.config, self.policy
-        rate = config.rate(progress)
+        rate = number(config.learning_rate)
         batch = gather(samples, self._estimate)
         sums = sums_of(batch)
         yield sums
@@ -308,9 +307,10 @@ class PolicyGradientLearner(DataParallel):
         return steps
 
     def _loss(self, parts: Any) -> Any:
-        return (
-            parts[0] + self.config.value_coefficient * parts[1] - self.config.entropy_coefficient * parts[2]
+        of_value, of_entropy = (
+            number(each) for each in (self.config.value_coefficient, self.config.entropy_coefficient)
         )
+        return parts[0] + of_value * parts[1] - of_entropy * parts[2]
 
     def _columns(self, batch: Batch, whole: BatchTotals) -> list[Mapping[str, Any]]:
         """Return the actions and (as one array, rows last) `COLUMNS` of a batch."""
@@ -342,14 +342,11 @@ class PolicyGradientLearner(DataParallel):
             of_policy, of_log_prob, kl, clipped = self._policy_loss(found.log_prob, log_prob, advantage)
             of_log_prob *= weight
             value_loss, of_value = differentiate_value_loss(
-                xp, found.value, target, old_value, config.clip_value
+                xp, found.value, target, old_value, number(config.clip_value)
             )
-            of_value *= weight * config.value_coefficient
-            of_entropy = (
-                xp.full_like(of_value, -config.entropy_coefficient * weight)
-                if config.entropy_coefficient
-                else None
-            )
+            of_value *= weight * number(config.value_coefficient)
+            bonus = number(config.entropy_coefficient)
+            of_entropy = xp.full_like(of_value, -bonus * weight) if bonus else None
             self._library.total(
                 (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self._parts
             )

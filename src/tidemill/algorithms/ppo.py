@@ -16,6 +16,7 @@ from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLe
 from tidemill.algorithms.policy_gradient_formulas import differentiate_surrogate, gae
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
+from tidemill.api.schedule import LinearSchedule, number
 from tidemill.native.library import KernelLoss
 from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.trainable import TrainablePolicy
@@ -40,14 +41,14 @@ class PPO(PolicyGradient):
 
     gae_lambda: float = 0.95
     """λ of the advantages (GAE) and of the values' targets (λ-returns)."""
-    clip: float = 0.2
+    clip: float | LinearSchedule = 0.2
     """ε of the clipped surrogate: the ratio of new to old probability of an action is
     clipped to 1 ± ε."""
     epochs: int = 4
     """Passes over each batch."""
     normalise_advantages: bool = True
     """Whether a batch's advantages are brought to mean 0 and standard deviation 1."""
-    clip_value: float | None = None
+    clip_value: float | LinearSchedule | None = None
     """ε of the clipped value loss: new values count within ε of the old ones, in units of
     the running standard deviation of returns (without `normalise_returns` in reward
     units). None: they are not clipped."""
@@ -128,8 +129,9 @@ class PPOLearner(PolicyGradientLearner):
         native = self._native
         if native is not None and native.columns is not columns:
             config = self.config
-            unclipped = -1.0 if config.clip_value is None else config.clip_value
-            loss = KernelLoss(config.clip, unclipped, config.value_coefficient, config.entropy_coefficient)
+            of_values = -1.0 if config.clip_value is None else config.clip_value
+            settings = config.clip, of_values, config.value_coefficient, config.entropy_coefficient
+            loss = KernelLoss(*map(number, settings))
             native.bind(loss, source.inputs, columns)
         return native
 
@@ -145,5 +147,5 @@ class PPOLearner(PolicyGradientLearner):
             advantage /= np.float32(whole.deviation + 1e-8)
 
     def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
-        xp, clip = self._library.namespace, self.config.clip
+        xp, clip = self._library.namespace, number(self.config.clip)
         return PolicyLoss(*differentiate_surrogate(xp, log_prob - behaviour, advantage, clip))

@@ -12,6 +12,7 @@ from tidemill.algorithms.adam import adam
 from tidemill.algorithms.twin_critics import TwinCriticLearner, TwinCritics
 from tidemill.api.algorithm import Algorithm
 from tidemill.api.policy import Policy
+from tidemill.api.schedule import number
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
@@ -124,12 +125,12 @@ class SACLearner(TwinCriticLearner):
         of_mean, of_log_std = differentiate_actor(drawn.action, drawn.spread, of_action, self.temperature)
         of_head = np.concatenate([of_mean, of_log_std * drawn.uncut], 1) * share[:, None]
         self._actor.backward(of_head[None], self._of_actor)
-        self._step("actor", config.learning_rate, loss)
+        self._step("actor", number(config.learning_rate), loss)
         if config.learn_temperature:
             goal = -float(self.policy.actions) if config.target_entropy is None else config.target_entropy
             gap = float((drawn.log_prob + np.float32(goal)) @ share)
             self._of_temperature[0] = -self.temperature * gap
-            self._step("temperature", config.learning_rate, gap)
+            self._step("temperature", number(config.learning_rate), gap)
         self._approach()
         return {
             "loss/policy": loss,

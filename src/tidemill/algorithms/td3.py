@@ -16,8 +16,9 @@ from tidemill.algorithms.action_value_formulas import (
 from tidemill.algorithms.twin_critics import TwinCriticLearner, TwinCritics
 from tidemill.api.algorithm import Algorithm
 from tidemill.api.policy import Policy
+from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.errors import ConfigError
-from tidemill.core.schema import Array, Arrays
+from tidemill.core.schema import Arrays
 from tidemill.nets.deterministic_actor import DeterministicPolicy
 from tidemill.nets.native_mlp import mlp
 
@@ -43,11 +44,11 @@ class TD3(TwinCritics):
 
     changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon"}
 
-    learning_rate: float = 1e-3
+    learning_rate: float | LinearSchedule = 1e-3
     """Learning rate of Adam, for the actor."""
     policy_delay: int = 2
     """Number of updates of the critics for each of the actor and of the targets."""
-    exploration_noise: float = 0.1
+    exploration_noise: float | LinearSchedule = 0.1
     """Standard deviation of the normal noise in actions that are played to learn from; of
     actions scaled to [-1, 1], as the next two."""
     target_noise: float = 0.2
@@ -107,7 +108,7 @@ class TD3Learner(TwinCriticLearner):
             assert of_inputs is not None
             of_head = differentiate_deterministic_actor(action, of_inputs[:, seen.shape[1] :])
             self._actor.backward((of_head * share[:, None])[None], self._of_actor)
-            self._step("actor", config.learning_rate, float(self._loss))
+            self._step("actor", number(config.learning_rate), float(self._loss))
             self._approach()
             approach(self.target_actor.flat, self.policy.flat, config.target_rate, self.policy.kernels)
         self._explore()
@@ -115,13 +116,9 @@ class TD3Learner(TwinCriticLearner):
 
     def _explore(self) -> None:
         """Set how the policy explores."""
-        self.policy.noise[...] = self.config.exploration_noise
+        self.policy.noise[...] = number(self.config.exploration_noise)
         self.policy.epsilon[...] = 0 if self._updates else 1
 
     def _own(self) -> Arrays:
         own: Arrays = {"target_actor": self.target_actor.flat, "updates": self._updates}
         return {**super()._own(), **own, "policy_loss": self._loss}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        super().load_state(state)
-        self._explore()

@@ -20,6 +20,7 @@ from tidemill.algorithms.learner_state import (
     unprefixed,
 )
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
+from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.bounded_actor import BoundedPolicy
 from tidemill.nets.native_mlp import mlp
@@ -43,9 +44,9 @@ class TwinCritics(AlgorithmConfig):
 
     gamma: float = 0.99
     """Discount of a step."""
-    learning_rate: float = 3e-4
+    learning_rate: float | LinearSchedule = 3e-4
     """Learning rate of Adam, for the actor (and SAC's temperature)."""
-    critic_learning_rate: float | None = None
+    critic_learning_rate: float | LinearSchedule | None = None
     """Learning rate of Adam, for the critics; None: as `learning_rate`."""
     adam_epsilon: float = 1e-8
     """Added to Adam's denominator."""
@@ -65,7 +66,7 @@ class TwinCriticLearner(Algorithm):
     config: TwinCritics
 
     def __init__(self, config: TwinCritics, policy: BoundedPolicy, seed: int) -> None:
-        self.policy, self.config = policy, config
+        self.policy, self.config = policy, config.at(0, 0.0)
         weights_seed, drawing_seed = np.random.SeedSequence(seed).spawn(2)
         self._rng = np.random.default_rng(drawing_seed)
         kernels = policy.kernels
@@ -79,7 +80,7 @@ class TwinCriticLearner(Algorithm):
             "critics": adam(self.critics.flat, self._of_critics, config.adam_epsilon, kernels),
         }
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Raises `RunError` when a loss or gradient is not
         finite; the weights that it is of stay as they were."""
         with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
@@ -119,7 +120,7 @@ class TwinCriticLearner(Algorithm):
         loss = float((0.5 * error * error @ share).sum())
         self.critics.backward(np.multiply(error, share, dtype=np.float32)[..., None], self._of_critics)
         rate = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
-        norm = self._step("critics", rate, loss)
+        norm = self._step("critics", number(rate), loss)
         return {
             "loss/value": loss,
             "q/mean": value,

@@ -2,19 +2,25 @@
 
 algorithm = config.build(policy, seed)
 while ...:
-    metrics = algorithm.update(samples, progress)     # one version more
+    algorithm.config = config.at(steps, progress)     # where it has schedules
+    metrics = algorithm.update(samples, steps)        # one version more
     publish(policy.parameters())
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from copy import copy
+from dataclasses import fields
+from functools import cached_property
+from inspect import signature
 from math import isfinite
-from typing import ClassVar
+from typing import Any, ClassVar, Self, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.schedule import LinearSchedule
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field, Schema
@@ -116,8 +122,9 @@ class Algorithm(ABC):
     batch_copies: how many copies of a batch an update makes, for the plan of memory; 0:
         it reads samples where they lie
     policy: the policy that learns
-    config: what it is set to. One whose configuration has `changeable` settings reads
-        these here in each update: a trainer gives it another configuration now and then
+    config: what it is set to. One whose configuration has `changeable` settings, or
+        such as may be schedules, reads these here in each update: a trainer gives it
+        another configuration now and then
     """
 
     batch_copies: ClassVar[int] = 2
@@ -125,13 +132,21 @@ class Algorithm(ABC):
     policy: Policy
     config: "AlgorithmConfig"
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "progress" in signature(cls.update).parameters:
+            raise ConfigError(
+                f"{cls.__name__}.update(samples, progress) is given the env steps of the run now, and no "
+                "share of it; write update(samples, steps), and take a LinearSchedule for what was to fall "
+                "with it"
+            )
+
     @abstractmethod
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """Do one update (all its epochs) and return its metrics (names such as
         ``loss/policy``, ``kl``). Reads the samples' arrays no more once it returns.
-        `progress` in [0, 1] is the share of the run that is over, and drives schedules:
-        of `limits.steps` or `limits.updates`, whichever is further; 0 without both. Does
-        not touch `policy.version`."""
+        `steps` are the env steps that the run had come to before it. Does not touch
+        `policy.version`."""
 
     @abstractmethod
     def state(self) -> Arrays:
@@ -155,16 +170,16 @@ class DataParallel(Algorithm):
 
     @abstractmethod
     def parallel_update(
-        self, samples: Sequence[Sample], progress: float
+        self, samples: Sequence[Sample], steps: int
     ) -> Generator[Array, None, dict[str, float]]:
         """Do one update and return its metrics. Yields each contiguous float32 or float64
         array that the trainers share; when it goes on, the array holds the sum over all
         of them. Each trainer yields arrays of the same number, shapes and dtypes,
         whatever rows it has."""
 
-    def update(self, samples: Sequence[Sample], progress: float) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. A single trainer's arrays are their own sums."""
-        return run_alone(self.parallel_update(samples, progress))
+        return run_alone(self.parallel_update(samples, steps))
 
     def separate(self, rank: int) -> None:
         """Draw random numbers of one's own from now on. Called in each equal trainer but
@@ -182,7 +197,8 @@ def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, flo
 
 
 class AlgorithmConfig(Config):
-    """The configuration of an algorithm: a subclass is what `Trainer.algorithm` takes."""
+    """The configuration of an algorithm: a subclass is what `Trainer.algorithm` takes. A
+    setting of type ``float | LinearSchedule`` may be either."""
 
     ranges: ClassVar[Mapping[str, tuple[float, float, str]]] = {}
     """The least and the most of each number, and a word of advice."""
@@ -194,9 +210,37 @@ class AlgorithmConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, (low, high, advice) in self.ranges.items():
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and low <= value <= high):
-                raise ConfigError(f"{name} = {value} is not between {low:g} and {high:g}; {advice}")
+            setting = getattr(self, name)
+            ends = (setting.start, setting.end) if isinstance(setting, LinearSchedule) else (setting,)
+            for value in ends:
+                if value is not None and not (isfinite(value) and low <= value <= high):
+                    raise ConfigError(f"{name} = {value} is not between {low:g} and {high:g}; {advice}")
+        if self.schedules:
+            hints = get_type_hints(type(self))
+            known = [name for name, hint in hints.items() if LinearSchedule in get_args(hint)]
+            for name in self.schedules.keys() - known:
+                raise ConfigError(
+                    f"{name} of {type(self).__name__} cannot be a schedule; write a number. These can be: "
+                    f"{', '.join(known) or 'none'}"
+                )
+
+    @cached_property
+    def schedules(self) -> dict[str, LinearSchedule]:
+        """The settings that are schedules, by name."""
+        settings = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in settings.items() if isinstance(value, LinearSchedule)}
+
+    def at(self, steps: int, progress: float) -> Self:
+        """Return this configuration as it is after so many env steps, when the share
+        `progress` of the run is over: with a number in place of each schedule."""
+        if not self.schedules:
+            return self
+        now = copy(self)
+        # checked already: what lies between two values that are in range is, too
+        for name, schedule in self.schedules.items():
+            object.__setattr__(now, name, schedule.at(steps, progress))
+        object.__setattr__(now, "schedules", {})
+        return now
 
     def measures(self) -> tuple[str, ...] | None:
         """Return the names of the metrics that updates return, so that conditions on them
@@ -208,6 +252,18 @@ class AlgorithmConfig(Config):
         """Raise `ConfigError` for settings that depend on the share of the run that is
         over. Called where neither `limits.steps` nor `limits.updates` is set, so that the
         share is unknown."""
+        for name, schedule in self.schedules.items():
+            if schedule.to_step is None:
+                raise ConfigError(
+                    f"{name} = {schedule} goes on to the end of the run, and nobody knows where that is "
+                    "without limits.steps or limits.updates; set one of them, or its to_step"
+                )
+
+    @classmethod
+    def in_env_steps(cls, data: dict[str, Any], steps_of: Callable[[float], int]) -> dict[str, Any]:
+        """Return what an earlier version has saved as `data` of this kind, with what it
+        counted in updates counted in env steps, of which `steps_of` tells."""
+        return data
 
     def check_made(self, names: Collection[str]) -> None:
         """Raise `ConfigError` for settings that have no effect on rows to which
@@ -218,5 +274,6 @@ class AlgorithmConfig(Config):
         builds."""
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
-        """Return the algorithm that trains `policy`."""
+        """Return the algorithm that trains `policy`. Schedules are what they are at step
+        0, until its `config` is set."""
         raise TypeError(f"{type(self).__name__} has no build()")

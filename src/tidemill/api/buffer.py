@@ -5,7 +5,7 @@ trainer. The loop that calls it (a trainer worker does)::
     while ...:
         # None until a batch is full: asked again in the next poll
         taken = buffer.take(version)
-        algorithm.update([held.sample for held in taken], progress)
+        algorithm.update([held.sample for held in taken], steps)
         # each of them was used once more
         buffer.release()
 
@@ -23,7 +23,7 @@ limiter says how often it is drawn from::
     if buffer.sampleable and ...:
         # a batch of transitions, drawn anew each time
         taken = buffer.take(version)
-        algorithm.update([held.sample for held in taken], progress)
+        algorithm.update([held.sample for held in taken], steps)
         # takes back what the update wrote into the batch: new priorities
         buffer.release()
 

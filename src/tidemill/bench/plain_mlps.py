@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tidemill import PPO, ActorCritic
+from tidemill.api.schedule import number
 from tidemill.core.schema import Array, Arrays
 
 
@@ -140,21 +141,23 @@ class PlainMLPs:
             log_prob = -0.5 * (noise * noise).sum(0) - (
                 log_std.sum() + np.float32(len(noise) * 0.5 * log(2 * pi))
             )
-        ratio = np.exp(log_prob - columns["log_prob"])
-        open_ = ratio * advantage <= np.clip(ratio, 1 - ppo.clip, 1 + ppo.clip) * advantage
+        ratio, clip, bonus = (
+            np.exp(log_prob - columns["log_prob"]),
+            number(ppo.clip),
+            number(ppo.entropy_coefficient),
+        )
+        open_ = ratio * advantage <= np.clip(ratio, 1 - clip, 1 + clip) * advantage
         of_log_prob = open_ * ratio * advantage * np.float32(-1 / rows)
         if action.dtype.kind == "i":
             of_head = p * -of_log_prob
             of_head[where] += of_log_prob
-            if ppo.entropy_coefficient:
-                of_head += np.float32(ppo.entropy_coefficient / rows) * p * (logs - (p * logs).sum(0))
+            if bonus:
+                of_head += np.float32(bonus / rows) * p * (logs - (p * logs).sum(0))
             self.gradients.log_std[...] = 0
         else:
             of_head = of_log_prob * noise / std
-            self.gradients.log_std[...] = (of_log_prob * (noise * noise - 1)).sum(1) - np.float32(
-                ppo.entropy_coefficient
-            )
-        of_value = (value - columns["target"]) * np.float32(ppo.value_coefficient / rows)
+            self.gradients.log_std[...] = (of_log_prob * (noise * noise - 1)).sum(1) - np.float32(bonus)
+        of_value = (value - columns["target"]) * np.float32(number(ppo.value_coefficient) / rows)
         self._backward(
             layers, [of_head, of_value] if len(heads) == 2 else [np.concatenate((of_head, of_value))]
         )
@@ -179,7 +182,7 @@ class PlainMLPs:
         np.sqrt(self._second, out=two)
         two += self._ppo.adam_epsilon * root
         np.divide(self._first, two, out=two)
-        two *= self._ppo.learning_rate * root / (1 - 0.9**self._steps)
+        two *= number(self._ppo.learning_rate) * root / (1 - 0.9**self._steps)
         self._flat -= two
 
     def epoch(self, minibatch: float, columns: Arrays) -> int:

@@ -42,6 +42,7 @@ from tidemill import PPO, ActorCritic, Atari, Experiment, Gymnasium, ReplayTrain
 from tidemill.api.edges import group_of
 from tidemill.api.environment import Environment
 from tidemill.api.policy import PolicyConfig
+from tidemill.api.schedule import number
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.bench.bare_kernels import BareKernels, best_kernels
 from tidemill.bench.plain_mlps import PlainMLPs
@@ -235,20 +236,21 @@ Loss = Callable[[Columns], Tensor]
 
 def loss_of(ppo: PPO, evaluate: Evaluate) -> Loss:
     """Return the loss of a minibatch."""
+    clip, of_values, bonus = map(number, (ppo.clip, ppo.value_coefficient, ppo.entropy_coefficient))
 
     def loss(part: Columns) -> Tensor:
         log_prob, entropy, value = evaluate(part)
         ratio, advantage = (log_prob - part["log_prob"]).exp(), part["advantage"]
-        of_policy = -torch.min(ratio * advantage, ratio.clamp(1 - ppo.clip, 1 + ppo.clip) * advantage).mean()
-        found = of_policy + ppo.value_coefficient * 0.5 * (value - part["target"]).square().mean()
-        return found - ppo.entropy_coefficient * entropy.mean() if ppo.entropy_coefficient else found
+        of_policy = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+        found = of_policy + of_values * 0.5 * (value - part["target"]).square().mean()
+        return found - bonus * entropy.mean() if bonus else found
 
     return loss
 
 
 def torch_step(ppo: PPO, loss: Loss, parameters: list[Tensor]) -> Callable[[Columns], None]:
     """Return a function that does one minibatch with torch's autograd."""
-    optimiser = torch.optim.Adam(parameters, lr=ppo.learning_rate, eps=ppo.adam_epsilon, fused=True)
+    optimiser = torch.optim.Adam(parameters, lr=number(ppo.learning_rate), eps=ppo.adam_epsilon, fused=True)
 
     def step(part: Columns) -> None:
         found = loss(part)

@@ -273,16 +273,20 @@ def brought_up_to_date(data: Any, path: str = "experiment") -> tuple[Any, list[s
 
 
 def _decode_value(hint: Any, value: Any, path: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args, other = typing.get_origin(hint), typing.get_args(hint), ""
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
         some = [a for a in args if a is not type(None)]
         if len(some) == 1:
             return _decode_value(some[0], value, path)
-        configs = [a for a in args if isinstance(a, type) and issubclass(a, Config)]
-        if configs:
+        configs = [a for a in some if isinstance(a, type) and issubclass(a, Config)]
+        if configs and (len(configs) == len(some) or isinstance(value, Mapping)):
             return decode(configs[0], value, path)
+        if configs:  # a number, or a configuration in its place
+            hint = typing.Union[tuple(a for a in args if a not in configs)]  # noqa: UP007
+            told = ", ".join(each.name for each in dataclasses.fields(configs[0]))
+            other = f"; or a table of {configs[0].__name__} ({told})"
     elif isinstance(hint, type) and issubclass(hint, Config):
         return decode(hint, value, path)
     elif origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
@@ -300,7 +304,9 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, hint, strict=True)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half of a letter, as JSON can have it
-        raise ConfigError(f"{path} = {shown(path, value)}: {str(error)[0].lower()}{str(error)[1:]}") from None
+        raise ConfigError(
+            f"{path} = {shown(path, value)}: {str(error)[0].lower()}{str(error)[1:]}{other}"
+        ) from None
 
 
 _PYTHON = {"True": True, "False": False, "None": None}

@@ -388,7 +388,7 @@ def measure_learner(
         sample = make_sample(policy, policy_config, spaces, spec, min(seats, rows), rows)
         trained = int(np.count_nonzero(sample.trained()))
         if rows == FEW_ROWS:
-            algorithm.update([sample], 0.0)  # what happens once only
+            algorithm.update([sample], 0)  # what happens once only
         cost = _updating(algorithm, sample, seconds if rows >= most else 0.0)
         fits = int(seconds / cost)
         if rows >= most or fits < 2 * trained:
@@ -411,7 +411,7 @@ def _updating(algorithm: Algorithm, sample: Sample, seconds: float) -> float:
     trained = int(np.count_nonzero(sample.trained()))
 
     def update() -> int:
-        algorithm.update([sample], 0.0)
+        algorithm.update([sample], 0)
         return trained
 
     return timed(update, seconds, precise=True).each[0]
@@ -434,7 +434,7 @@ def measure_updates(
     algorithm = trainer.algorithm.build(policy, 0)
 
     def update() -> int:
-        algorithm.update([sample], 0.0)
+        algorithm.update([sample], 0)
         return 1
 
     update()

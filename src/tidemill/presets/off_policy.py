@@ -11,6 +11,7 @@ from tidemill.api.buffer import BufferConfig
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.api.policy import PolicyConfig
+from tidemill.api.schedule import LinearSchedule
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
@@ -78,12 +79,10 @@ DQN_PRESETS = Presets(
             off_policy,
             policy=QNetwork(duelling=False),
             algorithm=DQN(
-                learning_rate=1e-3,
-                learning_rate_schedule="linear",
-                target_every=1,
+                learning_rate=LinearSchedule(1e-3, 0),
+                target_steps=0,
                 target_rate=0.01,
-                epsilon_end=0.01,
-                epsilon_updates=4_000,
+                epsilon=LinearSchedule(1, 0.01, from_step=1_000, to_step=9_000),
             ),
             # β stays as it is
             buffer=PrioritisedReplay(capacity=100_000, warm_up=1_000, steps=3, beta_updates=10_000_000),
@@ -95,7 +94,9 @@ DQN_PRESETS = Presets(
         "MinAtar/": partial(
             off_policy,
             policy=QNetwork(hidden=(128,)),
-            algorithm=DQN(learning_rate=2.5e-4, target_every=1_000, epsilon_end=0.02, epsilon_updates=25_000),
+            algorithm=DQN(
+                learning_rate=2.5e-4, target_steps=4_000, epsilon=LinearSchedule(1, 0.02, to_step=100_000)
+            ),
             buffer=Replay(capacity=100_000, warm_up=5_000, steps=3),
             batch_size=32,
             ratio="1/4",
@@ -108,7 +109,9 @@ DQN_PRESETS = Presets(
         Atari: partial(
             off_policy,
             policy=QNetwork(hidden=(512,)),
-            algorithm=DQN(learning_rate=1e-4, target_every=2_000, epsilon_end=0.05, epsilon_updates=100_000),
+            algorithm=DQN(
+                learning_rate=1e-4, target_steps=8_000, epsilon=LinearSchedule(1, 0.05, to_step=400_000)
+            ),
             buffer=Replay(capacity=100_000, warm_up=10_000, frame_stack=4),
             batch_size=32,
             ratio="1/4",

@@ -10,6 +10,7 @@ from typing import Any
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.environment import AgentInfo, EnvironmentConfig, alike
 from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.schedule import LinearSchedule
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.envs.atari import Atari
 from tidemill.envs.pettingzoo import PettingZoo
@@ -68,7 +69,7 @@ TUNED: dict[str, Preset] = {
         lanes=128,
         sample_steps=32,
         policy=ActorCritic(),
-        algorithm=PPO(learning_rate=4e-3, learning_rate_schedule="linear", minibatch_size=1024),
+        algorithm=PPO(learning_rate=LinearSchedule(4e-3, 0), minibatch_size=1024),
         steps=600_000,
     ),
     # -100 in about 30 k env steps
@@ -77,7 +78,7 @@ TUNED: dict[str, Preset] = {
         lanes=16,
         sample_steps=64,
         policy=ActorCritic(),
-        algorithm=PPO(learning_rate=1e-3, learning_rate_schedule="linear", minibatch_size=256),
+        algorithm=PPO(learning_rate=LinearSchedule(1e-3, 0), minibatch_size=256),
         steps=500_000,
     ),
     # -250 in about 60 k env steps
@@ -86,9 +87,7 @@ TUNED: dict[str, Preset] = {
         lanes=16,
         sample_steps=128,
         policy=ActorCritic(),
-        algorithm=PPO(
-            learning_rate=1e-3, learning_rate_schedule="linear", minibatch_size=256, epochs=8, gamma=0.9
-        ),
+        algorithm=PPO(learning_rate=LinearSchedule(1e-3, 0), minibatch_size=256, epochs=8, gamma=0.9),
         steps=500_000,
     ),
     # 200 in about 400 k env steps. Fewer or larger steps of Adam, or a falling rate, left
@@ -115,8 +114,7 @@ TUNED: dict[str, Preset] = {
         sample_steps=128,
         policy=ActorCritic(normalise_observations=True, log_std_init=-1.0),
         algorithm=PPO(
-            learning_rate=1e-3,
-            learning_rate_schedule="linear",
+            learning_rate=LinearSchedule(1e-3, 0),
             minibatch_size=512,
             epochs=10,
             gamma=0.98,

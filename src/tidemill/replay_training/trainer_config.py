@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from math import ceil
+from typing import Any, Self
 
+from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerHandle
+from tidemill.core.config import Config, member
 from tidemill.core.errors import ConfigError
 from tidemill.replay.limiter import check_slack, parse_ratio
 from tidemill.workers.trainer_config import TrainerConfig
@@ -110,6 +113,18 @@ class ReplayTrainer(TrainerConfig):
                 "least 1 of both"
             )
         self.check_above_zero("max_no_progress_s")
+
+    @classmethod
+    def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
+        data, algorithm, buffer = super().of_today(data), data.get("algorithm"), data.get("buffer")
+        if not isinstance(algorithm, dict) or not isinstance(buffer, dict):
+            return data
+        kind = member(Config, str(algorithm.get("kind")))
+        # no task is owed for what comes before the memory can be sampled
+        warm_up, ratio = int(buffer.get("warm_up", 0)), parse_ratio(data.get("ratio") or 1)
+        if kind is not None and issubclass(kind, AlgorithmConfig):
+            algorithm = kind.in_env_steps(algorithm, lambda updates: warm_up + ceil(updates / ratio))
+        return {**data, "algorithm": algorithm}
 
     @property
     def evaluation_lanes(self) -> int:

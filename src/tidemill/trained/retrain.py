@@ -95,7 +95,9 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
                             f"the journal of {folder.path} has a task before its memory could be sampled "
                             "from; it is of another configuration"
                         )
-                    algorithm.update([held.sample for held in taken], progress)
+                    if config.algorithm.schedules:
+                        algorithm.config = config.algorithm.at(committed, progress)
+                    algorithm.update([held.sample for held in taken], committed)
                     buffer.release()
                     updates += 1
                     policy.version = updates

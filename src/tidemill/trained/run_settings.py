@@ -27,11 +27,7 @@ def settings_of(run: Path) -> Settings:
     """Return a run's settings, but for its seed, its name, its limits where no schedule
     depends on them, and the layout where that was chosen for its machine."""
     every = _flat(_read(run / CONFIG))
-    kept = (
-        _SCHEDULED
-        if any(path.endswith("_schedule") and value != "constant" for path, value in every.items())
-        else ()
-    )
+    kept = _SCHEDULED if any(map(_to_the_end, every.items())) else ()
     found = {
         path: value for path, value in every.items() if path.partition(".")[0] not in _BESIDES or path in kept
     }
@@ -39,6 +35,14 @@ def settings_of(run: Path) -> Settings:
     if laid_out.get("layout") and laid_out.get("costs"):
         found = {path: value for path, value in found.items() if not _LAID_OUT.fullmatch(path)}
     return found
+
+
+def _to_the_end(setting: tuple[str, Any]) -> bool:
+    """True of a setting of a schedule that ends with the run; earlier versions wrote
+    "linear"."""
+    path, value = setting
+    name = path.rpartition(".")[2]
+    return value is None if name == "to_step" else name.endswith("_schedule") and value != "constant"
 
 
 def name_of(run: Path) -> str | None:

@@ -138,17 +138,17 @@ class EqualTrainers:
         return CombinedCounts(*numbers.tolist())
 
     def update(
-        self, algorithm: Algorithm, policy: Policy, samples: Sequence[Sample], progress: float
+        self, algorithm: Algorithm, policy: Policy, samples: Sequence[Sample], steps: int
     ) -> Generator[PollResult, None, dict[str, float]]:
         """Do one update, all together, and return its metrics."""
         if self._summing is None:
-            return algorithm.update(samples, progress)
+            return algorithm.update(samples, steps)
         algorithm = cast("DataParallel", algorithm)  # `of` has seen to that
         self._before = {k: v.copy() for k, v in policy.parameters().items()}, algorithm.state()
-        steps = algorithm.parallel_update(samples, progress)
+        parts = algorithm.parallel_update(samples, steps)
         try:
             while True:
-                yield from self.sum(next(steps))
+                yield from self.sum(next(parts))
         except StopIteration as end:
             self._before = None
             metrics: dict[str, float] = end.value

@@ -178,9 +178,11 @@ class Learner:
         config = with_settings(self._config.algorithm, self._changed)
         self._know_settings(config)
         built = config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
-        return returned(built, Algorithm, config.build)
+        self._follow(returned(built, Algorithm, config.build))
+        return built
 
     def _know_settings(self, config: AlgorithmConfig) -> None:
+        self._scheduled = config
         self._settings = {field_of(name): value for name, value in settings_of(config).items()}
 
     def _accept(self, settings: Mapping[str, float | None]) -> AlgorithmConfig | None:
@@ -214,6 +216,14 @@ class Learner:
 
     # ---- training ----------------------------------------------------------------------
 
+    def follow_schedules(self) -> None:
+        """Set the algorithm's schedules to what they are now."""
+        self._follow(self.algorithm)
+
+    def _follow(self, algorithm: Algorithm) -> None:
+        if self._scheduled.schedules:
+            algorithm.config = self._scheduled.at(self.counters.steps, self.limits.progress())
+
     def finish_update(self) -> None:
         """Count an update: the policy is a version further."""
         self.counters.updates += 1
@@ -226,13 +236,15 @@ class Learner:
             self._publisher.publish(self.policy)
             self._clock.enter(left)
 
-    def with_lags(self, metrics: dict[str, float], batch: Sequence[BufferedSample]) -> dict[str, float]:
-        """Return what the update of `batch` has returned, and how many versions the rows
-        that enter the loss are behind on average, and the oldest one."""
+    def measured(self, metrics: dict[str, float], batch: Sequence[BufferedSample]) -> dict[str, float]:
+        """Return what the update of `batch` has returned, where schedules were in it, and
+        how many versions the rows that enter the loss are behind on average, and the
+        oldest one."""
         version = self.policy.version
         behind = sum(held.trained * version - held.stamps for held in batch)
         rows = sum(held.trained for held in batch)
         return {
+            **{name: float(getattr(self.algorithm.config, name)) for name in self._scheduled.schedules},
             **returned(metrics, dict, self.algorithm.update),
             "lag/mean": behind / max(rows, 1),
             "lag/max": float(max((held.lag(version) for held in batch), default=0)),
@@ -270,8 +282,8 @@ class Learner:
 
     def apply_change(self) -> None:
         """Go on with the first of `changes`."""
-        self.algorithm.config = config = self.changes.popleft()
-        self._know_settings(config)
+        self._know_settings(self.changes.popleft())
+        self.algorithm.config = self._scheduled.at(self.counters.steps, self.limits.progress())
 
     def start(self) -> None:
         """Begin to count the time of training, and until the next checkpoint."""

@@ -129,6 +129,11 @@ class Population(WorkerConfig):
                     f"{policies[0]} and {policy}"
                 )
             trainer = _trainer_of(experiment, member)
+            for name in self.explore.keys() & trainer.algorithm.schedules.keys():
+                raise ConfigError(
+                    f"{name} of {type(trainer.algorithm).__name__} is a schedule, so that there is no number "
+                    "to explore; give the algorithm a number, or leave it out of explore"
+                )
             for bounds in zip(*self.explore.values(), strict=True):
                 explored = with_settings(trainer.algorithm, dict(zip(self.explore, bounds, strict=True)))
                 explored.check_policy(policy)

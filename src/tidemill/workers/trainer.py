@@ -104,15 +104,16 @@ class TrainerWorker(Worker):
                 yield PollResult(0, 1)
                 continue
             learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
+            learner.follow_schedules()
             left = self.clock.enter("train")
             metrics = yield from learner.equal_trainers.update(
                 learner.algorithm,
                 learner.policy,
                 [buffered.sample for buffered in batch],
-                learner.limits.progress(),
+                counters.steps,
             )
             self.clock.enter(left)
-            metrics = learner.with_lags(metrics, batch)
+            metrics = learner.measured(metrics, batch)
             learner.finish_update()
             counters.rows += int(agreed.fresh)
             before, counters.steps = counters.steps, counters.rows // learner.samples.seats_per_lane

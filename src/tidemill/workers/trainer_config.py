@@ -96,7 +96,9 @@ class TrainerConfig(WorkerConfig):
 
     def measures(self) -> tuple[str, ...] | None:
         own = self.algorithm.measures()
-        return None if own is None else (*COUNTED, "lag/mean", "lag/max", *own)
+        if own is None:
+            return None
+        return (*COUNTED, "lag/mean", "lag/max", *dict.fromkeys((*own, *self.algorithm.schedules)))
 
 
 def _replay(name: str) -> str:
