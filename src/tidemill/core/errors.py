@@ -36,6 +36,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from tidemill.core.foreign_names import FOREIGN_NAMES
+
 T = TypeVar("T")
 
 
@@ -179,12 +181,19 @@ def returned(found: Any, kind: type[T], by: Callable[..., Any]) -> T:
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the nearest known name, or all of them.
+    """Return the end of an error message: the nearest known name, or all of them. For
+    what Stable-Baselines3 has by another name it is ours.
 
     >>> did_you_mean("leraning_rate", ["learning_rate", "epochs"])
     'did you mean "learning_rate"?'
+    >>> did_you_mean("n_epochs", ["learning_rate", "epochs"])
+    'did you mean "epochs"?'
     """
-    names = sorted(known)
+    names, ours = sorted(known), FOREIGN_NAMES.get(value)
+    if ours in names:
+        return f'did you mean "{ours}"?'
+    if ours is not None:
+        return f'it is called "{ours}" here, and stands elsewhere: docs/rl-zoo.md'
     near = get_close_matches(value, names, n=1)
     if near:
         return f'did you mean "{near[0]}"?'
