@@ -12,7 +12,8 @@ import tidemill
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.training_warnings import LONG, WINDOW, TrainingWarnings
 
-PPO = {"workers": {"trainer": {"policy": "policy", "algorithm": {"clip": 0.2}}, "actor": {}}}
+ALGORITHM = {"clip": 0.2, "entropy_coefficient": 0.0}
+PPO = {"workers": {"trainer": {"policy": "policy", "algorithm": ALGORITHM}, "actor": {}}}
 SOUND = {
     "explained_variance": 0.6,
     "kl": 0.01,
@@ -81,8 +82,8 @@ def test_what_is_solved_gives_none():
             LONG - 1,
             "values explain nothing of the returns (explained_variance 0.01 after 60 records, never above "
             "0.01): they learn too slowly, or observations do not tell how well it goes",
-            "a larger --set workers.trainer.algorithm.learning_rate or value_coefficient, more epochs, or "
-            "--set policies.policy.normalise_observations=true",
+            "a larger --set workers.trainer.algorithm.learning_rate or value_coefficient, more epochs, or, "
+            "where they are not yet normalised, --set policies.policy.normalise_observations=true",
         ),
         (
             {"return/mean": 20.0},
@@ -98,6 +99,13 @@ def test_each_thing_is_told_once_it_has_been_so_for_a_while_and_never_again(chan
     assert not told((count - 1, changed))
     assert told((count, changed)) == [(what, cure)]
     assert told((count, changed), (50, {}), (200, changed)) == [(what, cure)]
+
+
+def test_more_exploration_is_by_a_setting_that_the_algorithm_has():
+    algorithm = {"kind": "DQN", "epsilon": {"kind": "LinearSchedule", "start": 1, "end": 0}}
+    config = {"workers": {**PPO["workers"], "trainer": {**PPO["workers"]["trainer"], "algorithm": algorithm}}}
+    ((_, cure),) = told((LONG - 1, {"return/mean": 20.0}), config=config)
+    assert "(--set workers.trainer.algorithm.epsilon=0.3)" in cure
 
 
 def test_few_episodes_may_be_alike():
@@ -124,7 +132,7 @@ def test_metrics_that_are_not_there_are_nothing_odd():
     warnings = TrainingWarnings(PPO)
     assert not [each for _ in range(200) for each in warnings.add({"update": 1.0, "loss/value": 0.1})]
     assert not [*warnings.add({"step": 5.0, "evaluation/return": 1.0})]  # no record of updates
-    for odd in ({}, {"workers": 3}, {"workers": {"trainer": {"algorithm": {"clip": "x"}}}}):
+    for odd in ({}, {"workers": 3}, {"workers": {"trainer": {"algorithm": {"clip": None}}}}):
         assert not told((WINDOW, {"clip_fraction": 1.0}), config=odd)
 
 

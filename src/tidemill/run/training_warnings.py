@@ -16,6 +16,11 @@ from typing import Any, NamedTuple
 WINDOW = 20  # records of updates that a rule looks back on
 SEVERAL = ("PettingZoo", "SimulatorEnvironment")  # kinds of environments of several agents
 EPISODES = 300  # that may all be alike before that is odd
+EXPLORATION = (
+    ("entropy_coefficient", "entropy_coefficient=0.01"),
+    ("epsilon", "epsilon=0.3"),
+    ("exploration_noise", "exploration_noise=0.3"),
+)  # settings that make a policy explore, the usual ones first
 LONG = 60  # records from which on something has been so for long
 
 
@@ -102,12 +107,12 @@ class TrainingWarning(NamedTuple):
 def far_updates(history: TrainerHistory) -> TrainingWarning | None:
     """Tell of a policy most of whose rows are beyond the clip once an update is done."""
     clip, share = history.settings.get("clip"), history.lately("clip_fraction")
-    if not isinstance(clip, (int, float)) or not share > 0.5:
+    if clip is None or not share > 0.5:
         return None
     what = f"{share:.0%} of rows are clipped (clip_fraction): "
     if history.lately("kl") < 1e-4:
         return TrainingWarning(
-            f"{what}clip = {clip:g} is so narrow that hardly a step counts", "{algorithm}.clip=0.2 is usual"
+            f"{what}clip = {clip} is so narrow that hardly a step counts", "{algorithm}.clip=0.2 is usual"
         )
     return TrainingWarning(
         f"{what}updates go too far", f"{_slower(history)}, fewer epochs, or larger minibatches"
@@ -173,11 +178,11 @@ def same_returns(history: TrainerHistory) -> TrainingWarning | None:
     enough = history.count >= LONG and history.late[-1].episodes >= EPISODES
     if not (history.whole and history.alone and enough and least == largest):
         return None
+    more = [f" ({{algorithm}}.{setting})" for name, setting in EXPLORATION if name in history.settings]
     return TrainingWarning(
         f"every episode so far had the same return, {least:g}, so that there is nothing to learn from",
-        "rewards that random actions hardly ever find need shaping, or more exploration "
-        "({algorithm}.entropy_coefficient=0.01); those that never differ are a mistake of the environment "
-        "(tidemill check-env)",
+        f"rewards that random actions hardly ever find need shaping, or more exploration{''.join(more[:1])}; "
+        "those that never differ are a mistake of the environment (tidemill check-env)",
     )
 
 
