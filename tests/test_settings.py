@@ -115,7 +115,7 @@ ALWAYS = {
     "AdamSettings": "learning_rate adam_epsilon",
     "PolicyGradient": "minibatch_size value_coefficient entropy_coefficient max_gradient_norm clip_apart "
     "normalise_returns",
-    "PPO": "clip epochs normalise_advantages clip_value target_kl correct_off_policy",
+    "PPO": "clip epochs normalise_advantages clip_value target_kl desired_kl correct_off_policy",
     "Impala": "trace_lambda rho_clip c_clip",
     "DQN": "gamma double max_gradient_norm target_steps target_rate",
     "QRDQN": "kappa",

@@ -21,7 +21,15 @@ SHARED = {
     "max_gradient_norm": None,
 }
 CHANGES: dict[type[AlgorithmConfig], dict[str, float | None]] = {
-    PPO: {**SHARED, "gae_lambda": 0.1, "clip": 1e-3, "epochs": 2, "clip_value": 1e-3, "target_kl": 1e-9},
+    PPO: {
+        **SHARED,
+        "gae_lambda": 0.1,
+        "clip": 1e-3,
+        "epochs": 2,
+        "clip_value": 1e-3,
+        "target_kl": 1e-9,
+        "desired_kl": 1e-9,
+    },
     Impala: {**SHARED, "trace_lambda": 0.1, "rho_clip": 1.01, "c_clip": 0.1},
     DQN: {
         "gamma": 0.5,

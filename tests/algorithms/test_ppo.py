@@ -9,6 +9,7 @@ import torch
 from tests.algorithms.losses import clipped_surrogate, clipped_value_loss, explained_variance, value_loss
 
 from tidemill.algorithms.minibatches import Rows, gae_of, gather
+from tidemill.algorithms.policy_gradient_formulas import adapted_rate
 from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.policy import Policy
@@ -351,6 +352,38 @@ def test_a_learning_rate_that_has_fallen_to_zero_changes_nothing():
     unchanged = np.ones(len(before), bool)
     unchanged[-len(learner.policy.network.weights["critic.weight"]) - 1 :] = False
     assert np.isin(ratio[unchanged], [0, 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("rate", "kl", "expected"),
+    [
+        (3e-4, 0.021, 2e-4),
+        (3e-4, 0.0049, 4.5e-4),
+        (3e-4, 0.02, 3e-4),
+        (3e-4, 0.005, 3e-4),
+        (3e-4, 0.0, 3e-4),
+        (1.2e-5, 1.0, 1e-5),
+        (9e-3, 0.001, 1e-2),
+        (5e-2, 0.001, 5e-2),  # beyond the bounds it does not go on, and is not moved back
+        (1e-6, 1.0, 1e-6),
+    ],
+)
+def test_the_adapted_rate_is_that_of_the_paper_s_code(rate, kl, expected):
+    assert adapted_rate(rate, kl, 0.01) == pytest.approx(expected)
+
+
+def test_the_rate_follows_how_far_updates_go_and_is_saved():
+    sample, rates = make_sample(learner_of().policy), []
+    learner = learner_of(desired_kl=1e-9, learning_rate=1e-2)
+    for _ in range(3):
+        rates.append(learner.update([sample], 0)["learning_rate"])
+    assert rates == pytest.approx([1e-2, 1e-2 / 1.5, 1e-2 / 1.5**2])
+    other = learner_of(desired_kl=1e-9, learning_rate=1e-2)
+    other.load_state(learner.state())
+    assert other.update([sample], 0)["learning_rate"] == pytest.approx(1e-2 / 1.5**3)
+    other.load_state({name: array for name, array in learner.state().items() if name != "rate"})
+    with pytest.raises(ConfigError, match=r"desired_kl = 0\.01 adapts the learning rate, which is to follow"):
+        PPO(desired_kl=0.01, learning_rate=LinearSchedule(1e-3, 0))
 
 
 def test_target_kl_stops_an_update_before_the_first_minibatch_whose_divergence_is_above_it():

@@ -178,6 +178,11 @@ class PolicyGradientLearner(DataParallel):
         now, and had those of the behaviour."""
 
     @property
+    def rate(self) -> float:
+        """The learning rate of the next update."""
+        return number(self.config.learning_rate)
+
+    @property
     def largest_sum(self) -> int:
         return max(int(self._shared.nbytes), self.policy.moments({}, None).nbytes, 8 * SUMS)
 
@@ -195,7 +200,7 @@ class PolicyGradientLearner(DataParallel):
 
     def _update(self, samples: Sequence[Sample], alone: bool) -> Generator[Array, None, dict[str, float]]:
         config, policy = self.config, self.policy
-        rate = number(config.learning_rate)
+        rate = self.rate
         batch = gather(samples, self._estimate)
         sums = sums_of(batch)
         yield sums

@@ -163,3 +163,16 @@ def differentiate_value_loss(
     squares, near_squares = error * error, near * near
     derivative = xp.where((near_squares > squares) & (abs(move) > clip), 0, error)
     return xp.maximum(squares, near_squares).sum() * 0.5, derivative
+
+
+def adapted_rate(rate: float, kl: float, desired: float) -> float:
+    """Return the learning rate after an update that went `kl` nats, where `desired` is
+    wished for: 1.5 times as much or as little, where it went less than half or more than
+    twice as far, between 1e-5 and 1e-2 (Rudin et al. 2022, "Learning to Walk in Minutes
+    Using Massively Parallel Deep Reinforcement Learning", whose implementation does so
+    for each minibatch)."""
+    if kl > 2 * desired:
+        return max(rate / 1.5, min(rate, 1e-5))
+    if 0 < kl < desired / 2:
+        return min(rate * 1.5, max(rate, 1e-2))
+    return rate

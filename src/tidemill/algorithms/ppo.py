@@ -1,6 +1,6 @@
 """PPO: proximal policy optimisation. Imports no torch by itself."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -13,10 +13,12 @@ from tidemill.algorithms.minibatches import Floats, Integers, Rows, gae_of, take
 from tidemill.algorithms.native_ppo import NativePPO
 from tidemill.algorithms.native_traces import native_gae
 from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
-from tidemill.algorithms.policy_gradient_formulas import differentiate_surrogate, gae
+from tidemill.algorithms.policy_gradient_formulas import adapted_rate, differentiate_surrogate, gae
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.api.schedule import LinearSchedule, number
+from tidemill.core.errors import ConfigError
+from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import KernelLoss
 from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.trainable import TrainablePolicy
@@ -35,6 +37,7 @@ class PPO(PolicyGradient):
         "epochs": (1, 1e6, "4 is usual"),
         "clip_value": (1e-9, 1e9, "0.2 is usual; None leaves values unclipped"),
         "target_kl": (1e-9, 1e9, "0.02 is usual; None never stops early"),
+        "desired_kl": (1e-9, 1e9, "0.01 is usual; None leaves the learning rate as it is set"),
     }
 
     changeable: ClassVar[Collection[str]] = ranges.keys() - {"chunk_steps"}
@@ -56,10 +59,23 @@ class PPO(PolicyGradient):
     """Approximate KL divergence, in nats, of the trained policy from the one that acted:
     an update ends before the first minibatch on which it is larger. None: all epochs are
     done."""
+    desired_kl: float | None = None
+    """Approximate KL divergence, in nats, of an update, which the learning rate is
+    adapted to: it begins as `learning_rate`, and falls after an update that went further
+    than twice this, and rises after one that went less than half as far
+    (`adapted_rate`). None: it is what it is set to."""
     correct_off_policy: bool = False
     """Whether traces are cut short where the policy at the start of the update has moved
     away from the one that acted (V-trace; one more forward pass). Of use when samples lag
     behind."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.desired_kl is not None and "learning_rate" in self.schedules:
+            raise ConfigError(
+                f"desired_kl = {self.desired_kl} adapts the learning rate, which is to follow a schedule; "
+                "set learning_rate to a number, or leave desired_kl out"
+            )
 
     def check_made(self, names: Collection[str]) -> None:
         if "advantage" in names and not self.correct_off_policy:
@@ -82,9 +98,30 @@ class PPOLearner(PolicyGradientLearner):
     def __init__(self, config: PPO, policy: TrainablePolicy, seed: int) -> None:
         super().__init__(config, policy, seed)
         network = policy.network
+        self._rate = number(config.at(0, 0.0).learning_rate)
         self._native, self._gae = None, gae
         if isinstance(network, NativeActorCritic):
             self._native, self._gae = NativePPO(network, self._shared), partial(native_gae, network.kernels)
+
+    @property
+    def rate(self) -> float:
+        return super().rate if self.config.desired_kl is None else self._rate
+
+    def _update(self, samples: Sequence[Sample], alone: bool) -> Generator[Array, None, dict[str, float]]:
+        metrics = yield from super()._update(samples, alone)
+        if self.config.desired_kl is not None and "kl" in metrics:
+            self._rate = adapted_rate(self._rate, metrics["kl"], self.config.desired_kl)
+        return metrics
+
+    def state(self) -> Arrays:
+        """See `PolicyGradientLearner.state`; and the learning rate that was adapted."""
+        return {**super().state(), "rate": np.array(self._rate)}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        # earlier versions adapted none
+        state = {"rate": np.array(self._rate), **state}
+        super().load_state(state)
+        self._rate = float(state["rate"])
 
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
         config = self.config
