@@ -46,6 +46,7 @@ LOW, HIGH = (0.0, 1.0, 2.0), (3.0, 4.0, 5.0)
             Dict({"see": Box((2,), "float32"), "action_mask": Box((4,), "int8")}),
             Dict({"see": Box((3, 2), "float32"), "action_mask": Box((4,), "int8")}),
         ),
+        (Dict({"action_mask": Dict({"kind": Box((4,), "int8")})}),) * 2,
     ],
 )
 def test_boxes_are_stacked(space: Space, wanted: Space) -> None:
@@ -206,6 +207,12 @@ def test_what_is_not_stacked_is_the_newest() -> None:
     assert seen[2][1]["obs.action_mask"][0].tolist() == [35, 35] and seen[2][1]["obs.see"][
         0, :, 0
     ].tolist() == [10, 20, 35]
+
+
+def test_masks_of_parts_are_not_stacked() -> None:
+    space = Dict({"see": Box((1,), "float32"), "action_mask": Dict({"kind": Box((2,), "int8")})})
+    seen = watch(space, [[HERE, HERE], [HERE, HERE]])
+    assert seen[1][0]["obs.action_mask.kind"][0].tolist() == [20, 20]
 
 
 def test_an_environment_of_specs_without_stacks_is_left_as_it_is() -> None:

@@ -368,6 +368,34 @@ def test_masks_in_infos_become_parts_and_what_they_leave_out_is_allowed():
     assert given["b"].tolist() == [1, 1]  # clipped to the bounds
 
 
+def test_masks_of_actions_with_parts_lie_side_by_side():
+    environment = PettingZoo(make=f"{ZOO}:Nested").build(2, 0)
+    masks = [agent.spaces.observation.spaces["action_mask"].shape for agent in environment.agents]
+    assert masks == [(7,), (3,)]
+    driver = Driver(environment, [[0], [1]])
+    for step in range(5):
+        both = driver.tick(
+            actions=[
+                {
+                    "action.aim": np.full((2, 2), -0.5, np.float32),
+                    "action.kind": np.array([[0, 2], [1, 1]]),
+                    "action.more": np.array([1, 0]),
+                },
+                {"action.0": np.array([2, 1]), "action.1": np.full((2, 2), 3, np.float32)},
+            ]
+        )
+        seen = [told.tick.observation["obs.action_mask"].tolist() for told in both]
+        some = [[1, 0, 0, 1, 1, 1, 1]] * 2, [[0, 1, 1]] * 2
+        assert seen == ([*some] if step % 2 == 0 else [[[1] * 7] * 2, [[1] * 3] * 2])
+    given = environment.envs[1].given
+    assert {name: np.asarray(part).tolist() for name, part in given["a"].items()} == {
+        "aim": [-0.5, -0.5],
+        "kind": [1, 1],
+        "more": 0,
+    }
+    assert given["b"][0] == 1 and given["b"][1].tolist() == [1, 1]
+
+
 def test_a_team_is_paid_the_mean():
     driver = Driver(PettingZoo(make=f"{ZOO}:Branches", team_reward=True).build(1, 0), [[0], [1]])
     driver.tick()

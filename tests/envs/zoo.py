@@ -242,3 +242,19 @@ def anonymous() -> Any:
 
 def not_an_env() -> object:
     return object()
+
+
+class Nested(Branches):
+    """The actions of both agents have parts, and so have the masks in their infos, which
+    are as their spaces' `sample` takes them."""
+
+    def action_space(self, agent: str) -> Any:
+        parts = {"aim": spaces.Box(-1, 1, (2,), np.float32), "kind": spaces.MultiDiscrete([2, 3])}
+        if agent == "a":
+            return spaces.Dict({**parts, "more": spaces.Discrete(2)})
+        return spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
+
+    def info(self) -> Any:
+        kind = (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))
+        masks = {"a": {"aim": None, "kind": kind, "more": None}, "b": (np.array([0, 1, 1], np.int8), None)}
+        return {name: {"action_mask": mask} if self.now % 2 == 0 else {} for name, mask in masks.items()}

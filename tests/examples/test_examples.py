@@ -34,6 +34,7 @@ LEARNT = {  # by how much the return rises, and an observation
     "masked_cartpole.py": (20, np.zeros(2, np.float32)),
     "repeat_previous.py": (0.05, 3),
     "impala.py": (20, np.zeros(4, np.float32)),
+    "hybrid_actions.py": (8, {"lie": np.zeros(3, np.float32), "action_mask": np.ones(3, np.int8)}),
 }
 OTHERS = [
     ("masked_cartpole.py", "feed_forward"),
@@ -52,7 +53,8 @@ def test_an_example_runs_to_its_limit_learns_and_can_be_played(name, tmp_path):
     returns = [line["return/mean"] for line in metrics if "return/mean" in line]
     assert summary["mean_return"] > returns[0] + gain
     policy = tidemill.load(tmp_path / "run")
-    assert policy.act(observation) in range(4)
+    action = policy.act(observation)
+    assert (action["club"] if isinstance(action, dict) else action) in range(4)
 
 
 def test_a_slow_environment_is_trained_on_in_iterations_that_a_resumed_run_goes_on_with(tmp_path):

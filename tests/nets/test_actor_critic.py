@@ -466,7 +466,11 @@ def test_constant_returns_are_not_blown_up():
 @pytest.mark.parametrize(
     ("spaces", "message"),
     [
-        (Spaces(VECTOR, Dict({"a": Discrete(2)})), "Dict or Tuple"),
+        (
+            Spaces(VECTOR, Dict({"a": Discrete(2), "b": Box((2,), "int32")})),
+            r"part action\.b is a Box of int32",
+        ),
+        (Spaces(VECTOR, Dict({})), "no element"),
         (Spaces(VECTOR, Box((2,), "int32")), "MultiDiscrete"),
         (Spaces(VECTOR, Box((2,), "float32", (0.0, 1.0), (1.0, 1.0))), "low = high"),
         (Spaces(Dict({}), Discrete(2)), "no element"),

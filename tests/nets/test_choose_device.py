@@ -16,7 +16,7 @@ from torch import nn
 
 from tidemill.algorithms.policy_gradient_formulas import differentiate_surrogate, differentiate_value_loss
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Box, Dict, Discrete, Spaces
+from tidemill.api.spaces import Box, Dict, Discrete, Spaces, schema_of_space
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate
 from tidemill.nets import choose_device as devices
@@ -154,13 +154,14 @@ def test_nothing_on_the_way_lies_on_another_device_or_is_read(action, observatio
     spaces, config, n = Spaces(observation, ACTIONS[action]), ActorCritic(), 6
     policy = config.build_on("meta", spaces, 0)
     inputs = Staging(policy.network.device)(policy.prepare(draw(observation, n)))
-    field = allocate(config.answer(spaces), (n,))["action"]
+    answer = schema_of_space(spaces.action, "action")
+    given = {name: torch.empty((n, *f.shape), device="meta") for name, f in answer.items()}
     distribution, (head, value) = policy.network.shape.distribution, policy.network.heads(inputs)
     noise = torch.empty((n, distribution.draws), device="meta")
     flags = torch.empty(n, dtype=torch.bool, device="meta")
-    chosen = distribution.choose(head, policy.network.log_std(), noise, flags)
-    assert (chosen.device.type, chosen.shape, value.shape) == ("meta", field.shape, (n,))
-    found = policy.network.forward(inputs, {"action": chosen})
+    distribution.choose(head, policy.network.log_std(), noise, flags, distribution.action_of(given))
+    assert (head.device.type, head.shape, value.shape) == ("meta", (n, distribution.size), (n,))
+    found = policy.network.forward(inputs, given)
     _, of_log_prob, *_ = differentiate_surrogate(torch, found.log_prob, found.value, 0.2)
     _, of_value = differentiate_value_loss(torch, found.value, found.value, found.value, 0.2)
     policy.network.backward(

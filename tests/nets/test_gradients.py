@@ -7,7 +7,7 @@ import torch
 from tests.nets.activations import FUNCTIONS
 from torch.nn import functional
 
-from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces
+from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces, Tuple, leaves
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic
@@ -19,6 +19,13 @@ ACTIONS = {
     "bits": MultiBinary(6),
     "box": Box((2, 2), "float32", (-2.0,), (6.0,)),
     "half bounded": Box((2,), "float64", (-1.0, 0.0), (1.0, float("inf"))),
+    "nested": Dict(
+        {
+            "aim": Box((2,), "float32", (-2.0,), (6.0,)),
+            "kind": Discrete(4),
+            "more": Tuple((MultiBinary(3), MultiDiscrete((2, 3)), Box((1, 2), "float32"))),
+        }
+    ),
 }
 
 
@@ -39,7 +46,7 @@ def built(net, action, n=40, observation=VECTOR):
     return (
         policy,
         policy.prepare(seen),
-        {"action": out["action"]},
+        {name: out[name] for name in leaves(action, "action")},
         rng.standard_normal((3, n)).astype(np.float32),
     )
 
@@ -58,8 +65,9 @@ def by_autograd(policy, inputs, action, factors):
         return h
 
     head = functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
-    log_prob, entropy = policy.network.shape.distribution.evaluate(
-        head, w["log_std"][:, 0], torch.from_numpy(action["action"])
+    given = {name: torch.from_numpy(array) for name, array in action.items()}
+    log_prob, entropy = shape.distribution.evaluate(
+        head, w["log_std"][:, 0], shape.distribution.action_of(given)
     )
     found = log_prob, entropy, tower(policy.network.shape.towers - 1) @ w["critic.weight"] + w["critic.bias"]
     sum((torch.from_numpy(factor) * x).sum() for factor, x in zip(factors, found, strict=True)).backward()
@@ -116,7 +124,7 @@ def test_evaluate_has_the_same_gradient_whatever_comes_between(action):
     for between in (
         lambda: None,
         lambda: policy.network.forward(
-            {"features": inputs["features"][:5]}, {"action": actions["action"][:5]}
+            {"features": inputs["features"][:5]}, {name: array[:5] for name, array in actions.items()}
         ),
     ):
         found = policy.evaluate(*tensors)

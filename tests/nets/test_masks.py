@@ -454,6 +454,7 @@ def test_the_mode_of_a_distribution_stands_in_for_what_rounding_hit_upon():
     head = torch.tensor([[0.3, -0.2, 0.1, -1e30, -1e30]]).repeat(20_000, 1)
     noise = torch.full((20_000, 1), 1 - 2**-24)  # the largest number that is drawn
     head[:, :3] += torch.rand(20_000, 3)
-    drawn = distribution.choose(head, torch.empty(0), noise, torch.zeros(20_000, dtype=torch.bool))
+    drawn, never = torch.empty(20_000, dtype=torch.long), torch.zeros(20_000, dtype=torch.bool)
+    distribution.choose(head, torch.empty(0), noise, never, drawn)
     assert (head.softmax(-1).cumsum(-1)[:, 2] < noise[:, 0]).any()  # sums do end too early
     assert (drawn < 3).all()

@@ -93,7 +93,8 @@ def inputs_of(policy, played, rows):
         | {name: array[0] for name, array in states.items()}
         | {"on_reset": on_reset, "rows": rows}
     )
-    return inputs, {name: array[rows] for name, array in flat({"action": answers["action"]}).items()}
+    acted = {name: array for name, array in answers.items() if f"{name}.".startswith("action.")}
+    return inputs, {name: array[rows] for name, array in flat(acted).items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)

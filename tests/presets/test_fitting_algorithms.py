@@ -4,7 +4,10 @@ cannot be trained."""
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 from typer.testing import CliRunner
 
 from tidemill import Gymnasium, SimulatorEnvironment
@@ -17,7 +20,7 @@ from tidemill.testing.check_env import Finding
 SIMULATORS = str(Path(__file__).parents[1] / "bridge" / "simulators.py")
 
 
-def told(config: Any) -> Finding:
+def told_of(config: Any) -> Finding:
     environment = config.build(1, 0)
     try:
         (finding,) = training(config, environment)
@@ -30,13 +33,13 @@ def told(config: Any) -> Finding:
     ("name", "by"), [("CartPole-v1", "ppo and dqn and qrdqn"), ("Pendulum-v1", "ppo and sac and td3")]
 )
 def test_what_fits_is_named(name: str, by: str) -> None:
-    assert told(Gymnasium(id=name)) == Finding("training", "ok", f"{by} can train it")
+    assert told_of(Gymnasium(id=name)) == Finding("training", "ok", f"{by} can train it")
 
 
 def test_what_any_algorithm_can_train_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: place for name, place in ALGORITHMS.items() if name != "ppo"}
     monkeypatch.setattr(fitting_algorithms, "ALGORITHMS", others)
-    assert told(Gymnasium(id="CartPole-v1")) == Finding("training", "ok", "dqn and qrdqn can train it")
+    assert told_of(Gymnasium(id="CartPole-v1")) == Finding("training", "ok", "dqn and qrdqn can train it")
 
 
 @pytest.mark.parametrize(
@@ -55,20 +58,37 @@ def test_what_any_algorithm_can_train_is_no_failure(monkeypatch: pytest.MonkeyPa
         (
             "hybrid",
             {"layout": "0.3.2"},
-            "fail",
-            "hybrid_0 can be trained by no preset: ActorCritic cannot act in this action space",
-            "one kind of actions",
+            "ok",
+            "ppo can train it",
+            "",
         ),
     ],
 )
 def test_what_simulators_cannot_have_trained_is_told(
     kind: str, more: dict[str, Any], level: str, message: str, cure: str
 ) -> None:
-    finding = told(SimulatorEnvironment(path=SIMULATORS, arguments=(kind,), **more))
+    finding = told_of(SimulatorEnvironment(path=SIMULATORS, arguments=(kind,), **more))
     assert finding.level == level and message in finding.message and cure in finding.cure
 
 
+class Whole(gymnasium.Env[Any, Any]):
+    """Acts by whole numbers in a Box, a part of a Dict."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Dict({"go": spaces.Discrete(2), "far": spaces.Box(0, 9, (1,), np.int32)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
 def test_check_env_fails_where_nothing_can_be_trained() -> None:
-    given = ["--env-arg", 'arguments=["hybrid"]', "--env-arg", "layout=0.3.2"]
-    result = CliRunner().invoke(app, ["check-env", f"simulator:{SIMULATORS}", *given])
-    assert result.exit_code == 1 and "can be trained by no preset" in result.output.replace("\n", " ")
+    result = CliRunner().invoke(app, ["check-env", f"{__file__}:Whole"])
+    told = " ".join(result.output.replace("\n", " ").split())
+    assert result.exit_code == 1 and "can be trained by no preset" in told
+    finding = told_of(Gymnasium(make=f"{__file__}:Whole"))
+    assert "its part action.far is a Box of int32 and shape (1,); use MultiDiscrete" in finding.message
+    assert "Dict or Tuple" in finding.cure

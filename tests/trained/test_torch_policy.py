@@ -136,6 +136,39 @@ def test_the_module_takes_images_masks_and_parts_in_the_form_of_their_space(
     np.testing.assert_allclose(given, taken, rtol=1e-5, atol=1e-5)
 
 
+NESTED = Dict(
+    {
+        "push": PUSH,
+        "pick": Discrete(5, start=2),
+        "more": Tuple((MultiBinary(3), MultiDiscrete((2, 3)))),
+    }
+)
+
+
+@pytest.mark.parametrize("mask", [None, MultiBinary(10), Dict({"pick": MultiBinary(5)})])
+def test_actions_of_several_parts_come_nested(mask: Space | None) -> None:
+    observation = Dict({"see": VECTOR, **({"action_mask": mask} if mask else {})})
+    policy = loaded(ActorCritic(hidden=(8,)), observation, NESTED)
+    rows = rows_of(observation, np.random.default_rng(1))
+    given, taken = policy.module()(as_tensors(rows)), policy.act(rows)
+    assert list(given) == list(taken) == ["push", "pick", "more"] and isinstance(given["more"], tuple)
+    pairs = [(given[name], taken[name]) for name in ("push", "pick")]
+    pairs += zip(given["more"], taken["more"], strict=True)
+    for ours, theirs in pairs:
+        assert ours.shape == theirs.shape and len(np.unique(theirs)) > 1
+        np.testing.assert_allclose(ours.detach().numpy(), theirs, rtol=1e-5, atol=1e-5)
+    if isinstance(mask, Dict):
+        allowed = np.take_along_axis(rows["action_mask"]["pick"], taken["pick"][:, None] - 2, 1)[:, 0]
+        assert allowed[rows["action_mask"]["pick"].any(1)].all()
+    one = policy.act({name: as_row(part) for name, part in rows.items()})
+    assert one["pick"] == taken["pick"][0] and one["more"][1].tolist() == taken["more"][1][0].tolist()
+
+
+def as_row(value: Any) -> Any:
+    """Return the first row of observations."""
+    return {key: as_row(part) for key, part in value.items()} if isinstance(value, dict) else value[0]
+
+
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize(
     ("observation", "action"),

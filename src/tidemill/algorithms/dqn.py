@@ -194,7 +194,8 @@ class DQNLearner(Algorithm):
         self._online.draw_noise(self._rng)  # the weights are others than at the last update, too
         chooser = policy.expected(self._online.forward(then)) if config.double else expected
         if policy.mask is not None:
-            forbidden = np.logical_not(batch[f"next.{policy.mask.name}"])
+            (mask,) = policy.mask.names
+            forbidden = np.logical_not(batch[f"next.{mask}"])
             chooser = np.where(forbidden, -np.inf, chooser)
         if config.double and policy.shape.noise:
             self._online.draw_noise(self._rng)

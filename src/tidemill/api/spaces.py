@@ -118,6 +118,28 @@ def field_of(space: Space) -> Field:
     raise SchemaError(f"{space!r} is no leaf of api.spaces: {cure}")
 
 
+def choices_of(leaf: Space) -> tuple[int, ...]:
+    """Return the number of choices in each branch of a leaf: (n,) of a Discrete, nvec of
+    a MultiDiscrete, () of what an action mask says nothing about."""
+    match leaf:
+        case Discrete():
+            return (leaf.n,)
+        case MultiDiscrete():
+            return leaf.nvec
+    return ()
+
+
+def flat_width(leaf: Space) -> int:
+    """Return how many numbers a leaf is, flattened, with integers one-hot: as networks
+    see it, and as many as they give of an action in it."""
+    match leaf:
+        case Box():
+            return prod(leaf.shape)
+        case MultiBinary():
+            return leaf.n
+    return sum(choices_of(leaf))
+
+
 def leaves(space: Space, name: str) -> dict[str, Space]:
     """Return the leaf spaces of `space` by flat name: ``obs`` for a leaf,
     ``obs.position``, ``obs.0`` for the parts of Dict and Tuple.

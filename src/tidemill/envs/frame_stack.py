@@ -80,7 +80,7 @@ class _Group:
         self._stacks = {
             name: _Stack(leaf, count, seats)
             for name, leaf in leaves(space, "obs").items()
-            if isinstance(leaf, Box) and not name.endswith(f".{NOT_STACKED}")
+            if isinstance(leaf, Box) and f".{NOT_STACKED}." not in f"{name}."
         }
         self.begins = np.ones(seats, np.bool_)
         """[N]: the next observation of the seat is the first of an episode."""

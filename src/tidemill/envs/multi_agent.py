@@ -22,9 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
-from tidemill.api.spaces import Box, Dict, Space, Spaces
+from tidemill.api.spaces import (
+    Box,
+    Dict,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Spaces,
+    Tuple,
+    choices_of,
+    leaves,
+)
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.schema import Arrays
+from tidemill.core.schema import Array, Arrays
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.gymnasium_registry import fps_of
 from tidemill.envs.reset_options import reset_env, take_options
@@ -344,8 +354,8 @@ class AgentLanes(Environment):
         mask = None if info is None or self._allowed[agent] is None else info.get("action_mask")
         if mask is None:
             return self._allowed[agent]
-        if isinstance(mask, (tuple, list)) and np.ndim(mask[0]):  # of a MultiDiscrete, one per branch
-            return np.concatenate(mask)
+        if isinstance(mask, (dict, tuple, list)):
+            return joined_mask(self.agents[agent].spaces.action, mask)
         return self._copied(mask, lane, agent)
 
     # ---- the rest ----------------------------------------------------------------------
@@ -373,6 +383,24 @@ class AgentLanes(Environment):
         if isinstance(error, EnvironmentFault):
             raise error
         raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
+
+
+def joined_mask(space: Space, mask: Any) -> Array:
+    """Return the mask of all discrete leaves of an action side by side, of one that is
+    nested as the action is, a MultiDiscrete's in branches. None in its place allows all
+    of a leaf."""
+    in_parts = isinstance(mask, (tuple, list)) and any(part is None or np.ndim(part) for part in mask)
+    match space:
+        case Dict() if isinstance(mask, dict):
+            return np.concatenate([joined_mask(part, mask.get(key)) for key, part in space.spaces.items()])
+        case Tuple() if in_parts:
+            return np.concatenate([joined_mask(*both) for both in zip(space.spaces, mask, strict=True)])
+        case MultiDiscrete() if in_parts:
+            return np.concatenate(mask)
+    if mask is None:
+        choices = sum(sum(choices_of(leaf)) for leaf in leaves(space, "action").values())
+        return np.ones(choices, np.int8)
+    return np.zeros(0, np.int8) if isinstance(space, (Box, MultiBinary)) else np.asarray(mask)
 
 
 def picker(places: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:

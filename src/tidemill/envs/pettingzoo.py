@@ -13,7 +13,7 @@ import numpy as np
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
-from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from tidemill.api.spaces import Box, Dict, Space, choices_of, leaves
 from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.user_code_loading import Code, import_module, module_file, name_of_code
@@ -270,9 +270,5 @@ def _package(module: str) -> str | None:
 
 def _mask_space(action: Space) -> Box | None:
     """Return the space of a mask of these actions, None where there can be none."""
-    match action:
-        case Discrete(n=n):
-            return Box((n,), "int8", (0.0,), (1.0,))
-        case MultiDiscrete(nvec=nvec):
-            return Box((sum(nvec),), "int8", (0.0,), (1.0,))
-    return None
+    choices = sum(sum(choices_of(leaf)) for leaf in leaves(action, "action").values())
+    return Box((choices,), "int8", (0.0,), (1.0,)) if choices else None

@@ -54,7 +54,7 @@ from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
-FORMAT = 6  # of the probe: costs of another one are measured anew
+FORMAT = 7  # of the probe: costs of another one are measured anew
 HOLD_BACK = (
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"),
     *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", VARIABLE),

@@ -137,10 +137,10 @@ class RandomPlay:
             Tick.allocate(s.observation, n, environment.info, environment.same_step)
             for s, n in zip(self._spaces, seats, strict=True)
         ]
-        self._masks = [
-            (group, tick.observation["obs.action_mask"])
+        self._masked = [
+            group
             for group, tick in enumerate(self._ticks)
-            if "obs.action_mask" in tick.observation
+            if any(f"{name}.".startswith("obs.action_mask.") for name in tick.observation)
         ]
         self._ended: list[NDArray[np.bool_]] = [np.ones(n, np.bool_) for n in seats]  # or not yet begun
         # of one agent a lane it is the same array
@@ -154,8 +154,9 @@ class RandomPlay:
         steps = environment.lanes - int(np.count_nonzero(self._reset))
         self._count += 1
         actions = self._actions[self._count % len(self._actions)]
-        for group, mask in self._masks:
-            keep_allowed(actions[group], self._spaces[group].action, mask, self._rng)
+        for group in self._masked:
+            seen = self._ticks[group].observation
+            keep_allowed(actions[group], self._spaces[group].action, seen, self._rng)
         environment.send(actions, self._reset)
         self.waited = not environment.ready()
         while not environment.ready():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Box, Space, Spaces, leaves
+from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.activations import Activation
@@ -40,7 +40,9 @@ def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
 @dataclass(frozen=True, kw_only=True)
 class ActorCritic(NativeSetting):
     """An actor-critic is a feed-forward policy with a value head, for every observation
-    space and for Discrete, MultiDiscrete, MultiBinary and float Box actions.
+    space and for Discrete, MultiDiscrete, MultiBinary and float Box actions, also as the
+    parts of a Dict or Tuple, however nested. Parts are drawn independently of each other,
+    so that their log-probabilities add up, and so do their entropies.
 
     Images go through the convolutions of Mnih et al. 2015 (*Nature*), everything else
     flattened (integers as one-hot) through the hidden layers; an observation that has
@@ -87,7 +89,9 @@ class ActorCritic(NativeSetting):
     drawn for each action alone."""
     action_mask: str | None = "action_mask"
     """Part of the observation that says which actions are allowed: bool or int8 [n] for
-    Discrete(n), [sum of nvec] for MultiDiscrete. What is 0 there is never drawn; the
+    Discrete(n), [sum of nvec] for MultiDiscrete. Of actions in a Dict or Tuple it is one
+    array, too, with those of all discrete leaves side by side, or a Dict (Tuple) with the
+    keys (places) of the leaves that have a mask. What is 0 there is never drawn; the
     network does not see the part. An observation without it allows everything, but a part
     of another name than this usual one must be there. None: there is no such part."""
     critic_only: tuple[str, ...] = ("global_state",)
@@ -116,12 +120,12 @@ class ActorCritic(NativeSetting):
                 "take it out of critic_only"
             )
 
-    @property
-    def in_core(self) -> bool:
-        return self.memory is None and super().in_core
+    def in_core(self, spaces: Spaces | None = None) -> bool:
+        return self.memory is None and super().in_core(spaces)
 
-    @property
-    def beyond_core(self) -> str | None:
+    def beyond_core(self, spaces: Spaces | None = None) -> str | None:
+        if spaces is not None and isinstance(spaces.action, (Dict, Tuple)):
+            return f"actions of a {type(spaces.action).__name__}"
         return f"sde_steps = {self.sde_steps}" if self.sde_steps else None
 
     @property
@@ -142,7 +146,7 @@ class ActorCritic(NativeSetting):
         do not go with `spaces`."""
         mask = mask_of(spaces, self.action_mask)
         encoder = ObservationEncoder(
-            spaces.observation, self.encoder, mask.name if mask else None, self.critic_only
+            spaces.observation, self.encoder, mask.names if mask else (), self.critic_only
         )
         check_deviation(self, spaces)
         if not encoder.images:
@@ -153,8 +157,8 @@ class ActorCritic(NativeSetting):
             )
         if encoder.images or self.memory is not None:
             self.refuse_idle("native", "with images or a memory, which the native core does not compute")
-        if self.beyond_core:
-            self.refuse_idle("native", f"with {self.beyond_core}, which the native core does not compute")
+        if beyond := self.beyond_core(spaces):
+            self.refuse_idle("native", f"with {beyond}, which the native core does not compute")
         self._check_exploration_and_critic(encoder, spaces)
         if not self._layers(encoder) and not self.critic_hidden:
             self.refuse_idle("activation", "without hidden layers")
@@ -177,7 +181,9 @@ class ActorCritic(NativeSetting):
     def _check_exploration_and_critic(self, encoder: ObservationEncoder, spaces: Spaces) -> None:
         """Raise `ConfigError` where `sde_steps` or `critic_hidden` cannot act."""
         if not isinstance(spaces.action, Box):
-            self.refuse_idle("sde_steps", "on actions that are no Box: they have no deviation")
+            self.refuse_idle(
+                "sde_steps", f"on actions that are no Box by itself, and they are {spaces.action}"
+            )
         if encoder.images or self.memory is not None:
             self.refuse_idle("sde_steps", "with images or a memory, which it is not written for")
         if self.towers(encoder) == 1:
@@ -243,8 +249,9 @@ class ActorCritic(NativeSetting):
         return fields | RunningMoments.fields("returns", ())
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
-        """Return ``action`` (its space's own field), ``log_prob`` and ``value`` (float32,
-        value in reward units)."""
+        """Return ``action`` (its space's own field; of a Dict or Tuple one for each leaf,
+        ``action.club``), ``log_prob`` of all of it and ``value`` (float32, value in
+        reward units)."""
         return valued_answer(spaces)
 
     def build(self, spaces: Spaces, seed: int) -> TrainablePolicy:
@@ -258,7 +265,7 @@ class ActorCritic(NativeSetting):
         """
         backend = "torch"
         if device == "cpu" and not self.observation_encoder(spaces).images:
-            backend = "native" if self.kernels() is not None else "numpy"
+            backend = "native" if self.kernels(spaces) is not None else "numpy"
         elif self.sde_steps:
             raise ConfigError(
                 f'sde_steps = {self.sde_steps} is computed by numpy, not on the device "{device}"; '

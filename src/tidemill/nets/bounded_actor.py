@@ -72,8 +72,8 @@ class BoundedActor(NativeSetting):
             or not np.prod(space.shape)
         ):
             raise ConfigError(
-                f"{type(self).__name__} chooses in a Box of floats, and the action space is {space}; take a "
-                "QNetwork with DQN for Discrete"
+                f"{type(self).__name__} chooses in a Box of floats, and the action space is {space}; take "
+                "ActorCritic with PPO, or QNetwork with DQN for Discrete"
             )
         low, high = (bound.ravel().astype(np.float32) for bound in space.bounds())
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():

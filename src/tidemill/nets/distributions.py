@@ -7,6 +7,8 @@ size].
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import log, pi
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
 from tidemill.nets.scratch import Scratch
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float32]
 HALF_LOG_TWO_PI = 0.5 * log(2 * pi)
+EVERY = slice(None)
 
 
 class Distribution(ABC):
-    """A family of distributions over one action space."""
+    """A family of distributions over one action space. Its methods take and write actions
+    as `action_of` gives them."""
 
     size: int
     """Numbers per row that the network's head gives."""
@@ -40,9 +44,14 @@ class Distribution(ABC):
     normal: bool = False
     """Whether they are standard normal; else uniform in [0, 1)."""
 
+    def action_of(self, arrays: Mapping[str, Any], rows: slice = EVERY) -> Any:
+        """Return these rows of an action whose leaves are among `arrays`, by their names
+        in rows, as views: one array, unless the space has parts."""
+        return arrays["action"][rows]
+
     @abstractmethod
     def sample(
-        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
+        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Any
     ) -> Floats:
         """Draw n actions from `head` [size, n] (overwritten) and `log_std` [deviations,
         1] into `action` [n, ...]; return their log-probabilities [n].
@@ -51,7 +60,7 @@ class Distribution(ABC):
         """
 
     @abstractmethod
-    def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
+    def forward(self, head: Floats, log_std: Floats, action: Any) -> tuple[Floats, Floats]:
         """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [size, n]
         (contiguous, overwritten and kept) and `log_std` [deviations, 1], in memory that
         the next call rewrites."""
@@ -66,14 +75,23 @@ class Distribution(ABC):
         overwritten."""
 
     @abstractmethod
-    def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
+    def evaluate(self, head: "Tensor", log_std: "Tensor", action: Any) -> "tuple[Tensor, Tensor]":
         """Return (log_prob [n], entropy [n]) of `action` [n, ...] under `head` [n, size]
         and `log_std` [deviations]."""
 
+    def draw(self, noise: "Tensor", generator: "torch.Generator") -> None:
+        """Fill `noise` [n, draws] with the random numbers that `choose` needs."""
+        if self.normal:
+            noise.normal_(generator=generator)
+        else:
+            noise.uniform_(generator=generator)
+
     @abstractmethod
-    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
-        """Return n actions [n, ...], drawn by `noise` [n, draws], or the mode where
-        `deterministic` [n] (bool) is true; in torch like `evaluate`."""
+    def choose(
+        self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor", action: Any
+    ) -> None:
+        """Write n actions into `action` [n, ...], drawn by `noise` [n, draws], or the
+        mode where `deterministic` [n] (bool) is true; in torch like `evaluate`."""
 
 
 class Categorical(Distribution):
@@ -143,37 +161,49 @@ class Categorical(Distribution):
         log_prob = log_probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
-    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+    def choose(
+        self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor", action: "Tensor"
+    ) -> None:
         p = head.softmax(-1)
         drawn = (p.cumsum(-1)[:, :-1] <= noise).sum(-1)
         # Sums are rounded, on a GPU each in its own order: where that has hit upon what
         # is impossible, the mode is as good as any.
         impossible = p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1) == 0
-        return head.argmax(-1).where(deterministic | impossible, drawn)
+        action.copy_(head.argmax(-1).where(deterministic | impossible, drawn))
 
 
-class MultiCategorical(Distribution):
-    """One integer per branch, branches independent: log-probabilities and entropies add
-    up."""
+class Independent(Distribution):
+    """Independent parts: their log-probabilities and entropies add up, and their heads,
+    deviations and random numbers lie side by side."""
 
-    def __init__(self, nvec: tuple[int, ...]) -> None:
-        self.size, self.draws, self.nvec = sum(nvec), len(nvec), nvec
-        self._branches = [Categorical(n) for n in nvec]
-        ends = np.cumsum(nvec).tolist()
-        self._parts = [slice(end - n, end) for n, end in zip(nvec, ends, strict=True)]
+    def __init__(self, parts: Sequence[Distribution]) -> None:
+        counts = [
+            [part.size for part in parts],
+            [part.deviations for part in parts],
+            [part.draws for part in parts],
+        ]
+        self.size, self.deviations, self.draws = map(sum, counts)
+        # of each part: its outputs, deviations and random numbers among all
+        self._places = list(zip(parts, *map(_side_by_side, counts), strict=True))
         self._scratch = Scratch()
 
+    @abstractmethod
+    def _split(self, action: Any) -> Sequence[Any]:
+        """Return the parts' actions, as views."""
+
     def sample(
-        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Array
+        self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Any
     ) -> Floats:
         total = np.zeros(head.shape[1], np.float32)
-        for i, (branch, part) in enumerate(zip(self._branches, self._parts, strict=True)):
-            total += branch.sample(head[part], log_std, deterministic, rng, action[:, i])
+        for (part, outputs, own, _), of_part in zip(self._places, self._split(action), strict=True):
+            total += part.sample(head[outputs], log_std[own], deterministic, rng, of_part)
         return total
 
-    def forward(self, head: Floats, log_std: Floats, action: Array) -> tuple[Floats, Floats]:
-        branches = enumerate(zip(self._branches, self._parts, strict=True))
-        pairs = [branch.forward(head[part], log_std, action[:, i]) for i, (branch, part) in branches]
+    def forward(self, head: Floats, log_std: Floats, action: Any) -> tuple[Floats, Floats]:
+        pairs = [
+            part.forward(head[outputs], log_std[own], of_part)
+            for (part, outputs, own, _), of_part in zip(self._places, self._split(action), strict=True)
+        ]
         log_prob = self._scratch("log_prob", (head.shape[1],))
         entropy = self._scratch("entropy", (head.shape[1],))
         log_prob[...], entropy[...] = pairs[0]
@@ -185,28 +215,61 @@ class MultiCategorical(Distribution):
     def backward(
         self, of_log_prob: Floats, of_entropy: Floats | None, of_head: Floats, of_log_std: Floats
     ) -> None:
-        for branch, part in zip(self._branches, self._parts, strict=True):
-            branch.backward(of_log_prob, of_entropy, of_head[part], of_log_std)
+        for part, outputs, own, _ in self._places:
+            part.backward(of_log_prob, of_entropy, of_head[outputs], of_log_std[own])
 
-    def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
-        branches = enumerate(zip(self._branches, self._parts, strict=True))
-        pairs = [branch.evaluate(head[:, part], log_std, action[:, i]) for i, (branch, part) in branches]
+    def evaluate(self, head: "Tensor", log_std: "Tensor", action: Any) -> "tuple[Tensor, Tensor]":
+        pairs = [
+            part.evaluate(head[:, outputs], log_std[own], of_part)
+            for (part, outputs, own, _), of_part in zip(self._places, self._split(action), strict=True)
+        ]
         log_prob, entropy = pairs[0]
         for more_log_prob, more_entropy in pairs[1:]:
             log_prob, entropy = log_prob + more_log_prob, entropy + more_entropy
         return log_prob, entropy
 
-    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
-        from torch import stack
+    def choose(
+        self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor", action: Any
+    ) -> None:
+        for (part, outputs, own, draws), of_part in zip(self._places, self._split(action), strict=True):
+            part.choose(head[:, outputs], log_std[own], noise[:, draws], deterministic, of_part)
 
-        branches = enumerate(zip(self._branches, self._parts, strict=True))
-        return stack(
-            [
-                branch.choose(head[:, part], log_std, noise[:, i : i + 1], deterministic)
-                for i, (branch, part) in branches
-            ],
-            -1,
-        )
+
+def _side_by_side(lengths: Iterable[int]) -> list[slice]:
+    """Return the places of what has these lengths, one after the other."""
+    return [slice(*ends) for ends in pairwise(accumulate(lengths, initial=0))]
+
+
+class MultiCategorical(Independent):
+    """One integer per branch."""
+
+    def __init__(self, nvec: tuple[int, ...]) -> None:
+        super().__init__([Categorical(n) for n in nvec])
+        self.nvec = nvec
+
+    def _split(self, action: Any) -> Sequence[Any]:
+        return [action[:, i] for i in range(len(self.nvec))]
+
+
+class NestedAction(Independent):
+    """An action of several leaves, those of a Dict or Tuple, which have a distribution
+    each. Where others take one array of actions, it takes a list of them, one for each
+    leaf."""
+
+    def __init__(self, parts: Mapping[str, Distribution]) -> None:
+        super().__init__(list(parts.values()))
+        self._names = list(parts)
+
+    def action_of(self, arrays: Mapping[str, Any], rows: slice = EVERY) -> Any:
+        return [arrays[name][rows] for name in self._names]
+
+    def draw(self, noise: "Tensor", generator: "torch.Generator") -> None:
+        for part, _, _, draws in self._places:
+            part.draw(noise[:, draws], generator)
+
+    def _split(self, action: Any) -> Sequence[Any]:
+        assert isinstance(action, list)
+        return action
 
 
 class Bernoulli(Distribution):
@@ -273,8 +336,10 @@ class Bernoulli(Distribution):
         log_prob = (ones * head - softplus(head)).sum(-1)
         return log_prob, (softplus(head) - head * head.sigmoid()).sum(-1)
 
-    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
-        return (head > 0).where(deterministic.unsqueeze(-1), noise < head.sigmoid())
+    def choose(
+        self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor", action: "Tensor"
+    ) -> None:
+        action.copy_((head > 0).where(deterministic.unsqueeze(-1), noise < head.sigmoid()))
 
 
 class DiagonalGaussian(Distribution):
@@ -361,10 +426,12 @@ class DiagonalGaussian(Distribution):
         log_prob = noise.square().sum(-1) * -0.5 - (total + self.size * HALF_LOG_TWO_PI)
         return log_prob, (total + self.size * (HALF_LOG_TWO_PI + 0.5)).expand(len(head))
 
-    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+    def choose(
+        self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor", action: "Tensor"
+    ) -> None:
         half, centre = self._units_on(head.device)
         means = head + log_std.exp() * noise.masked_fill(deterministic.unsqueeze(-1), 0)
-        return (means * half + centre).reshape(len(head), *self._shape)
+        action.copy_((means * half + centre).reshape(len(head), *self._shape))
 
     def _units_on(self, device: "torch.device") -> "tuple[Tensor, Tensor]":
         """Return half the range and the centre as tensors on `device`."""
@@ -376,28 +443,37 @@ class DiagonalGaussian(Distribution):
 
 
 def distribution_of(space: Space) -> Distribution:
-    """Return the distribution over `space`. Raises `ConfigError` for spaces with parts,
-    of integers in a Box, and of nothing."""
-    problem: Any = None
-    match space:
-        case Discrete() if space.n > 0:
-            return Categorical(space.n)
-        case MultiDiscrete() if space.nvec and min(space.nvec) > 0:
-            return MultiCategorical(space.nvec)
-        case MultiBinary() if space.n > 0:
-            return Bernoulli(space.n)
-        case Box() if space.dtype in ("float32", "float64", "float16") and np.prod(space.shape) > 0:
-            return DiagonalGaussian(space)
+    """Return the distribution over `space`. Raises `ConfigError` for a space that has
+    integers in a Box, or no element."""
+    parts = leaves(space, "action")
+    if not parts:
+        raise _refusal("", f"{space}, which has no element")
+    found = {name: _of_leaf(name, leaf) for name, leaf in parts.items()}
+    return NestedAction(found) if isinstance(space, (Dict, Tuple)) else found["action"]
+
+
+def _of_leaf(name: str, leaf: Space) -> Distribution:
+    match leaf:
+        case Discrete() if leaf.n > 0:
+            return Categorical(leaf.n)
+        case MultiDiscrete() if leaf.nvec and min(leaf.nvec) > 0:
+            return MultiCategorical(leaf.nvec)
+        case MultiBinary() if leaf.n > 0:
+            return Bernoulli(leaf.n)
+        case Box() if leaf.dtype in ("float32", "float64", "float16") and np.prod(leaf.shape) > 0:
+            return DiagonalGaussian(leaf)
         case Box():
             problem = (
-                f"a Box of {space.dtype} and shape {space.shape}; use MultiDiscrete for integers, and at "
-                "least one element"
-            )
-        case Dict() | Tuple():
-            problem = (
-                "a Dict or Tuple; flatten it into one Box, MultiDiscrete or MultiBinary in a wrapper of the "
-                "environment"
+                f"a Box of {leaf.dtype} and shape {leaf.shape}; use MultiDiscrete for integers, and at least "
+                "one element"
             )
         case _:
-            problem = f"{space}, which has no element"
-    raise ConfigError(f"ActorCritic cannot act in this action space: it is {problem}")
+            problem = f"{leaf}, which has no element"
+    raise _refusal(name, problem)
+
+
+def _refusal(leaf: str, problem: str) -> ConfigError:
+    """Return what to raise for an action space, of which a `leaf` within has a
+    `problem`."""
+    what = f"its part {leaf} is" if "." in leaf else "it is"
+    return ConfigError(f"ActorCritic cannot act in this action space: {what} {problem}")

@@ -1,13 +1,14 @@
 """From observations to network inputs: which leaves are images and which are flattened,
 and the flattening. Numpy only."""
 
+from collections.abc import Collection
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, leaves
+from tidemill.api.spaces import Box, Discrete, MultiDiscrete, Space, flat_width, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.masks import lacks
@@ -68,18 +69,22 @@ def channels_last(images: Array, channels_first: bool) -> Array:
 
 class ObservationEncoder:
     """An observation encoder flattens the leaves of an observation that are no images
-    into rows of `width` float32; images are listed in `images`. The leaf `mask` is left
-    out: the network does not see it. Columns of the parts `critic_only` come last: the
-    actor sees the first `seen` ones.
+    into rows of `width` float32; images are listed in `images`. The leaves `masks` are
+    left out: the network does not see them. Columns of the parts `critic_only` come last:
+    the actor sees the first `seen` ones.
 
     Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch;
     MultiBinary: its bits.
     """
 
     def __init__(
-        self, space: Space, encoder: str, mask: str | None = None, critic_only: tuple[str, ...] = ()
+        self,
+        space: Space,
+        encoder: str,
+        masks: Collection[str] = (),
+        critic_only: tuple[str, ...] = (),
     ) -> None:
-        parts = {name: leaf for name, leaf in leaves(space, "obs").items() if name != mask}
+        parts = {name: leaf for name, leaf in leaves(space, "obs").items() if name not in masks}
         for part in critic_only:
             if part != USUAL_STATE and not any(f"{name}.".startswith(f"obs.{part}.") for name in parts):
                 raise ConfigError(f'critic_only names "{part}", but {lacks(part, parts)}')
@@ -100,15 +105,7 @@ class ObservationEncoder:
             if image:
                 self.images[name] = image
                 continue
-            match leaf:
-                case Box():
-                    size = int(np.prod(leaf.shape))
-                case Discrete() | MultiBinary():
-                    size = leaf.n
-                case MultiDiscrete():
-                    size = sum(leaf.nvec)
-                case _:
-                    raise ConfigError(f"{name}: {leaf} cannot be an observation of ActorCritic")
+            size = flat_width(leaf)
             self._parts.append((name, leaf, slice(self.width, self.width + size)))
             self.width += size
             self.seen = self.seen if name in self.critic_only else self.width
@@ -119,7 +116,7 @@ class ObservationEncoder:
                 f'but the observation is {space}; take "auto" or "mlp", or resize in a wrapper'
             )
         if not self.images and not self.width:
-            besides = f" besides the action mask {mask}" if mask else ""
+            besides = f" besides the action mask {', '.join(masks)}" if masks else ""
             raise ConfigError(
                 f"the observation {space} has no element{besides}, so there is nothing to decide by"
             )

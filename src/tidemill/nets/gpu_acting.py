@@ -99,10 +99,7 @@ class _Lane:
             for name, (pinned, view, tensor) in self._inputs.items():
                 view[:n] = inputs[name] if name else deterministic
                 tensor[:n].copy_(pinned[:n], non_blocking=True)
-            noise = self._noise[:rows]
-            noise.normal_(generator=self._generator) if self._network.distribution.normal else noise.uniform_(
-                generator=self._generator
-            )
+            self._network.distribution.draw(self._noise[:rows], self._generator)
             self._compute(rows)
             for mirror in self._outputs.values():
                 mirror.pull(n)
@@ -134,7 +131,7 @@ class _Lane:
         fields = {
             name: array
             for name, array in out.items()
-            if name in ("action", "log_prob", "value") or name.startswith("state.")
+            if name in ("action", "log_prob", "value") or name.startswith(("action.", "state."))
         }
         self._answers = {
             name: torch.zeros((rows, *array.shape[1:]), dtype=torch_type(array), device=device)
@@ -168,9 +165,10 @@ class _Lane:
         inputs = {name: tensor[:rows] for name, (_, _, tensor) in self._inputs.items()}
         deterministic = inputs.pop("")
         head, value = network.heads(inputs)
-        action = network.distribution.choose(head, network.log_std(), self._noise[:rows], deterministic)
-        action = answers["action"][:rows].copy_(action)
-        answers["log_prob"][:rows].copy_(network.distribution.evaluate(head, network.log_std(), action)[0])
+        distribution, log_std = network.distribution, network.log_std()
+        action = distribution.action_of(answers, slice(rows))
+        distribution.choose(head, log_std, self._noise[:rows], deterministic, action)
+        answers["log_prob"][:rows].copy_(distribution.evaluate(head, log_std, action)[0])
         answers["value"][:rows].copy_(value)
         for name, part in network.next_state().items():
             answers[name][:rows].copy_(part)

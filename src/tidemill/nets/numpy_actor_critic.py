@@ -75,9 +75,8 @@ class NumpyActorCritic(Network):
         value = np.matmul(last[-1], weights["critic.weight"])
         value += weights["critic.bias"]
         np.multiply(value, scale, out=out["value"][:n])
-        out["log_prob"][:n] = self._distribution.sample(
-            head, weights["log_std"], deterministic, rng, out["action"][:n]
-        )
+        action = self._distribution.action_of(out, slice(n))
+        out["log_prob"][:n] = self._distribution.sample(head, weights["log_std"], deterministic, rng, action)
         return nothing
 
     def _remember(self, last: Floats, inputs: Arrays, out: Arrays) -> Floats:
@@ -109,9 +108,8 @@ class NumpyActorCritic(Network):
             self._distribution.see(last[0])
         value = np.matmul(last[-1], weights["critic.weight"], out=self._scratch("value", (n,)))
         value += weights["critic.bias"]
-        return ActionEvaluation(
-            *self._distribution.forward(head, weights["log_std"], action["action"]), value
-        )
+        given = self._distribution.action_of(action)
+        return ActionEvaluation(*self._distribution.forward(head, weights["log_std"], given), value)
 
     def _unroll(self, last: Floats, inputs: Mapping[str, Any]) -> Floats:
         """Run the cell through whole stretches; return what it gives in the rows that are

@@ -126,17 +126,17 @@ class QNetwork(NativeSetting):
         not go with `spaces`."""
         if not isinstance(spaces.action, Discrete) or spaces.action.n < 1:
             raise ConfigError(
-                f"QNetwork chooses among Discrete actions, and the action space is {spaces.action}; take SAC "
-                "with SquashedGaussian for a Box, or make the actions Discrete in a wrapper of the "
-                "environment"
+                f"QNetwork chooses among Discrete actions, and the action space is {spaces.action}; take "
+                "ActorCritic with PPO, or SAC with SquashedGaussian for a Box, or make the actions Discrete "
+                "in a wrapper of the environment"
             )
         mask = mask_of(spaces, self.action_mask)
         seen = {
             name: leaf
             for name, leaf in leaves(spaces.observation, "obs").items()
-            if mask is None or name != mask.name
+            if mask is None or name not in mask.names
         }
-        encoder = ObservationEncoder(spaces.observation, "mlp", mask.name if mask else None)
+        encoder = ObservationEncoder(spaces.observation, "mlp", mask.names if mask else ())
         (name, leaf), *others = seen.items()
         image, convolutions = (None, ()) if others else self._image(leaf)
         if others or small_image_of(leaf) is None or image_of(leaf) is not None:

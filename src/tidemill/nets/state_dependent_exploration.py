@@ -127,7 +127,9 @@ class StateDependentGaussian(DiagonalGaussian):
     def evaluate(self, head: "Tensor", log_std: "Tensor", action: "Tensor") -> "tuple[Tensor, Tensor]":
         raise _refusal()
 
-    def choose(self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor") -> "Tensor":
+    def choose(
+        self, head: "Tensor", log_std: "Tensor", noise: "Tensor", deterministic: "Tensor", action: "Tensor"
+    ) -> None:
         raise _refusal()
 
 

@@ -93,15 +93,15 @@ class TorchBackend(Network):
                 out[name][:n] = part.numpy()
         np.multiply(value.numpy(), scale, out=out["value"][:n])
         numbers = np.ascontiguousarray(head.numpy().T)
-        out["log_prob"][:n] = self.distribution.sample(
-            numbers, log_std, deterministic, rng, out["action"][:n]
-        )
+        action = self.distribution.action_of(out, slice(n))
+        out["log_prob"][:n] = self.distribution.sample(numbers, log_std, deterministic, rng, action)
         return nothing
 
     def evaluate(self, inputs: dict[str, Tensor], action: dict[str, Tensor]) -> ActionEvaluation:
         """See `TrainablePolicy.evaluate`."""
         head, value = self.heads(inputs)
-        log_prob, entropy = self.distribution.evaluate(head, self.log_std(), action["action"])
+        given = self.distribution.action_of(action)
+        log_prob, entropy = self.distribution.evaluate(head, self.log_std(), given)
         return ActionEvaluation(log_prob, entropy, value)
 
     def forward(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> ActionEvaluation:

@@ -12,7 +12,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.errors import ConfigError, returned
 from tidemill.core.schema import allocate
 from tidemill.nets.distributions import distribution_of
-from tidemill.nets.masks import FORBIDDEN, ActionMask
+from tidemill.nets.masks import ActionMask
 from tidemill.nets.torch_backend import TorchBackend
 from tidemill.nets.torch_copies import Mirror, tensors
 
@@ -66,7 +66,7 @@ class ModuleNetwork(TorchBackend):
     def heads(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         head, value = self._module(inputs)
         if self._mask is not None:
-            head = head.masked_fill(inputs[self._mask.name] == 0, FORBIDDEN)
+            head = self._mask.taken_out(head, inputs)
         return head, value
 
     def log_std(self) -> Tensor:

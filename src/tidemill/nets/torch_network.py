@@ -42,7 +42,8 @@ class TorchNetwork(PolicyConfig):
 
         outputs: width of the head, which follows from the action space: a logit for each
             choice of a Discrete or MultiDiscrete and each bit of a MultiBinary, a mean
-            for each number of a float Box. Dict and Tuple actions are refused
+            for each number of a float Box; those of a Dict's or Tuple's leaves side by
+            side, in their order
 
         The value is the expected return, divided by the running standard deviation of
         returns (`TrainablePolicy.value_scale`; 1 without `normalise_returns`), so that a

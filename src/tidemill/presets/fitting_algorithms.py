@@ -9,8 +9,8 @@ from tidemill.replay_training.granted_order import replay_obstacle
 from tidemill.testing.check_env import Finding
 
 _OWN = (
-    "write a policy that acts so, or give the agents one kind of actions: a Box, a Discrete or a "
-    "MultiDiscrete"
+    "write a policy that acts so, or give the agents actions that are Discrete, MultiDiscrete, MultiBinary "
+    "or a Box of floats, each alone or as part of a Dict or Tuple"
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick, alike
-from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, field_of, leaves
+from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, choices_of, field_of, leaves
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import Arrays, poison
@@ -106,8 +106,7 @@ class Play:
             for spaces, group in zip(self.spaces, self.groups, strict=True)
         ]
         for given, spaces, tick in zip(actions, self.spaces, self.ticks, strict=True):
-            if "obs.action_mask" in tick.observation:
-                keep_allowed(given, spaces.action, tick.observation["obs.action_mask"], self.rng)
+            keep_allowed(given, spaces.action, tick.observation, self.rng)
         for tick in self.ticks:
             poison({**tick.observation, "reward": tick.reward})
         began = time.perf_counter()
@@ -181,16 +180,20 @@ def sample_actions(space: Space, rng: np.random.Generator, rows: int) -> Arrays:
     return actions
 
 
-def keep_allowed(actions: Arrays, space: Space, mask: NDArray[Any], rng: np.random.Generator) -> None:
-    """Draw the actions anew among those that `mask` allows: [rows, n] for Discrete,
-    [rows, sum of nvec] for MultiDiscrete."""
-    drawn = rng.random(mask.shape) * (mask != 0)
-    match space:
-        case Discrete():
-            actions["action"][:] = drawn.argmax(axis=1)
-        case MultiDiscrete(nvec=nvec):
-            for branch, part in enumerate(np.split(drawn, np.cumsum(nvec)[:-1], axis=1)):
-                actions["action"][:, branch] = part.argmax(axis=1)
+def keep_allowed(actions: Arrays, space: Space, observation: Arrays, rng: np.random.Generator) -> None:
+    """Draw those actions anew for which `observation` has a mask, among those that it
+    allows. See `tidemill.nets.masks.mask_of` for where masks lie."""
+    joined, taken = observation.get("obs.action_mask"), 0
+    for name, leaf in leaves(space, "action").items():
+        branches = choices_of(leaf)
+        mask = observation.get("obs.action_mask" + name.removeprefix("action"))
+        if joined is not None:
+            mask, taken = joined[:, taken : taken + sum(branches)], taken + sum(branches)
+        if mask is None or not branches:
+            continue
+        drawn = np.split(rng.random(mask.shape) * (mask != 0), np.cumsum(branches)[:-1], axis=1)
+        chosen = np.stack([part.argmax(axis=1) for part in drawn], axis=1)
+        actions[name][...] = chosen.reshape(actions[name].shape)
 
 
 def _short(error: BaseException) -> str:

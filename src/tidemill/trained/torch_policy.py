@@ -11,15 +11,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Box, Discrete, MultiDiscrete, Space, Spaces, field_of, leaves
+from tidemill.api.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    MultiDiscrete,
+    Space,
+    Spaces,
+    Tuple,
+    field_of,
+    flat_width,
+    leaves,
+)
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
-from tidemill.envs.spaces import paths
+from tidemill.envs.spaces import nest, paths
 from tidemill.nets.actor_critic import OBSERVATION_CLIP, ActorCritic
 from tidemill.nets.bounded_actor import BoundedActor
 from tidemill.nets.cells import LSTM
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.nets.masks import FORBIDDEN, mask_of
+from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.q_function import Shape
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.weights import CONVOLUTIONS
@@ -44,6 +55,7 @@ class TorchPolicy(nn.Module):
     normalises observations and forbids actions, and what scales actions.
 
     cell: the recurrent cell; None in a feed-forward policy
+    ways: the keys that lead to each leaf of an observation
     """
 
     def __init__(
@@ -52,13 +64,14 @@ class TorchPolicy(nn.Module):
         layers: nn.Sequential,
         cell: nn.GRUCell | nn.LSTMCell | None,
         outputs: nn.Module,
-        mask: Path | None,
+        mask: ActionMask | None,
+        ways: Mapping[str, Path],
         choose: nn.Module,
     ) -> None:
         super().__init__()
         self.encoder, self.layers, self.cell = encoder, layers, cell
         self.outputs, self.choose = outputs, choose
-        self._mask = mask
+        self._mask, self._ways = mask, ways
 
     def head(self, observation: Any, state: State | None = None) -> tuple[Tensor, State | None]:
         """Return what the network gives, [n, outputs] (logits, values of actions, or
@@ -69,7 +82,8 @@ class TorchPolicy(nn.Module):
             x = state if isinstance(state, Tensor) else cast(tuple[Tensor, Tensor], state)[0]
         head = cast(Tensor, self.outputs(x))
         if self._mask is not None:
-            head = head.masked_fill(_part(observation, self._mask) == 0, FORBIDDEN)
+            parts = {name: _part(observation, self._ways[name]) for name in self._mask.names}
+            head = self._mask.taken_out(head, parts)
         return head, state
 
     def forward(self, observation: Any, state: State | None = None) -> Any:
@@ -219,6 +233,22 @@ class ScaledMean(nn.Module):
         return action.clamp(cast(Tensor, self.low), cast(Tensor, self.high))
 
 
+class Nested(nn.Module):
+    """Chooses for each leaf of a Dict or Tuple by its share of the numbers."""
+
+    def __init__(self, space: Dict | Tuple) -> None:
+        super().__init__()
+        found = leaves(space, "action").values()
+        self.choosers = nn.ModuleList(_chooser(leaf, squashed=False) for leaf in found)
+        self._space, self._widths = space, [flat_width(leaf) for leaf in found]
+
+    def forward(self, head: Tensor) -> Any:
+        """Return actions, of each leaf [n, ...], nested as the space is."""
+        shares = torch.split(head, self._widths, -1)
+        chosen = [choose(share) for choose, share in zip(self.choosers, shares, strict=True)]
+        return nest(self._space, iter(chosen))
+
+
 def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> TorchPolicy:
     """Return the module of a policy with these weights. Raises `ConfigError` for one of a
     class that is not built in."""
@@ -264,7 +294,8 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
         _hidden(0 if separate else encoder.width - encoder.seen, ACTIVATIONS[config.activation], weights),
         cell,
         outputs,
-        ways[mask.name] if mask else None,
+        mask,
+        ways,
         _chooser(spaces.action, isinstance(config, BoundedActor)),
     )
 
@@ -272,6 +303,8 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
 def _chooser(space: Space, squashed: bool) -> nn.Module:
     """Return what makes actions of what the network gives."""
     match space:
+        case Dict() | Tuple():
+            return Nested(space)
         case Discrete() | MultiDiscrete():
             return Largest(space)
         case Box():
