@@ -183,6 +183,9 @@ IDLE = {
     "ActorCritic.convolutions": lambda: ActorCritic(convolutions="bfloat16").build(PLAIN, 0),
     "NativeSetting.native": lambda: ActorCritic(native="baseline").weights(IMAGE),
     "ActorCritic.normalise_observations": lambda: ActorCritic(normalise_observations=True).build(CHOICES, 0),
+    "ReplayNetwork.normalise_observations": lambda: tidemill.QNetwork(normalise_observations=True).weights(
+        CHOICES
+    ),
     "ActorCritic.sde_steps": lambda: ActorCritic(sde_steps=4).weights(PLAIN),
     "ActorCritic.log_std_init": lambda: ActorCritic(log_std_init=-1.0).build(PLAIN, 0),
     "TorchNetwork.log_std_init": lambda: Own(log_std_init=-1.0).answer(PLAIN),

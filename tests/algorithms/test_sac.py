@@ -289,7 +289,7 @@ REFUSED = {
     "needs bounds on both sides": lambda: SquashedGaussian().build(
         Spaces(Box((3,), "float32"), Box((3,), "float32")), 0
     ),
-    "take a QNetwork with DQN": lambda: SquashedGaussian().build(
+    "or QNetwork with DQN for Discrete": lambda: SquashedGaussian().build(
         Spaces(Box((3,), "float32"), Discrete(3)), 0
     ),
 }

@@ -72,7 +72,9 @@ def plain(policy, seen, branches):
     """The unnormalised log-probabilities [n, actions] as float64, and per branch the
     log-probabilities of what is allowed (-inf: nothing)."""
     w = policy.network.weights
-    x = (seen["obs.view"] - policy._observation.mean) / np.sqrt(policy._observation.variance + 1e-8)
+    x = (seen["obs.view"] - policy._observation.moments.mean) / np.sqrt(
+        policy._observation.moments.variance + 1e-8
+    )
     for i in range(len(policy.network.shape.hidden)):
         x = np.tanh(x @ w[f"hidden.{i}.weight"][0] + w[f"hidden.{i}.bias"][0])
     head = (x @ w["actor.weight"].T + w["actor.bias"][:, 0]).astype(np.float64)

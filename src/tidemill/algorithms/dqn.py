@@ -151,6 +151,7 @@ class DQNLearner(Algorithm):
         the weights stay as they were."""
         (sample,) = samples
         batch = {name: array[0] for name, array in sample.items()}
+        self.policy.fold(batch)
         rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for below
             losses, slope, error, value = self._differentiate(batch)

@@ -88,7 +88,8 @@ class TwinCriticLearner(Algorithm):
 
     def _update(self, sample: Sample) -> dict[str, float]:
         batch = {name: array[0] for name, array in sample.items()}
-        seen = self.policy.inputs(batch)
+        self.policy.fold(batch)
+        seen = self.policy.features(batch)
         metrics = self._improve_critics(batch, seen)
         if "priority" in sample:
             sample["priority"][0] = self._error
@@ -111,7 +112,7 @@ class TwinCriticLearner(Algorithm):
         Fujimoto et al. 2018, algorithm 1), y being the returns and `_values`."""
         config, weight = self.config, batch["weight"]
         returns, discount = n_step_returns(batch["rewards"], batch["steps"], batch["done"], config.gamma)
-        goal = returns + discount * self._values(self.policy.inputs(batch, "next.obs"))
+        goal = returns + discount * self._values(self.policy.features(batch, "next.obs"))
         found = self.critics.forward(np.concatenate([seen, self.policy.unscaled(batch["action"])], 1))[..., 0]
         error = found - goal
         self._error: Floats = np.abs(error).mean(0)

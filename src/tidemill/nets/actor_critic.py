@@ -22,13 +22,11 @@ from tidemill.nets.masks import mask_of
 from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.native_setting import NativeSetting
-from tidemill.nets.normaliser import RunningMoments
+from tidemill.nets.normaliser import ObservationNormaliser, RunningMoments
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.nets.state_dependent_exploration import StateDependentGaussian
 from tidemill.nets.trainable import Network, TrainablePolicy
 from tidemill.nets.weights import ActorCriticShape, Initialisation, valued_answer
-
-OBSERVATION_CLIP = np.float32(10)  # standard deviations
 
 
 def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
@@ -308,7 +306,7 @@ class ActorCriticPolicy(TrainablePolicy):
         self.encoder = shape.encoder
         flat = shape.begin(np.random.default_rng(weights_seed), config.log_std_init, config.initialisation)
         self._observation = (
-            RunningMoments("observation", (self.encoder.width,)) if config.normalises(self.encoder) else None
+            ObservationNormaliser(self.encoder.normalised) if config.normalises(self.encoder) else None
         )
         self._features: Floats = np.empty((0, self.encoder.width), np.float32)  # of acting
         super().__init__(
@@ -338,33 +336,27 @@ class ActorCriticPolicy(TrainablePolicy):
         if self.encoder.width:
             self.encoder.encode(observation, features)
             if self._observation is not None:
-                features -= self._shift
-                features *= self._factor
-                np.minimum(features, OBSERVATION_CLIP, out=features)
-                np.maximum(features, -OBSERVATION_CLIP, out=features)
+                self._observation.apply(features)
             inputs["features"] = features
         return inputs
 
     def _refresh(self) -> None:
         super()._refresh()
         if self._observation is not None:
-            boxes = self.encoder.normalised
-            factor = 1 / np.sqrt(self._observation.variance + 1e-8)
-            self._shift = np.where(boxes, self._observation.mean, 0).astype(np.float32)
-            self._factor = np.where(boxes, factor, 1).astype(np.float32)
+            self._observation.refresh()
 
     def _named(self) -> Arrays:
         named = super()._named()
-        return named if self._observation is None else named | self._observation.parameters()
+        return named if self._observation is None else named | self._observation.moments.parameters()
 
     def moments(self, observation: Arrays, returns: Array | None) -> NDArray[np.float64]:
         of_returns = super().moments(observation, returns)
         if self._observation is None:
             return of_returns
         features = self.encoder.flat(observation) if observation else None
-        return np.concatenate([of_returns, self._observation.moments(features)])
+        return np.concatenate([of_returns, self._observation.moments.moments(features)])
 
     def fold_moments(self, moments: NDArray[np.float64]) -> None:
         if self._observation is not None:
-            self._observation.fold(moments[3:])
+            self._observation.moments.fold(moments[3:])
         super().fold_moments(moments)

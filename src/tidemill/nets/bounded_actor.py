@@ -2,13 +2,11 @@
 their configurations, and of what these describe, in numpy."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
@@ -16,12 +14,12 @@ from tidemill.nets.activations import Activation
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.mlp import Floats, MLPShape, check_hidden
 from tidemill.nets.native_mlp import mlp
-from tidemill.nets.native_setting import NativeSetting
-from tidemill.nets.weights import Initialisation, load_parameters, views
+from tidemill.nets.replay_policy import ReplayNetwork, ReplayPolicy
+from tidemill.nets.weights import Initialisation, views
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundedActor(NativeSetting):
+class BoundedActor(ReplayNetwork):
     """The base of policies that act in bounded Box spaces by centre + half · tanh(u), u
     from a network that sees the flattened observation. Their critics belong to the
     algorithm that trains them, and are made as the settings here say."""
@@ -59,8 +57,9 @@ class BoundedActor(NativeSetting):
         return MLPShape(2, inputs, hidden, 1, 1.0, self.activation, self.initialisation)
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
-        width = ObservationEncoder(spaces.observation, "mlp").width
-        return {name: Field(form, "float32") for name, form in self.shape(spaces, width).forms().items()}
+        encoder = ObservationEncoder(spaces.observation, "mlp")
+        forms = self.shape(spaces, encoder.width).forms()
+        return {name: Field(form, "float32") for name, form in forms.items()} | self.moments(encoder)
 
     def bounds(self, spaces: Spaces) -> tuple[Any, Any]:
         """Return (centre, half) of the action's range, flattened. Raises `ConfigError`
@@ -85,7 +84,7 @@ class BoundedActor(NativeSetting):
         return low / 2 + high / 2, high / 2 - low / 2
 
 
-class BoundedPolicy(Policy):
+class BoundedPolicy(ReplayPolicy):
     """The base of policies that a `BoundedActor` describes."""
 
     def __init__(self, config: BoundedActor, spaces: Spaces, seed: int) -> None:
@@ -93,24 +92,17 @@ class BoundedPolicy(Policy):
         self.centre, self.half = config.bounds(spaces)
         assert isinstance(spaces.action, Box)
         self._bounds = spaces.action.bounds()
-        self.encoder = ObservationEncoder(spaces.observation, "mlp")
+        encoder = ObservationEncoder(spaces.observation, "mlp")
+        super().__init__(
+            config.kernels(), encoder, config.normalises(encoder), np.random.default_rng(acting_seed)
+        )
         self.actions, self._form = len(self.half), spaces.action.shape
         self.shape = config.shape(spaces, self.encoder.width)
         self.config = config
         self.flat = self.shape.begin(np.random.default_rng(weights_seed))
         """All weights, one after the other."""
-        self.kernels = config.kernels()
         self._acting = mlp(self.shape, self.flat, self.kernels)
-        self._rng = np.random.default_rng(acting_seed)
-        self._named: Arrays = dict(views(self.flat, self.shape.forms()))
-
-    def inputs(self, observation: Arrays, of: str = "obs") -> Floats:
-        """Return what the network takes of raw observations [n], whose leaves begin with
-        `of`: a new array."""
-        return self.encoder.flat(observation, of)
-
-    def reseed(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._named |= views(self.flat, self.shape.forms())
 
     @abstractmethod
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None: ...
@@ -137,11 +129,3 @@ class BoundedPolicy(Policy):
             np.float32, copy=False
         )
         return flat
-
-    def parameters(self) -> Arrays:
-        """Return the weights, as views."""
-        return self._named
-
-    def load(self, parameters: Mapping[str, Array], version: int) -> None:
-        load_parameters(self._named, parameters)
-        self.version = version

@@ -50,7 +50,7 @@ class DeterministicPolicy(BoundedPolicy):
         self._named |= {"noise": self.noise, "epsilon": self.epsilon}
 
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
-        inputs = self.inputs(observation)
+        inputs = self.features(observation)
         n = len(inputs)
         if n == 0:
             return

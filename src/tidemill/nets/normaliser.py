@@ -93,3 +93,35 @@ class RunningMoments:
         if not self.count:
             return 1.0
         return max(float(np.sqrt(self.variance)), 0.01 * abs(float(self.mean))) or 1.0
+
+
+OBSERVATION_CLIP = np.float32(10.0)
+"""Normalised observations are clipped to ± this."""
+
+
+class ObservationNormaliser:
+    """An observation normaliser brings those `columns` (bool [width]) of flattened
+    observations that are of Boxes to mean 0 and deviation 1, by the moments of what was
+    folded in."""
+
+    def __init__(self, columns: NDArray[np.bool_]) -> None:
+        self.moments, self._columns = RunningMoments("observation", columns.shape), columns
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Go by the moments as they are now: they were loaded, or folded into."""
+        factor = 1 / np.sqrt(self.moments.variance + 1e-8)
+        self._shift = np.where(self._columns, self.moments.mean, 0).astype(np.float32)
+        self._factor = np.where(self._columns, factor, 1).astype(np.float32)
+
+    def fold(self, features: NDArray[np.float32]) -> None:
+        """Merge rows [n, width] as they were flattened into the moments."""
+        self.moments.fold(self.moments.moments(features))
+        self.refresh()
+
+    def apply(self, features: NDArray[np.float32]) -> None:
+        """Normalise rows [n, width] in place."""
+        features -= self._shift
+        features *= self._factor
+        np.minimum(features, OBSERVATION_CLIP, out=features)
+        np.maximum(features, -OBSERVATION_CLIP, out=features)

@@ -1,7 +1,6 @@
 """Policies that act by the values of actions: the configuration, and the policy that it
 describes, in numpy but for the convolutions of large images."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -18,9 +17,9 @@ from tidemill.nets.activations import Activation
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.mlp import Floats, check_hidden
-from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.q_function import QFunction, Shape, first_weights
-from tidemill.nets.weights import CONVOLUTIONS, Initialisation, load_parameters, valued_answer, views
+from tidemill.nets.replay_policy import ReplayNetwork, ReplayPolicy
+from tidemill.nets.weights import CONVOLUTIONS, Initialisation, valued_answer, views
 
 Integers = NDArray[np.int64]
 
@@ -38,7 +37,7 @@ def _spread(network: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QNetwork(NativeSetting):
+class QNetwork(ReplayNetwork):
     """A Q-network computes the value of each Discrete action; its policy takes the best
     action, and with probability ε a random one (`DQN` sets ε and sends it with the
     weights). Every observation is flattened, but one that is a single image. A uint8
@@ -111,9 +110,11 @@ class QNetwork(NativeSetting):
             )
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
-        fields = {name: Field(form, "float32") for name, (form, _) in self.plan(spaces)[0].weights().items()}
+        shape, encoder, image, _ = self.plan(spaces)
+        fields = {name: Field(form, "float32") for name, (form, _) in shape.weights().items()}
         deviations = {f"deviation.{name}": field for name, field in fields.items()} if self.noise else {}
-        return {**fields, **deviations, "epsilon": Field((), "float32")}
+        moments = {} if image else self.moments(encoder)
+        return {**fields, **deviations, **moments, "epsilon": Field((), "float32")}
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``action``, ``log_prob`` (of the action, ε included) and ``value`` (of
@@ -143,6 +144,8 @@ class QNetwork(NativeSetting):
             self.refuse_idle("filters", "on an observation that is no small image")
         if not self.hidden:
             self.refuse_idle("activation", "without hidden layers")
+        if image and self.normalise_observations:
+            self.refuse_idle("normalise_observations", "on an image, which goes through convolutions")
         shape = Shape(
             encoder.width,
             image,
@@ -171,7 +174,7 @@ class QNetwork(NativeSetting):
         return QPolicy(self, spaces, seed)
 
 
-class QPolicy(Policy):
+class QPolicy(ReplayPolicy):
     """The policy that `QNetwork` describes: it takes the best action, and with
     probability `epsilon` any that is allowed. A noisy network draws new noise for each
     call of `act`, the same for all of its rows; asked for the mode, it acts without noise
@@ -179,13 +182,13 @@ class QPolicy(Policy):
 
     def __init__(self, config: QNetwork, spaces: Spaces, seed: int) -> None:
         weights_seed, acting_seed = np.random.SeedSequence(seed).spawn(2)
-        self.shape, self._encoder, self._image, self.mask = config.plan(spaces)
+        self.shape, encoder, self._image, self.mask = config.plan(spaces)
+        normalises = self._image is None and config.normalises(encoder)
+        super().__init__(config.kernels(), encoder, normalises, np.random.default_rng(acting_seed))
         self.config = config
         self.flat = first_weights(self.shape, np.random.default_rng(weights_seed))
         """All weights, one after the other."""
-        self.kernels = config.kernels()
         self._acting = self.function(self.flat)
-        self._rng = np.random.default_rng(acting_seed)
         self.epsilon: Floats = np.ones((), np.float32)
         """Probability of exploring. A part of the parameters: whoever trains the policy
         sets it."""
@@ -194,7 +197,7 @@ class QPolicy(Policy):
         )
         """The returns that `atoms` stand for."""
         forms = {name: form for name, (form, _) in self.shape.weights().items()}
-        self._named: Arrays = dict(views(self.flat, forms))
+        self._named |= views(self.flat, forms)
         if self.shape.noise:
             self._named |= {
                 f"deviation.{name}": part for name, part in views(self.flat[self.shape.size :], forms).items()
@@ -217,7 +220,7 @@ class QPolicy(Policy):
             if image.dtype == np.uint8:
                 found /= 255
             return found
-        return self._encoder.flat(observation, of)
+        return self.features(observation, of)
 
     def expected(self, values: Floats) -> Floats:
         """Return the expected returns [n, actions] of what a network tells, [n, actions,
@@ -228,9 +231,6 @@ class QPolicy(Policy):
             mean: Floats = values.mean(-1)
             return mean
         return softmax(values) @ self.support
-
-    def reseed(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
 
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         inputs = self.inputs(observation)
@@ -275,15 +275,6 @@ class QPolicy(Policy):
         with np.errstate(divide="ignore"):
             log_prob = np.log(epsilon / allowed + (1 - epsilon) * (action == best))
         return action, log_prob
-
-    def parameters(self) -> Arrays:
-        """Return the weights (and ``deviation.*``, where they are noisy) and ``epsilon``,
-        as views."""
-        return self._named
-
-    def load(self, parameters: Mapping[str, Array], version: int) -> None:
-        load_parameters(self._named, parameters)
-        self.version = version
 
 
 def softmax(values: Floats) -> Floats:

@@ -49,7 +49,7 @@ class SquashedGaussianPolicy(BoundedPolicy):
     config: SquashedGaussian
 
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
-        inputs = self.inputs(observation)
+        inputs = self.features(observation)
         n = len(inputs)
         if n == 0:
             return

@@ -26,11 +26,12 @@ from tidemill.api.spaces import (
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
 from tidemill.envs.spaces import nest, paths
-from tidemill.nets.actor_critic import OBSERVATION_CLIP, ActorCritic
+from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.bounded_actor import BoundedActor
 from tidemill.nets.cells import LSTM
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.masks import ActionMask, mask_of
+from tidemill.nets.normaliser import OBSERVATION_CLIP
 from tidemill.nets.q_function import Shape
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.weights import CONVOLUTIONS
