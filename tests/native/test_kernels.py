@@ -13,7 +13,17 @@ from tidemill import PPO, ActorCritic
 from tidemill.algorithms.adam import Adam, NativeAdam
 from tidemill.algorithms.minibatches import Rows
 from tidemill.algorithms.ppo import PPOLearner
-from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces
+from tidemill.api.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Spaces,
+    Tuple,
+    choices_of,
+    leaves,
+)
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCriticPolicy
 from tidemill.nets.masks import FORBIDDEN
@@ -25,6 +35,13 @@ ACTIONS = {
     "bits": MultiBinary(6),
     "box": Box((2, 2), "float32", (-2.0,), (6.0,)),
     "half bounded": Box((2,), "float64", (-1.0, 0.0), (1.0, float("inf"))),
+    "nested": Dict(
+        {
+            "aim": Box((2, 1), "float32", (-2.0,), (6.0,)),
+            "kind": Discrete(4),
+            "more": Tuple((MultiBinary(3), Box((1,), "float32"), MultiDiscrete((2, 3)))),
+        }
+    ),
 }
 OPTIONS = {
     "usual": PPO(),
@@ -41,7 +58,8 @@ class Case:
     def __init__(self, kernels, config, action, n=150, width=5, masked=False, seed=0):
         rng = np.random.default_rng(seed)
         parts = {"own": Box((width,), "float32")}
-        count = sum(action.nvec) if isinstance(action, MultiDiscrete) else getattr(action, "n", 0)
+        branches = [n for leaf in leaves(action, "action").values() for n in choices_of(leaf)]
+        count = sum(branches)
         if masked:
             parts["action_mask"] = Box((count,), "int8", (0,), (1,))
         if config.critic_only == ("more",):
@@ -59,7 +77,7 @@ class Case:
         self.seen = {"obs.own": rng.standard_normal((n, width), np.float32)}
         if masked:
             mask = rng.random((n, count)) < 0.6
-            starts = np.cumsum([0, *(action.nvec[:-1] if isinstance(action, MultiDiscrete) else ())])
+            starts = np.cumsum([0, *branches[:-1]])
             mask[:, starts] = True  # one is allowed in each branch
             self.seen["obs.action_mask"] = mask.astype(np.int8)
         if "more" in parts:
@@ -80,7 +98,7 @@ class Case:
         scalars = rng.standard_normal((4, self.n), np.float32)
         scalars[0] = out["log_prob"] + scalars[0] * np.float32(0.15)
         scalars[3] = out["value"] + scalars[3] * np.float32(0.2)
-        return [{"action": out["action"]}, {"scalars": scalars}]
+        return [{name: out[name] for name in leaves(self.spaces.action, "action")}, {"scalars": scalars}]
 
     def gradients(self, algorithm, columns, picked, weight):
         """[gradient, parts] of numpy's learner and of the core's."""
@@ -112,8 +130,10 @@ class Case:
         head = torch.nn.functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
         if "forbidden" in inputs:
             head = head.masked_fill(torch.from_numpy(inputs["forbidden"][picked]), FORBIDDEN)
-        action = torch.from_numpy(columns[0]["action"][picked])
-        action = action.double() if action.is_floating_point() else action
+        taken = {name: torch.from_numpy(array[picked]) for name, array in columns[0].items()}
+        action = network.shape.distribution.action_of(
+            {name: x.double() if x.is_floating_point() else x for name, x in taken.items()}
+        )
         log_prob, entropy = network.shape.distribution.evaluate(head, w["log_std"][:, 0], action)
         value = tower(network.shape.towers - 1) @ w["critic.weight"] + w["critic.bias"]
         behaviour, advantage, target, old = torch.from_numpy(columns[1]["scalars"][:, picked]).double()
@@ -236,12 +256,13 @@ def test_minibatches_of_any_size_have_right_gradients(kernels, count):
     check(kernels, ActorCritic(), ACTIONS["box"], OPTIONS["all"], count, n=max(count, 150))
 
 
-@pytest.mark.parametrize("action", ["discrete", "branches"])
+@pytest.mark.parametrize("action", ["discrete", "branches", "nested"])
 def test_what_a_mask_forbids_is_not_drawn_and_has_no_gradient(kernels, action):
     case = Case(kernels, ActorCritic(), ACTIONS[action], masked=True)
     check(kernels, ActorCritic(), ACTIONS[action], OPTIONS["entropy"], masked=True)
     plain, native = case.answers(False)
-    np.testing.assert_array_equal(native["action"], plain["action"])
+    for name in leaves(ACTIONS[action], "action"):
+        np.testing.assert_allclose(native[name], plain[name], rtol=1e-5, atol=1e-5)
 
 
 def test_the_actor_does_not_depend_on_what_only_the_critic_sees(kernels):
@@ -314,7 +335,7 @@ def test_a_gradient_too_large_for_its_square_leaves_the_weights_alone(kernels):
 
 def test_an_action_beyond_the_space_is_brought_into_it(kernels):
     case = Case(kernels, ActorCritic(), ACTIONS["branches"])
-    encoded = case.native.network.encode(np.array([[-7, 9, 1], [1, 4, 2**40]]))
+    encoded = case.native.network.encode({"action": np.array([[-7, 9, 1], [1, 4, 2**40]])})
     np.testing.assert_array_equal(encoded, [[0, 4, 1], [1, 4, 2]])
 
 

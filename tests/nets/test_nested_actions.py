@@ -26,10 +26,8 @@ from tidemill.api.spaces import (
 )
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import allocate
-from tidemill.native.library import unavailable
 from tidemill.nets.actor_critic import ActorCriticPolicy
 from tidemill.nets.gpu_acting import DeviceActing
-from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.testing.check_env import keep_allowed, sample_actions
 
 VIEW = Box((3,), "float32")
@@ -306,14 +304,3 @@ def test_state_dependent_noise_is_refused():
 def test_policies_that_act_by_values_name_what_acts_in_parts(config):
     with pytest.raises(ConfigError, match=r"ActorCritic with PPO"):
         config.weights(Spaces(VIEW, ACTION))
-
-
-@pytest.mark.skipif(unavailable("auto") is not None, reason="the native core is not built")
-def test_numpy_computes_them_where_the_core_is_there(monkeypatch):
-    spaces = Spaces(VIEW, ACTION)
-    assert NET.alternatives(spaces) == (NET,)
-    monkeypatch.setenv("TIDEMILL_NATIVE", "require")
-    assert type(NET.build(spaces, 0).network) is NumpyActorCritic
-    assert type(NET.build(Spaces(VIEW, Discrete(2)), 0).network) is not NumpyActorCritic
-    with pytest.raises(ConfigError, match=r"baseline.*actions of a Dict, which the native core"):
-        NET.replace(native="baseline").build(spaces, 0)

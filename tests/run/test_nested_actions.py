@@ -28,6 +28,7 @@ from tidemill import (
 )
 from tidemill.cli.main import app
 from tidemill.core.user_code_loading import load_attribute
+from tidemill.native.library import unavailable
 
 GOLF = str(Path(__file__).parents[2] / "examples" / "hybrid_actions.py")
 SIMULATORS = str(Path(__file__).parents[1] / "bridge" / "simulators.py")
@@ -85,8 +86,14 @@ RATE = {"learning_rate": 3e-3}
         (ActorCritic(), Impala(**RATE), {}),
         (ActorCritic(), PPO(minibatch_size=128, **RATE), {"inference": "inference"}),
         (RecurrentActorCritic(width=16), PPO(minibatch_size=128, chunk_steps=16, **RATE), {}),
+        pytest.param(
+            ActorCritic(native="baseline"),
+            PPO(minibatch_size=128, **RATE),
+            {},
+            marks=pytest.mark.skipif(unavailable("baseline") is not None, reason="no native core here"),
+        ),
     ],
-    ids=["ppo", "impala", "policy worker", "recurrent"],
+    ids=["ppo", "impala", "policy worker", "recurrent", "native core"],
 )
 def test_every_part_of_an_action_is_learnt(policy, algorithm, agent, tmp_path):
     """Random play is paid 0.5, 1/3 and some 0.3; a policy that learns one part alone, 2

@@ -40,7 +40,7 @@ class NativePPO:
         scalars = columns[1]["scalars"]
         kept = [
             np.ascontiguousarray(inputs["features"], np.float32),
-            self._network.encode(columns[0]["action"]),
+            self._network.encode(columns[0]),
         ]
         kept += [scalars, *([inputs["forbidden"]] if "forbidden" in inputs else [])]
         forbidden = address(kept[3]) if len(kept) > 3 else None

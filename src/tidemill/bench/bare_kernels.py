@@ -9,11 +9,13 @@ from ctypes import addressof
 import numpy as np
 
 from tidemill import PPO, ActorCritic
+from tidemill.api.schedule import number
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import (
     BUILT,
     KernelActing,
     KernelDescent,
+    KernelLeaf,
     KernelLoss,
     KernelNetwork,
     KernelRows,
@@ -58,20 +60,22 @@ class BareKernels:
         outputs = len(heads[1])
         self._actions = 1 if discrete else outputs
         self._sizes = np.array(config.hidden, np.int64), np.array([outputs], np.int64)
+        self._leaf = KernelLeaf(0 if discrete else 2, outputs, self._actions, address(self._sizes[1]))
         inputs = len(towers[0][0])
         self._network = KernelNetwork(
-            len(towers), layers - 1, inputs, inputs, config.activation == "relu", 0 if discrete else 2,
-            outputs, self._actions, -1, address(self._sizes[0]), None, address(self._sizes[1]),
+            len(towers), layers - 1, inputs, inputs, config.activation == "relu", 1, outputs, self._actions,
+            0 if discrete else outputs, -1, address(self._sizes[0]), None, addressof(self._leaf),
             address(self.weights),
         )  # fmt: skip
         self._scratch = np.zeros(kernels.scratch(addressof(self._network)), np.float32)
         self._network.scratch = address(self._scratch)
-        self._loss = KernelLoss(ppo.clip, -1.0, ppo.value_coefficient, ppo.entropy_coefficient)
+        clip, of_values, bonus = map(number, (ppo.clip, ppo.value_coefficient, ppo.entropy_coefficient))
+        self._loss = KernelLoss(clip, -1.0, of_values, bonus)
         limit = -1.0 if ppo.max_gradient_norm is None else ppo.max_gradient_norm
         self._descent = KernelDescent(
             self.weights.size, 0, ppo.clip_apart, address(self.weights), address(self.gradient),
-            address(self._moments[0]), address(self._moments[1]), ppo.learning_rate, ppo.adam_epsilon, limit,
-            -1.0,
+            address(self._moments[0]), address(self._moments[1]), number(ppo.learning_rate), ppo.adam_epsilon,
+            limit, -1.0,
         )  # fmt: skip
 
     def act(self, x: Array) -> None:

@@ -69,8 +69,6 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sums: bytes of what equal trainers sum in each minibatch
     decided: policy → the settings that it left undecided, as they are quickest; `infer`,
         `call` and `train` are those of the policies that result
-    beyond_core: policy → what of its spaces the native core, which computes its settings,
-        has not
     """
 
     env: float
@@ -86,7 +84,6 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sums: int = 0
     decided: dict[str, dict[str, Any]] = {}
     tick: float = 0.0
-    beyond_core: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         for name in ("env", "wall", "infer", "train", "rows"):
@@ -118,18 +115,12 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def decisions(self) -> str:
-        """Return in words what was decided, and what the native core could not be tried
-        for; "" where nothing was open."""
-        settled = [
+        """Return in words what was decided, "" where nothing was open."""
+        return ", ".join(
             f"{policy}: {name} = {value}"
             for policy, settings in self.decided.items()
             for name, value in settings.items()
-        ]
-        slow = [
-            f"{policy} by numpy, since the native core has no {what}"
-            for policy, what in self.beyond_core.items()
-        ]
-        return ", ".join(settled + slow)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

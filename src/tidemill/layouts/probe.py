@@ -42,8 +42,6 @@ from tidemill.layouts.cost_measurement import (
     undisturbed,
 )
 from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
-from tidemill.native.library import choices
-from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.weights import placeholder_weights
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.trainer_config import ReplayTrainer
@@ -77,7 +75,6 @@ class Arithmetic(msgspec.Struct):
     minibatch: float
     sums: int
     decided: dict[str, dict[str, Any]]
-    beyond_core: dict[str, str]
 
 
 class Stepping(NamedTuple):
@@ -112,12 +109,9 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
     groups = match_agents(agents, actors.agents)
     infer = call = 0.0
     trained, configs = NO_TRAINING, dict(experiment.policies)
-    beyond_core: dict[str, str] = {}
     for spec, group in zip(actors.agents, groups, strict=True):
         spaces, seats = seen_by(spec, agents[group[0]].spaces), actors.lanes * len(group)
         options = configs[spec.policy].alternatives(spaces)
-        if len(options) == 1 and (what := _beyond_core(options[0], spaces)):
-            beyond_core[spec.policy] = what
         seconds = DECIDING if len(options) > 1 else COMPUTING
         found = quickest([_measure_player(trainer, spec, each, spaces, seats, seconds) for each in options])
         configs[spec.policy] = found.config
@@ -130,15 +124,7 @@ def measure_arithmetic(experiment: Experiment, agents: Sequence[AgentInfo]) -> A
         for name, policy in experiment.policies.items()
         if configs[name] != policy
     }
-    return Arithmetic(infer / rows, call, train / rows, rows, parallel, minibatch, sums, decided, beyond_core)
-
-
-def _beyond_core(policy: PolicyConfig, spaces: Spaces) -> str | None:
-    """Return what of the spaces keeps a policy out of the native core, which is there and
-    would compute its settings; None: nothing."""
-    if not isinstance(policy, NativeSetting) or policy.native != "auto" or len(choices()) < 2:
-        return None
-    return policy.beyond_core(spaces) if policy.in_core() else None
+    return Arithmetic(infer / rows, call, train / rows, rows, parallel, minibatch, sums, decided)
 
 
 class Training(NamedTuple):

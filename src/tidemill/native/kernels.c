@@ -15,7 +15,7 @@
 #include "activations.h"
 #include "threads.h"
 
-#define VERSION 8 /* library.py's */
+#define VERSION 9 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178
@@ -26,14 +26,22 @@ typedef float one;
 enum { CATEGORICAL, BERNOULLI, GAUSSIAN };
 enum { POLICY, VALUE, ENTROPY, KL, CLIPPED, ROWS, PARTS };
 
+/* A leaf of the action: of a Dict or Tuple one of several. An action is 4 bytes for each of its
+   branches: int32, of GAUSSIAN float, in units. */
+typedef struct {
+    int64_t kind, size, branches; /* size: numbers of the head; as many branches, unless CATEGORICAL */
+    const int64_t *sizes;         /* numbers of each branch; kind CATEGORICAL */
+} Leaf;
+
 /* A network: hidden layers in one or two towers, an actor's head and a critic's. The weights
    lie one after the other as nets/weights.py says. */
 typedef struct {
     int64_t towers, layers, inputs, seen;     /* seen: columns of the inputs that the actor gets */
-    int64_t activation, kind, size, branches; /* size: numbers of the actor's head */
+    int64_t activation, leaves;
+    int64_t size, branches, deviations;       /* of all leaves; size: numbers of the actor's head */
     int64_t critic_layers;                    /* < 0: the critic has as many, stacked with the actor's */
     const int64_t *widths, *critic_widths;    /* of the hidden layers */
-    const int64_t *sizes;                     /* numbers of each branch; kind CATEGORICAL */
+    const Leaf *actions;                      /* the leaves */
     float *weights, *scratch;                 /* scratch: as many as `scratch` says */
 } Network;
 
@@ -41,7 +49,7 @@ typedef struct {
 typedef struct {
     const float *features;    /* [rows, inputs] */
     const uint8_t *forbidden; /* [rows, size], or NULL */
-    const void *action;       /* [rows, branches] int32; of GAUSSIAN [rows, size] float, in units */
+    const int32_t *action;    /* [rows, branches], as a Leaf says */
     const float *log_prob, *advantage, *target, *value; /* [rows] each */
 } Rows;
 
@@ -299,16 +307,17 @@ static float softplus(float x)
     return (x > 0 || x != x ? x : 0) + log1pf(expf(-fabsf(x)));
 }
 
-/* Return log_prob and write entropy; head becomes what `differentiate` needs. */
-static double evaluate(const Network *net, const void *action, const float *log_std, float *head, float *p,
-                      float *entropy)
+static int64_t deviations(const Leaf *leaf) { return leaf->kind == GAUSSIAN ? leaf->size : 0; }
+
+static double evaluate_leaf(const Leaf *leaf, const int32_t *action, const float *log_std, float *head, float *p,
+                           float *entropy)
 {
     double log_prob = 0, total = 0;
     *entropy = 0;
-    if (net->kind == CATEGORICAL) {
+    if (leaf->kind == CATEGORICAL) {
         const int32_t *chosen = action;
-        for (int64_t b = 0; b < net->branches; head += net->sizes[b], p += net->sizes[b], b++) {
-            int64_t n = net->sizes[b];
+        for (int64_t b = 0; b < leaf->branches; head += leaf->sizes[b], p += leaf->sizes[b], b++) {
+            int64_t n = leaf->sizes[b];
             float most = largest(n, head), sum = 0, plus = 0;
             for (int64_t k = 0; k < n; k++)
                 sum += p[k] = expf(head[k] -= most);
@@ -321,34 +330,49 @@ static double evaluate(const Network *net, const void *action, const float *log_
             log_prob += head[chosen[b]];
             *entropy += plus;
         }
-    } else if (net->kind == BERNOULLI) {
+    } else if (leaf->kind == BERNOULLI) {
         const int32_t *ones = action;
-        for (int64_t k = 0; k < net->size; k++) {
+        for (int64_t k = 0; k < leaf->size; k++) {
             float e = expf(-fabsf(head[k])), soft = softplus(head[k]);
             p[k] = (head[k] < 0 ? e : 1) / (e + 1);
             *entropy += soft - head[k] * p[k];
             log_prob += ones[k] * head[k] - soft;
         }
     } else {
-        const float *given = action;
-        for (int64_t k = 0; k < net->size; k++) {
+        const float *given = (const float *)action;
+        for (int64_t k = 0; k < leaf->size; k++) {
             head[k] = (given[k] - head[k]) * expf(-log_std[k]); /* the noise */
             log_prob -= 0.5 * head[k] * head[k];
             total += log_std[k];
         }
-        log_prob -= total + net->size * HALF_LOG_TWO_PI;
-        *entropy = (float)(total + net->size * (HALF_LOG_TWO_PI + 0.5));
+        log_prob -= total + leaf->size * HALF_LOG_TWO_PI;
+        *entropy = (float)(total + leaf->size * (HALF_LOG_TWO_PI + 0.5));
     }
     return log_prob;
 }
 
-static void differentiate(const Network *net, const void *action, const float *log_std, float of_log_prob,
-                          float of_entropy, const float *head, float *p, float *of_head)
+/* Return log_prob and write entropy, sums over the leaves; head becomes what `differentiate` needs. */
+static double evaluate(const Network *net, const int32_t *action, const float *log_std, float *head, float *p,
+                      float *entropy)
 {
-    if (net->kind == CATEGORICAL) {
+    double log_prob = 0;
+    *entropy = 0;
+    for (const Leaf *leaf = net->actions; leaf < net->actions + net->leaves; leaf++) {
+        float own;
+        log_prob += evaluate_leaf(leaf, action, log_std, head, p, &own);
+        *entropy += own;
+        action += leaf->branches, head += leaf->size, p += leaf->size, log_std += deviations(leaf);
+    }
+    return log_prob;
+}
+
+static void differentiate_leaf(const Leaf *leaf, const int32_t *action, const float *log_std, float of_log_prob,
+                               float of_entropy, const float *head, float *p, float *of_head)
+{
+    if (leaf->kind == CATEGORICAL) {
         const int32_t *chosen = action;
-        for (int64_t b = 0; b < net->branches; b++) {
-            int64_t n = net->sizes[b];
+        for (int64_t b = 0; b < leaf->branches; b++) {
+            int64_t n = leaf->sizes[b];
             float entropy = 0;
             for (int64_t k = 0; k < n; k++) {
                 of_head[k] = -p[k] * of_log_prob;
@@ -360,18 +384,28 @@ static void differentiate(const Network *net, const void *action, const float *l
                     of_head[k] -= (head[k] + entropy) * p[k] * of_entropy;
             head += n, p += n, of_head += n;
         }
-    } else if (net->kind == BERNOULLI) {
+    } else if (leaf->kind == BERNOULLI) {
         const int32_t *ones = action;
-        for (int64_t k = 0; k < net->size; k++) {
+        for (int64_t k = 0; k < leaf->size; k++) {
             of_head[k] = (ones[k] - p[k]) * of_log_prob;
             if (of_entropy != 0)
                 of_head[k] -= head[k] * p[k] * (1 - p[k]) * of_entropy;
         }
     } else {
-        for (int64_t k = 0; k < net->size; k++) {
+        for (int64_t k = 0; k < leaf->size; k++) {
             of_head[k] = head[k] * expf(-log_std[k]) * of_log_prob;
             p[k] = (head[k] * head[k] - 1) * of_log_prob + of_entropy; /* of log_std */
         }
+    }
+}
+
+static void differentiate(const Network *net, const int32_t *action, const float *log_std, float of_log_prob,
+                          float of_entropy, const float *head, float *p, float *of_head)
+{
+    for (const Leaf *leaf = net->actions; leaf < net->actions + net->leaves; leaf++) {
+        differentiate_leaf(leaf, action, log_std, of_log_prob, of_entropy, head, p, of_head);
+        action += leaf->branches, log_std += deviations(leaf);
+        head += leaf->size, p += leaf->size, of_head += leaf->size;
     }
 }
 
@@ -494,8 +528,7 @@ static void actor_loss(const Minibatch *m, const Work *w, const int64_t *picked,
     for (int64_t r = 0; r < n; r++) {
         int64_t row = picked[r];
         const uint8_t *forbidden = rows->forbidden ? rows->forbidden + row * size : NULL;
-        const void *action = net->kind == GAUSSIAN ? (const void *)((const float *)rows->action + row * size)
-                                                   : (const int32_t *)rows->action + row * net->branches;
+        const int32_t *action = rows->action + row * net->branches;
         float *head = w->head + r * size, *p = w->p + r * size, *of_head = w->of_head + r * size, entropy;
         forbid(net, forbidden, head);
         double log_prob = evaluate(net, action, log_std, head, p, &entropy);
@@ -531,7 +564,7 @@ static void block(const Minibatch *m, int64_t tower, const int64_t *picked, cons
         actor_loss(m, w, picked, n, sums);
         product(size, width, n, w->of_head, 1, size, last, width, of.actor, width, of.actor, width);
         total_rows(n, size, w->of_head, w->totals);
-        if (net->kind == GAUSSIAN)
+        if (net->deviations)
             total_rows(n, size, w->p, w->totals + size + 1);
         if (depth(net, tower))
             product(n, width, size, w->of_head, size, 1, at.actor, width, NULL, 0, g, width);
@@ -557,8 +590,7 @@ static int64_t piece(const Network *net, int64_t tower, int64_t number, int64_t 
         return (number % 2 ? 1 : below(net, tower, layer)) * width_of(net, tower, layer);
     }
     number -= 2 * layers;
-    int64_t sizes[] = {net->size * (last_width(net, 0) + 1), last_width(net, critic) + 1,
-                       net->kind == GAUSSIAN ? net->size : 0};
+    int64_t sizes[] = {net->size * (last_width(net, 0) + 1), last_width(net, critic) + 1, net->deviations};
     if (number > 2)
         return -1;
     *begin = layer_place(net, critic, depth(net, critic)) + (number ? sizes[0] : 0) + (number > 1 ? sizes[1] : 0);
@@ -588,12 +620,13 @@ static void gradient(Minibatch *m, int64_t first, int64_t end)
             block(m, t, m->picked + at, x, n, m->sums[t]);
     }
     for (int64_t t = first; t < end; t++) {
-        const double *totals = m->works[t].totals;
-        for (int64_t k = 0; k < net->size && has_actor(t); k++) {
+        const double *totals = m->works[t].totals, *of_deviations = totals + net->size + 1;
+        const Leaf *end_of_leaves = net->actions + (has_actor(t) ? net->leaves : 0);
+        for (int64_t k = 0; k < net->size && has_actor(t); k++)
             of.actor_bias[k] = (float)totals[k];
-            if (net->kind == GAUSSIAN)
-                of.log_std[k] = (float)totals[net->size + 1 + k];
-        }
+        for (const Leaf *leaf = net->actions; leaf < end_of_leaves; of_deviations += leaf->size, leaf++)
+            for (int64_t k = 0; k < deviations(leaf); k++)
+                *of.log_std++ = (float)of_deviations[k];
         if (has_critic(net, t))
             *of.critic_bias = (float)totals[net->size];
     }
@@ -622,15 +655,15 @@ void EXPORT(ppo)(const Network *net, const Rows *rows, const Loss *loss, const i
 /* ---- acting ---- */
 
 /* Choose an action by noise, or the mode; return its log-probability. `stride` is between a row's
-   random numbers; head is overwritten. */
-static float choose(const Network *net, int mode, const float *noise, int64_t stride, const float *log_std,
-                    float *head, float *p, void *action)
+   random numbers, but for GAUSSIAN; head is overwritten. */
+static float choose_leaf(const Leaf *leaf, int mode, const float *noise, int64_t stride, const float *log_std,
+                         float *head, float *p, int32_t *action)
 {
     float log_prob = 0, total = 0;
-    if (net->kind == CATEGORICAL) {
+    if (leaf->kind == CATEGORICAL) {
         int32_t *chosen = action;
-        for (int64_t b = 0; b < net->branches; head += net->sizes[b], p += net->sizes[b], b++) {
-            int64_t n = net->sizes[b], pick = 0;
+        for (int64_t b = 0; b < leaf->branches; head += leaf->sizes[b], p += leaf->sizes[b], b++) {
+            int64_t n = leaf->sizes[b], pick = 0;
             float most = largest(n, head), sum = 0;
             for (int64_t k = 0; k < n; k++)
                 p[k] = sum += expf(head[k] -= most);
@@ -643,32 +676,46 @@ static float choose(const Network *net, int mode, const float *noise, int64_t st
             chosen[b] = (int32_t)pick;
             log_prob += head[pick] - logf(sum);
         }
-    } else if (net->kind == BERNOULLI) {
+    } else if (leaf->kind == BERNOULLI) {
         int32_t *ones = action;
-        for (int64_t k = 0; k < net->size; k++) {
+        for (int64_t k = 0; k < leaf->size; k++) {
             ones[k] = mode ? head[k] > 0 : noise[k * stride] * (1 + expf(-head[k])) < 1;
             log_prob -= softplus(ones[k] ? -head[k] : head[k]);
         }
     } else {
-        float *chosen = action;
-        for (int64_t k = 0; k < net->size; k++) {
+        float *chosen = (float *)action;
+        for (int64_t k = 0; k < leaf->size; k++) {
             float x = mode ? 0 : noise[k];
             chosen[k] = head[k] + expf(log_std[k]) * x;
             log_prob += x * x;
             total += log_std[k];
         }
-        log_prob = -0.5f * log_prob - (total + (float)(net->size * HALF_LOG_TWO_PI));
+        log_prob = -0.5f * log_prob - (total + (float)(leaf->size * HALF_LOG_TWO_PI));
     }
     return log_prob;
 }
 
-/* n rows to act on: features [n, inputs]; noise: uniform [branches or size, n], or standard normal
-   [n, size]; modes: bool [n], or NULL: all rows are as mode. What is told: actions ([n, branches]
-   int32, or [n, size] float in units), log-probabilities, and values times scale. */
+/* The same of all leaves; noise is that of all n rows, of which this one is `row`. */
+static float choose(const Network *net, int mode, const float *noise, int64_t row, int64_t n, const float *log_std,
+                    float *head, float *p, int32_t *action)
+{
+    float log_prob = 0;
+    for (const Leaf *leaf = net->actions; leaf < net->actions + net->leaves; leaf++) {
+        const float *own = noise ? noise + (leaf->kind == GAUSSIAN ? row * leaf->size : row) : NULL;
+        log_prob += choose_leaf(leaf, mode, own, n, log_std, head, p, action);
+        noise = noise ? noise + n * leaf->branches : NULL;
+        action += leaf->branches, head += leaf->size, p += leaf->size, log_std += deviations(leaf);
+    }
+    return log_prob;
+}
+
+/* n rows to act on: features [n, inputs]; noise, leaf after leaf: uniform [branches, n], of GAUSSIAN
+   standard normal [n, size]; modes: bool [n], or NULL: all rows are as mode. What is told: actions
+   [n, branches] as a Leaf says, log-probabilities, and values times scale. */
 typedef struct {
     const float *features, *noise;
     const uint8_t *forbidden, *modes;
-    void *action;
+    int32_t *action;
     float *log_prob, *value;
     int64_t n, mode;
     float scale;
@@ -688,13 +735,10 @@ void EXPORT(act)(const Network *net, const Acting *a)
             forward(net, works + t, t, a->features + first * net->inputs, count);
         for (int64_t r = 0; r < count; r++) {
             int64_t row = first + r;
-            int gaussian = net->kind == GAUSSIAN;
-            const float *own = noise ? noise + (gaussian ? row * size : row) : NULL;
-            void *chosen = gaussian ? (void *)((float *)a->action + row * size)
-                                    : (int32_t *)a->action + row * net->branches;
             forbid(net, a->forbidden ? a->forbidden + row * size : NULL, w->head + r * size);
-            a->log_prob[row] = choose(net, a->modes ? a->modes[row] : a->mode != 0, own, n, at.log_std,
-                                      w->head + r * size, w->p + r * size, chosen);
+            a->log_prob[row] =
+                choose(net, a->modes ? a->modes[row] : a->mode != 0, noise, row, n, at.log_std,
+                       w->head + r * size, w->p + r * size, a->action + row * net->branches);
             a->value[row] = critic->value[r] * a->scale;
         }
     }

@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 8
+VERSION = 9
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -29,13 +29,22 @@ class NativeUnavailable(Exception):
     """The kernels cannot be used here; says why and what to do."""
 
 
+class KernelLeaf(ctypes.Structure):
+    """A leaf of the action; the fields are those of ``Leaf`` in kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "size", "branches")),
+        ("sizes", ctypes.c_void_p),
+    )
+
+
 class KernelNetwork(ctypes.Structure):
     """A network of plain layers; the fields are those of ``Network`` in kernels.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "seen")),
-        *((name, ctypes.c_int64) for name in ("activation", "kind", "size", "branches", "critic_layers")),
-        *((name, ctypes.c_void_p) for name in ("widths", "critic_widths", "sizes", "weights", "scratch")),
+        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "seen", "activation", "leaves")),
+        *((name, ctypes.c_int64) for name in ("size", "branches", "deviations", "critic_layers")),
+        *((name, ctypes.c_void_p) for name in ("widths", "critic_widths", "actions", "weights", "scratch")),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.policy import PolicyConfig
-from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
+from tidemill.api.spaces import Box, Space, Spaces, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.activations import Activation
@@ -118,12 +118,12 @@ class ActorCritic(NativeSetting):
                 "take it out of critic_only"
             )
 
-    def in_core(self, spaces: Spaces | None = None) -> bool:
-        return self.memory is None and super().in_core(spaces)
+    @property
+    def in_core(self) -> bool:
+        return self.memory is None and super().in_core
 
-    def beyond_core(self, spaces: Spaces | None = None) -> str | None:
-        if spaces is not None and isinstance(spaces.action, (Dict, Tuple)):
-            return f"actions of a {type(spaces.action).__name__}"
+    @property
+    def beyond_core(self) -> str | None:
         return f"sde_steps = {self.sde_steps}" if self.sde_steps else None
 
     @property
@@ -155,8 +155,8 @@ class ActorCritic(NativeSetting):
             )
         if encoder.images or self.memory is not None:
             self.refuse_idle("native", "with images or a memory, which the native core does not compute")
-        if beyond := self.beyond_core(spaces):
-            self.refuse_idle("native", f"with {beyond}, which the native core does not compute")
+        if self.beyond_core:
+            self.refuse_idle("native", f"with {self.beyond_core}, which the native core does not compute")
         self._check_exploration_and_critic(encoder, spaces)
         if not self._layers(encoder) and not self.critic_hidden:
             self.refuse_idle("activation", "without hidden layers")
@@ -263,7 +263,7 @@ class ActorCritic(NativeSetting):
         """
         backend = "torch"
         if device == "cpu" and not self.observation_encoder(spaces).images:
-            backend = "native" if self.kernels(spaces) is not None else "numpy"
+            backend = "native" if self.kernels() is not None else "numpy"
         elif self.sde_steps:
             raise ConfigError(
                 f'sde_steps = {self.sde_steps} is computed by numpy, not on the device "{device}"; '

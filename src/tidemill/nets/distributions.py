@@ -49,6 +49,10 @@ class Distribution(ABC):
         in rows, as views: one array, unless the space has parts."""
         return arrays["action"][rows]
 
+    def leaves(self) -> dict[str, "Distribution"]:
+        """Return the distribution of each leaf of the action, by its name in rows."""
+        return {"action": self}
+
     @abstractmethod
     def sample(
         self, head: Floats, log_std: Floats, deterministic: bool | Array, rng: Generator, action: Any
@@ -258,10 +262,13 @@ class NestedAction(Independent):
 
     def __init__(self, parts: Mapping[str, Distribution]) -> None:
         super().__init__(list(parts.values()))
-        self._names = list(parts)
+        self._parts = parts
 
     def action_of(self, arrays: Mapping[str, Any], rows: slice = EVERY) -> Any:
-        return [arrays[name][rows] for name in self._names]
+        return [arrays[name][rows] for name in self._parts]
+
+    def leaves(self) -> dict[str, Distribution]:
+        return dict(self._parts)
 
     def draw(self, noise: "Tensor", generator: "torch.Generator") -> None:
         for part, _, _, draws in self._places:

@@ -22,30 +22,30 @@ class NativeSetting(PolicyConfig):
     A run whose instruction set is not there is refused; playing what it trained is not.
     The environment variable ``TIDEMILL_NATIVE`` overrides this setting."""
 
-    def beyond_core(self, spaces: Spaces | None = None) -> str | None:
-        """Return what the core does not compute: a setting, as it would be typed, or,
-        where `spaces` are known, what is in them. None: it computes everything."""
+    @property
+    def beyond_core(self) -> str | None:
+        """The setting, as it would be typed, that the core does not compute; None: it
+        computes all of them."""
         return None
 
-    def in_core(self, spaces: Spaces | None = None) -> bool:
-        """Return whether the core has networks of this kind at all, as far as that is
-        known without `spaces`."""
-        return self.beyond_core(spaces) is None
+    @property
+    def in_core(self) -> bool:
+        """Whether the core has networks of this kind at all."""
+        return self.beyond_core is None
 
     @property
     def undecided(self) -> bool:
-        return self.native == "auto" and self.in_core() and len(choices()) > 1
+        return self.native == "auto" and self.in_core and len(choices()) > 1
 
     def alternatives(self, spaces: Spaces) -> Sequence[Self]:
-        if self.native != "auto" or not self.in_core(spaces):
+        if self.native != "auto" or not self.in_core:
             return (self,)
         return [self.replace(native=name) for name in choices()]
 
     def to_play(self) -> Self:
         return self if unavailable(self.native) is None else self.replace(native="off")
 
-    def kernels(self, spaces: Spaces | None = None) -> Kernels | None:
-        """Return the native core's kernels where they are to compute its layers, as far
-        as that is known without `spaces`. Raises `ConfigError` where they cannot be had.
-        """
-        return asked_for(self.native) if self.in_core(spaces) else None
+    def kernels(self) -> Kernels | None:
+        """Return the native core's kernels where they are to compute its layers. Raises
+        `ConfigError` where they cannot be had."""
+        return asked_for(self.native) if self.in_core else None

@@ -30,7 +30,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
         elif (
             isinstance(policy, NativeSetting)
-            and (slow := policy.beyond_core())
+            and (slow := policy.beyond_core)
             and os.environ.get(VARIABLE) != "off"
         ):
             yield f"numpy computes policy {name} where it is an MLP on a CPU: the native core has no {slow}"
@@ -40,7 +40,7 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 def numpy_instead(experiment: Experiment) -> Iterator[str]:
     """Yield why numpy computes MLPs where the native core, which could, is missing."""
     able = any(
-        isinstance(policy, NativeSetting) and policy.in_core() for policy in experiment.policies.values()
+        isinstance(policy, NativeSetting) and policy.in_core for policy in experiment.policies.values()
     )
     if able and os.environ.get(VARIABLE) != "off" and (why := unavailable("auto")):
         yield f"numpy computes MLPs, since the native core cannot be used: {why}"
