@@ -462,7 +462,7 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
         trainer.algorithm
         if isinstance(trainer.algorithm, PPO)
         else PPO(epochs=getattr(trainer.algorithm, "epochs", 1))
-    )
+    ).at(0, 0.0)
     config = actors.environment
     environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(
         actors.lanes, 0
