@@ -74,6 +74,22 @@ def seat_steps(play, life):
             yield steps
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_warm_up_the_first_transition_makes_a_batch(kind):
+    play = Play(kind(capacity=64, warm_up=0, drop_cut=True), batch=32)
+    play.tick(0, "step")  # an episode begins: nothing was done yet
+    assert not play.buffer.sampleable and play.buffer.take(0) is None
+    play.tick(0, "step")
+    (held,) = play.buffer.take(0)
+    assert play.buffer.sampleable and held.rows == 32 and (held.sample["steps"] == 1).all()
+    assert len(np.unique(held.sample["obs"].reshape(32, -1), axis=0)) == 1
+    play.buffer.release()
+    play.tick(0, "lost")  # and what is there stays, so that there is something to draw
+    assert play.buffer.take(1) is not None
+    with pytest.raises(ConfigError, match="warm_up = -1 must be at least 0"):
+        kind(capacity=64, warm_up=-1)
+
+
 def test_every_transition_is_drawn_and_no_other():
     play = Play(Replay(capacity=64, warm_up=8))
     for what in ["step"] * 5 + ["done"] + ["step"] * 4 + ["lost"] + ["step"] * 3:

@@ -37,7 +37,9 @@ class Replay(BufferConfig):
 
     capacity: rows that it holds; all seats share them equally. An episode of T steps
         takes T + 1
-    warm_up: transitions that must be there before the first batch is drawn
+    warm_up: transitions that must be there before the first batch is drawn; 0: the first
+        one will do. Draws are with replacement: of fewer transitions than a batch has,
+        some come several times
     steps: n of n-step returns: a transition reaches over so many steps, fewer at an
         episode's end
     frame_stack: frames in an observation, as of the actors (or of the environment, as
@@ -49,7 +51,7 @@ class Replay(BufferConfig):
         from when they come
     drop_cut: whether an episode of which a step was lost, or that a resume cannot go on
         with, is taken out of the memory, and not kept as a truncated one; but not where
-        fewer than `warm_up` transitions would be left
+        fewer than `warm_up` transitions (or none) would be left
     max_bytes: most memory that it may take; None: what the machine has
     mapped: whether rows are kept in a file in the run's folder and not in memory: it has
         no name, takes its whole size on the disk at once, and is gone when the run ends,
@@ -69,7 +71,7 @@ class Replay(BufferConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(capacity=1, warm_up=1, steps=1, frame_stack=1, max_bytes=1)
+        self.check_least(capacity=1, warm_up=0, steps=1, frame_stack=1, max_bytes=1)
         if self.warm_up > self.capacity:
             raise ConfigError(
                 f"{type(self).__name__}: warm_up = {self.warm_up:,} transitions are more than capacity = "
@@ -88,7 +90,7 @@ class UniformReplay(ReplayBuffer):
         assert demand.rows is not None  # `ReplayTrainer.batch_size`
         self._config, self._batch = config, demand.rows
         self._rng = np.random.default_rng(demand.seed)
-        self._warm = False
+        self._warm, self._least = False, max(config.warm_up, 1)
         self._slots = 0  # of all producers, once these have made them
         self._looked_at = 0  # rows
         # whether the frames before an episode's first one are 0; else they are copies of
@@ -199,12 +201,12 @@ class UniformReplay(ReplayBuffer):
                 break
             received.append(self._take_in(sample))
             self._source.release()
-            if not self._warm and self.sequences.count >= self._config.warm_up:
+            if not self._warm and self.sequences.count >= self._least:
                 self._begin_to_draw()
         return received
 
     def _begin_to_draw(self) -> None:
-        self._warm, self.sequences.least = True, self._config.warm_up
+        self._warm, self.sequences.least = True, self._least
 
     def _take_in(self, sample: Sample) -> Received:
         start, seats = int(self._first[sample.channel]), sample["version"].shape[1]
