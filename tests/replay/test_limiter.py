@@ -17,23 +17,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.core.errors import ConfigError
-from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio
+from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio, tasks_at_once
 
 RATIOS = [Fraction(1, 4), Fraction(1), Fraction(3, 2), Fraction(8)]
 
 
-def debt(counts: LimiterCounts, steps: int, ratio: Fraction) -> int:
-    return 0 if counts.waived is None else floor(max(0, steps - counts.waived) * ratio)
+def debt(counts: LimiterCounts, steps: int, ratio: Fraction, at_once: int = 1) -> int:
+    owed = 0 if counts.waived is None else max(0, steps - counts.waived) * ratio
+    return floor(owed / at_once) * at_once
 
 
-def check(limiter: Limiter, ratio: Fraction, slack: int) -> None:
+def check(limiter: Limiter, ratio: Fraction, slack: int, at_once: int = 1) -> None:
     n = limiter.counts
-    queue = max(ceil(slack * ratio), ceil(ratio))
+    queue = max(ceil(slack * ratio), ceil(ratio), at_once)
     flight = n.started - n.committed - n.voided
     assert flight >= 0
-    assert 0 <= debt(n, n.committed, ratio) - n.tasks <= queue  # G1
-    assert limiter.owed == debt(n, n.committed, ratio) - n.tasks
-    can_start = debt(n, n.committed + flight + 1, ratio) - n.tasks <= queue
+    assert 0 <= debt(n, n.committed, ratio, at_once) - n.tasks <= queue  # G1
+    assert limiter.owed == debt(n, n.committed, ratio, at_once) - n.tasks
+    can_start = debt(n, n.committed + flight + 1, ratio, at_once) - n.tasks <= queue
     assert can_start or flight or limiter.owed  # G2
 
 
@@ -82,6 +83,7 @@ class Slots:
 @settings(max_examples=150)
 @given(
     ratio=st.sampled_from(RATIOS),
+    at_once=st.sampled_from([1, 1, 2, 8]),
     slack=st.integers(1, 9),
     count=st.integers(1, 6),
     whole=st.booleans(),
@@ -91,9 +93,9 @@ class Slots:
     moves=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=150),
 )
 def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(
-    ratio, slack, count, whole, warm_up, least, budget, moves
+    ratio, at_once, slack, count, whole, warm_up, least, budget, moves
 ):
-    limiter = Limiter(ratio, slack)
+    limiter = Limiter(ratio, slack, at_once=at_once)
     limiter.begin_phase(budget)
     slots = Slots(limiter, count, whole, warm_up, least)
     if not warm_up:  # pre-filled
@@ -101,7 +103,7 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(
     for who, what in moves:
         before = limiter.counts
         gate = (
-            debt(before, before.started - before.voided + 1, ratio) - before.tasks <= limiter.queue
+            debt(before, before.started - before.voided + 1, ratio, at_once) - before.tasks <= limiter.queue
             and before.started - before.voided != budget
         )
         if what < 4:
@@ -114,21 +116,40 @@ def test_what_the_limiter_promises_holds_at_every_instant_of_any_schedule(
         else:
             with pytest.raises(ValueError, match="none was owed"):
                 limiter.finish_task()
-        check(limiter, ratio, slack)
+        check(limiter, ratio, slack, at_once)
         slots.check()
         assert budget is None or limiter.counts.committed + limiter.in_flight <= budget
     limiter.drain()
     assert not limiter.start(5)
     for slot in range(count):
         slots.finish(slot, lost=slot % 2 == 0, ends=False)
-        check(limiter, ratio, slack)
+        check(limiter, ratio, slack, at_once)
     while limiter.owed:
         limiter.finish_task()
-        check(limiter, ratio, slack)
+        check(limiter, ratio, slack, at_once)
     n = limiter.counts
     # G3
-    assert limiter.drained and n.started == n.committed + n.voided and n.tasks == debt(n, n.committed, ratio)
+    assert limiter.drained and n.started == n.committed + n.voided
+    assert n.tasks == debt(n, n.committed, ratio, at_once)
     slots.check()
+
+
+def test_a_ratio_that_is_not_reduced_owes_so_many_at_once():
+    limiter = Limiter(parse_ratio("8/16"), 4, at_once=tasks_at_once("8/16"))
+    limiter.sampleable()
+    owed = []
+    for _ in range(40):
+        assert limiter.start() == 1
+        limiter.commit()
+        owed.append(limiter.owed)
+        while limiter.owed:
+            limiter.finish_task()
+    assert owed == ([0] * 15 + [8]) * 2 + [0] * 8
+    # it holds actors back when a burst is owed and the next one would be, too
+    assert limiter.start(100) == 23 and limiter.start() == 0
+    assert [tasks_at_once(ratio) for ratio in ("1/2", "8/16", "3/2", "6/4", 8, "8", "64/128")] == [
+        1, 8, 1, 2, 1, 1, 64,
+    ]  # fmt: skip
 
 
 @settings(max_examples=100)

@@ -6,9 +6,11 @@ It counts, in integers that only grow, under one condition variable:
 S started steps, C committed ones (their answers are stored), V voided ones (lost), I = S
 - C - V in flight, K finished training tasks. A task is one update; the ratio a/b is tasks
 per committed step. W is C + I at the moment when the memory could first be sampled: what
-was started before then owes nothing. Debt D(x) = floor((x - W)·a/b) for x committed steps
-beyond W, 0 before. Slack is how many steps gathering may be ahead of training, in tasks
-Qt = max(ceil(slack·a/b), ceil(a/b)).
+was started before then owes nothing. Tasks are owed g at once, the greatest common
+divisor of the ratio as it is written ("8/16": 8 after each 16 steps, "1/2": 1 after each
+2). Debt D(x) = g·floor((x - W)·a/(b·g)) for x committed steps beyond W, 0 before. Slack
+is how many steps gathering may be ahead of training, in tasks Qt = max(ceil(slack·a/b),
+ceil(a/b), g).
 
 * a step may start only if D(C + I + 1) - K ≤ Qt;
 * a training task may run only if D(C) - K ≥ 1.
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from math import gcd
 from threading import Condition, RLock
 
 from tidemill.core.clock import awake
@@ -53,6 +56,17 @@ def parse_ratio(ratio: str | int) -> Fraction:
             f'ratio = "{ratio}" must be above 0: training tasks per committed step, like "1/4", "3/2" or 8'
         )
     return Fraction(above, below)
+
+
+def tasks_at_once(ratio: str | int) -> int:
+    """Return how many tasks a ratio as `parse_ratio` takes it owes at once.
+
+    >>> tasks_at_once("1/2"), tasks_at_once("8/16"), tasks_at_once(8)
+    (1, 8, 1)
+    """
+    parse_ratio(ratio)
+    above, _, below = str(ratio).partition("/")
+    return gcd(int(above), int(below or 1))
 
 
 def check_slack(slack: int, holding: int) -> None:
@@ -95,6 +109,7 @@ class Limiter:
     lost: whether what was in flight then is lost, and counted as voided; else it is in
         flight again
     clock: the clock of what is reported, in seconds
+    at_once: tasks that are owed at once, g
     """
 
     def __init__(
@@ -104,11 +119,13 @@ class Limiter:
         counts: LimiterCounts | None = None,
         lost: bool = True,
         clock: Callable[[], float] = awake,
+        at_once: int = 1,
     ) -> None:
         check_slack(slack, 0)
         self.ratio, self.slack = ratio, slack
         self._a, self._b = ratio.numerator, ratio.denominator
-        self.queue = max(-(-slack * self._a // self._b), -(-self._a // self._b))
+        self._at_once = at_once
+        self.queue = max(-(-slack * self._a // self._b), -(-self._a // self._b), at_once)
         """Qt."""
         self._n = LimiterCounts(**asdict(counts or LimiterCounts()))
         if lost:
@@ -158,7 +175,7 @@ class Limiter:
         return (
             n.base
             if n.waived is None or steps <= n.waived
-            else n.base + (steps - n.waived) * self._a // self._b
+            else n.base + (steps - n.waived) * self._a // (self._b * self._at_once) * self._at_once
         )
 
     def _room(self) -> int:
@@ -166,9 +183,10 @@ class Limiter:
         n = self._n
         if n.waived is None:
             return -1
-        # D(x) - K <= Qt up to the last x with (x - W)·a < (tasks + 1)·b
-        tasks = self.queue + n.tasks - n.base
-        return max(0, n.waived + ((tasks + 1) * self._b - 1) // self._a - (n.started - n.voided))
+        # D(x) - K <= Qt up to the last x with (x - W)·a < (floor(tasks / g) + 1)·b·g
+        bursts = (self.queue + n.tasks - n.base) // self._at_once + 1
+        last = (bursts * self._at_once * self._b - 1) // self._a
+        return max(0, n.waived + last - (n.started - n.voided))
 
     # ---- steps -------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from tidemill.api.buffer import Demand, Received, ReplayBuffer
 from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError, returned
-from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio
+from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio, tasks_at_once
 from tidemill.replay.retrain_journal import JournaledConsumer, JournalWriter, journal_path
 from tidemill.replay_training.credit_grants import CreditGrants
 from tidemill.replay_training.open_episodes import FILE as SLOTS
@@ -100,11 +100,11 @@ class ReplayIngest:
         it `goes_on` steps that were in flight are so again."""
         config, grants, buffer = self._config, self.grants, self.buffer
         assert config.ratio is not None
-        ratio = parse_ratio(config.ratio)
+        ratio, at_once = parse_ratio(config.ratio), tasks_at_once(config.ratio)
         slack = grants.slots * (1 if config.exact else 2) if config.slack is None else config.slack
         check_slack(slack, grants.holding)
         if found is None:
-            return Limiter(ratio, slack)
+            return Limiter(ratio, slack, at_once=at_once)
         kept = found.facts.get("limiter")
         if kept is None:
             raise CheckpointError(
@@ -120,7 +120,7 @@ class ReplayIngest:
             if counts.waived is not None:
                 counts.waived = counts.started - counts.voided if goes_on else counts.committed
                 counts.base = counts.tasks
-        limiter = Limiter(ratio, slack, counts, lost=not (goes_on and config.keep_buffer))
+        limiter = Limiter(ratio, slack, counts, lost=not (goes_on and config.keep_buffer), at_once=at_once)
         if goes_on:
             grants.go_on(limiter.in_flight)
         if config.keep_buffer:

@@ -40,7 +40,8 @@ class ReplayTrainer(TrainerConfig):
 
     buffer: the memory: `Replay`, `PrioritisedReplay`
     batch_size: transitions of a batch
-    ratio: training tasks (updates) per env step that is stored, exactly: "1/4", "3/2", 8.
+    ratio: training tasks (updates) per env step that is stored, exactly: "1/4", "3/2", 8;
+        "8/16" owes 8 at once after each 16, so that the policy stays the same between.
         Actors' steps wait for training, and training for steps (see `replay.limiter`).
         None: whoever runs it says so (--ratio, `AsyncTrainRunner`)
     slack: number of env steps that may be begun, and not yet trained for as the ratio
