@@ -259,6 +259,7 @@ def experiment(
     lanes: int = 1,
     threads: int = 1,
     algorithm: AlgorithmConfig | None = None,
+    network: PolicyConfig | None = None,
     kwargs: Mapping[str, Any] | None = None,
     **trainer: Any,
 ) -> Experiment:
@@ -268,7 +269,7 @@ def experiment(
     )
     return Experiment(
         name="limited",
-        policies={"policy": Drawing()},
+        policies={"policy": network or Drawing()},
         workers={
             "actor": ReplayActors(
                 environment=env, lanes=lanes, ring=slots, count=actors

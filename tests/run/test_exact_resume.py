@@ -60,7 +60,9 @@ CARTPOLE = Slots(environment=Gymnasium(id="CartPole-v1"))
 SCRIPTED = Scripted(longest=6)
 NETWORK, REPLAY = QNetwork(hidden=(16, 16)), Replay(capacity=400, warm_up=8)
 EVERYTHING: dict[str, Any] = {
-    "network": QNetwork(hidden=(16,), noise=0.5, atoms=5, least_return=0, greatest_return=10),
+    "network": QNetwork(
+        hidden=(16,), noise=0.5, atoms=5, least_return=0, greatest_return=10, normalise_observations=True
+    ),
     "buffer": PrioritisedReplay(capacity=400, warm_up=8, steps=3, frame_stack=2, beta_updates=40),
     "frame_stack": 2,
 }

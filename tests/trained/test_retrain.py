@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from tidemill import Gymnasium, Slots
+from tidemill import DQN, Gymnasium, QNetwork, Slots
 from tidemill.api.stream import Offered
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.user_code_loading import load_file
@@ -256,3 +256,14 @@ def test_tasks_know_their_progress(tmp_path: Path) -> None:
         if isinstance(record, Task)
     ]
     assert told == sorted(told) and 0 < told[0] < told[-1] == 1.0
+
+
+def test_moments_of_observations_are_those_of_the_run_again(tmp_path: Path) -> None:
+    run(
+        tmp_path / "run",
+        slots=4,
+        network=QNetwork(hidden=(8,), normalise_observations=True),
+        algorithm=DQN(),
+    )
+    again = retrain(tmp_path / "run")
+    assert again.same and again.parameters["observation.count"] > 50

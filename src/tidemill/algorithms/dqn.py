@@ -146,12 +146,15 @@ class DQNLearner(Algorithm):
         self._adam = adam(policy.flat, self._gradient, config.adam_epsilon, policy.kernels)
         self._explore()
 
+    def take_in(self, sample: Sample) -> None:
+        self.policy.take_in(sample)
+
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Raises `RunError` when loss or gradient are not finite;
         the weights stay as they were."""
         (sample,) = samples
         batch = {name: array[0] for name, array in sample.items()}
-        self.policy.fold(batch)
+        self.policy.fold()
         rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for below
             losses, slope, error, value = self._differentiate(batch)
@@ -235,8 +238,10 @@ class DQNLearner(Algorithm):
 
     def state(self) -> Arrays:
         """Return copies of the target network, Adam's moments and step, the number of
-        updates, the env steps before the last one, and the noise's random stream."""
+        updates, the env steps before the last one, the noise's random stream, and what
+        arrived since the last update, where observations are normalised."""
         return {
+            **({"arrived": self.policy.arrived.copy()} if self.policy.normalised else {}),
             "target": self._target.flat.copy(),
             "updates": np.array(self._updates),
             "steps": np.array(self._steps),
@@ -252,4 +257,6 @@ class DQNLearner(Algorithm):
         self._target.flat[:] = state["target"]
         self._updates, self._steps = int(state["updates"]), int(state["steps"])
         set_random_state(self._rng, state["random"])
+        if self.policy.normalised:
+            self.policy.arrived[:] = state["arrived"]
         self._adam.load_state(unprefixed("adam", state))

@@ -80,6 +80,9 @@ class TwinCriticLearner(Algorithm):
             "critics": adam(self.critics.flat, self._of_critics, config.adam_epsilon, kernels),
         }
 
+    def take_in(self, sample: Sample) -> None:
+        self.policy.take_in(sample)
+
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Raises `RunError` when a loss or gradient is not
         finite; the weights that it is of stay as they were."""
@@ -88,7 +91,7 @@ class TwinCriticLearner(Algorithm):
 
     def _update(self, sample: Sample) -> dict[str, float]:
         batch = {name: array[0] for name, array in sample.items()}
-        self.policy.fold(batch)
+        self.policy.fold()
         seen = self.policy.features(batch)
         metrics = self._improve_critics(batch, seen)
         if "priority" in sample:
@@ -140,7 +143,8 @@ class TwinCriticLearner(Algorithm):
     def _own(self) -> Arrays:
         """Return by name, as views, the arrays that a resumed run needs besides the
         moments."""
-        return {"critics": self.critics.flat, "targets": self.targets.flat}
+        own: Arrays = {"critics": self.critics.flat, "targets": self.targets.flat}
+        return own | {"arrived": self.policy.arrived} if self.policy.normalised else own
 
     def state(self) -> Arrays:
         """Return copies of critics, target critics and what else is the learner's own,

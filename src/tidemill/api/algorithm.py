@@ -148,6 +148,11 @@ class Algorithm(ABC):
         `steps` are the env steps that the run had come to before it. Does not touch
         `policy.version`."""
 
+    def take_in(self, sample: Sample) -> None:
+        """Look at rows (`ARRIVAL_FIELDS`) that a replay memory stores, once, in the order
+        in which they are stored. Reads their arrays no more once it returns, and leaves
+        the policy's parameters to the next `update`."""
+
     @abstractmethod
     def state(self) -> Arrays:
         """Return all besides the policy's parameters that a resumed run needs (optimiser

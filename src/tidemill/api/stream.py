@@ -1,7 +1,7 @@
 """The stream contracts: what workers see of streams. Written once, over any transport."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidemill.api.algorithm import Sample
@@ -156,3 +156,14 @@ class WatchedConsumer(SampleConsumer):
     def release(self) -> None:
         """See `SampleConsumer`."""
         self._source.release()
+
+
+class TellingConsumer(WatchedConsumer):
+    """A telling consumer tells `listener` of each sample as it is taken."""
+
+    def __init__(self, source: SampleConsumer, listener: Callable[[Sample], None]) -> None:
+        super().__init__(source)
+        self._listener = listener
+
+    def _look(self, sample: Sample) -> None:
+        self._listener(sample)

@@ -114,11 +114,6 @@ class ObservationNormaliser:
         self._shift = np.where(self._columns, self.moments.mean, 0).astype(np.float32)
         self._factor = np.where(self._columns, factor, 1).astype(np.float32)
 
-    def fold(self, features: NDArray[np.float32]) -> None:
-        """Merge rows [n, width] as they were flattened into the moments."""
-        self.moments.fold(self.moments.moments(features))
-        self.refresh()
-
     def apply(self, features: NDArray[np.float32]) -> None:
         """Normalise rows [n, width] in place."""
         features -= self._shift

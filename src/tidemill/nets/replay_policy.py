@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tidemill.api.algorithm import Sample
 from tidemill.api.policy import Policy
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.native.library import Kernels
@@ -21,9 +22,9 @@ class ReplayNetwork(NativeSetting):
     """The base of configurations of networks that learn from a replay memory."""
 
     normalise_observations: bool | None = False
-    """Whether flattened Boxes are brought to mean 0 and deviation 1, by the running
-    moments of the batches that were drawn, and clipped to ±10. None: where there are
-    any."""
+    """Whether flattened Boxes are brought to mean 0 and deviation 1, by the moments of
+    the rows that have entered the replay memory, each counted once, and clipped to ±10.
+    None: where there are any."""
 
     def normalises(self, encoder: ObservationEncoder) -> bool:
         """Return whether what `encoder` flattens is normalised. Raises `ConfigError`
@@ -49,6 +50,9 @@ class ReplayPolicy(Policy):
         self.encoder, self.kernels, self._rng = encoder, kernels, rng
         self._normaliser = ObservationNormaliser(encoder.normalised) if normalises else None
         self._named = {} if self._normaliser is None else self._normaliser.moments.parameters()
+        self.arrived = RunningMoments("observation", (encoder.width,)).moments(None)
+        """Sums over the rows that entered the replay memory since the last `fold`, about
+        the present mean: see `RunningMoments.moments`."""
 
     def features(self, observation: Arrays, of: str = "obs") -> Floats:
         """Return raw observations [n], flattened and normalised."""
@@ -57,10 +61,25 @@ class ReplayPolicy(Policy):
             self._normaliser.apply(found)
         return found
 
-    def fold(self, observation: Arrays) -> None:
-        """Take raw observations [n] into what normalises them."""
-        if self._normaliser is not None:
-            self._normaliser.fold(self.encoder.flat(observation))
+    @property
+    def normalised(self) -> bool:
+        """Whether observations are normalised."""
+        return self._normaliser is not None
+
+    def take_in(self, sample: Sample) -> None:
+        """Collect the observations of arrivals (`ARRIVAL_FIELDS`). They count from the
+        next `fold` on, so that a version of the policy has one set of moments."""
+        here = sample["on_reset"] | (sample["version"] >= 0)
+        if self._normaliser is not None and here.any():
+            seen = self.encoder.flat({name: sample[name][here] for name in self.encoder.names})
+            self.arrived += self._normaliser.moments.moments(seen)
+
+    def fold(self) -> None:
+        """Have what was collected count from now on."""
+        if self._normaliser is not None and self.arrived[0]:
+            self._normaliser.moments.fold(self.arrived)
+            self._normaliser.refresh()
+            self.arrived[:] = 0
 
     def reseed(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -73,4 +92,5 @@ class ReplayPolicy(Policy):
         load_parameters(self._named, parameters)
         if self._normaliser is not None:
             self._normaliser.refresh()
+        self.arrived[:] = 0  # about another mean
         self.version = version

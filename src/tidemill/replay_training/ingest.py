@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
 from tidemill.api.experiment import Context
-from tidemill.api.stream import SampleConsumer
+from tidemill.api.stream import SampleConsumer, TellingConsumer
 from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio, tasks_at_once
 from tidemill.replay.retrain_journal import JournaledConsumer, JournalWriter, journal_path
@@ -31,6 +32,7 @@ class ReplayIngest:
     back what was `found`; else that is None.
 
     header: what the journal says of the run
+    take_in: is told of each sample as it is stored (`Algorithm.take_in`)
     tell: takes a text for the user
     """
 
@@ -42,6 +44,7 @@ class ReplayIngest:
         demand: Demand,
         found: FoundCheckpoint | None,
         header: Mapping[str, Any],
+        take_in: Callable[[Sample], None],
         tell: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -81,7 +84,7 @@ class ReplayIngest:
                 journal_path(demand.folder, config.policy), source.offered() or [], dict(header), end
             )
             source = JournaledConsumer(source, self.journal)
-        self.policy_lag = PolicyLag(source)
+        self.policy_lag = PolicyLag(TellingConsumer(source, take_in))
         build = config.buffer.build
         self.buffer = returned(build(self.policy_lag, demand), ReplayBuffer, build)
         self.limiter = self._limit(found, slots is not None, tell)

@@ -70,6 +70,7 @@ class ReplayTrainerWorker(Worker):
             demand,
             learner.found,
             header,
+            lambda sample: learner.algorithm.take_in(sample),
             learner.notice,
         )
         self.limiter, self._buffer, self._grants = ingest.limiter, ingest.buffer, ingest.grants

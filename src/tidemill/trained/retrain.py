@@ -14,6 +14,7 @@ from tidemill.api.experiment import MOST_THREADS
 from tidemill.api.plain_spaces import read_spaces
 from tidemill.api.policy import check_weights
 from tidemill.api.spaces import Spaces
+from tidemill.api.stream import TellingConsumer
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
 from tidemill.core.schema import Arrays
@@ -71,7 +72,7 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
             demand = Demand(
                 config.batch_size, 1, seed=derive_seed(experiment.seed, worker, "buffer"), folder=folder.path
             )
-            buffer = config.buffer.build(reader, demand)
+            buffer = config.buffer.build(TellingConsumer(reader, algorithm.take_in), demand)
             if not isinstance(buffer, ReplayBuffer):
                 raise ConfigError(f"{type(config.buffer).__name__} builds no ReplayBuffer")
             return buffer
