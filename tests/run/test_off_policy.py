@@ -137,7 +137,7 @@ def test_algorithms_have_presets_for_all_environments_that_they_can_act_in():
         preset("CartPole-v1", "dnq")
     with pytest.raises(ConfigError, match="an environment of several"):
         experiment_for("pettingzoo:spread", PettingZoo(make=SPREAD), "sac")
-    with pytest.raises(TidemillError, match="take SAC"):
+    with pytest.raises(TidemillError, match="or SAC with SquashedGaussian"):
         tidemill.train(
             experiment_for("Pendulum-v1", Gymnasium(id="Pendulum-v1"), "dqn"), launch="inline", quiet=True
         )
