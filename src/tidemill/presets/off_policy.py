@@ -90,6 +90,23 @@ DQN_PRESETS = Presets(
             ratio="1/2",
             steps=100_000,
         ),
+        # -150 in about 120 k env steps. The goal is only found by a policy that stays the
+        # same for some steps: each lane plays 16 by one, and then come 64 updates
+        "MountainCar-v0": partial(
+            off_policy,
+            policy=QNetwork(hidden=(256, 256), duelling=False),
+            algorithm=DQN(
+                double=False,
+                learning_rate=4e-3,
+                gamma=0.98,
+                target_steps=600,
+                epsilon=LinearSchedule(1, 0.07, to_step=24_000),
+            ),
+            buffer=Replay(capacity=10_000),
+            batch_size=128,
+            ratio="64/128",
+            steps=120_000,
+        ),
         # its convolution, and a hidden layer
         "MinAtar/": partial(
             off_policy,
