@@ -353,7 +353,7 @@ NEVER_BEGAN = {
     "an algorithm beside a file": (["bad.py:good", "--algorithm", "dqn"], ["--algorithm dqn", "has its own"]),
     "actions of another kind": (
         ["CartPole-v1", "--algorithm", "sac"],
-        ["Discrete", "take a QNetwork with DQN"],
+        ["Discrete", "QNetwork with DQN for Discrete"],
     ),
     "a replay less than a batch": (
         [

@@ -3,6 +3,7 @@ failed, and of one that is not to be trusted."""
 
 import json
 import os
+import time
 from pathlib import Path
 
 import gymnasium
@@ -44,9 +45,22 @@ def findings(folder: Path) -> dict[str, tuple[str, str, str]]:
     return {each.name: (each.level, each.message, each.cure) for each in examine_run(RunFolder.open(folder))}
 
 
+class Slow(gymnasium.Wrapper):
+    """Steps that take so long that workers report in between, however quick the
+    machine is."""
+
+    def step(self, action):
+        time.sleep(5e-4)
+        return self.env.step(action)
+
+
+def slow_cart_pole():
+    return Slow(gymnasium.make("CartPole-v1"))
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    return run_in(tmp_path_factory.mktemp("finished") / "run", steps=30 * 128, clip=1e-6)
+    return run_in(tmp_path_factory.mktemp("finished") / "run", slow_cart_pole, steps=30 * 128, clip=1e-6)
 
 
 def test_a_finished_run_is_told_with_what_is_odd_about_it(finished):
