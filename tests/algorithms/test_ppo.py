@@ -382,6 +382,14 @@ def test_the_rate_follows_how_far_updates_go_and_is_saved():
     other.load_state(learner.state())
     assert other.update([sample], 0)["learning_rate"] == pytest.approx(1e-2 / 1.5**3)
     other.load_state({name: array for name, array in learner.state().items() if name != "rate"})
+    # another rate is begun from
+    learner.config = learner.config.replace(learning_rate=5e-3)
+    assert learner.update([sample], 0)["learning_rate"] == 5e-3
+    # of one minibatch, the divergence is that before its step
+    learner = learner_of(desired_kl=0.01, minibatch_size=10**6, epochs=1)
+    assert [learner.update([sample], 0)["learning_rate"] for _ in range(3)] == [0.01] * 3
+    with pytest.raises(ConfigError, match=r"target_kl = 0\.004 ends updates before they go half as far"):
+        PPO(desired_kl=0.01, target_kl=0.004)
     with pytest.raises(ConfigError, match=r"desired_kl = 0\.01 adapts the learning rate, which is to follow"):
         PPO(desired_kl=0.01, learning_rate=LinearSchedule(1e-3, 0))
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+import tidemill
 from tidemill import DQN, PPO, SAC, LinearSchedule
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel
 from tidemill.api.schedule import number
 from tidemill.core.config import brought_up_to_date, decode, encode
 from tidemill.core.errors import ConfigError
@@ -62,11 +63,35 @@ def test_a_table_on_the_command_line_is_a_schedule_and_anything_else_a_number() 
         ({"from_step": -1, "to_step": 5}, "from_step = -1 must be at least 0"),
         ({"start": float("nan")}, "start = nan of a LinearSchedule must be a number"),
         ({"end": "0"}, "end = '0' of a LinearSchedule must be a number"),
+        ({"end": 10**400}, "of a LinearSchedule must be a number"),
+        ({"to_step": "5"}, "to_step = '5' of a LinearSchedule must be a whole number of env steps"),
+        ({"to_step": 2.5}, "to_step = 2.5 of a LinearSchedule must be a whole number"),
+        ({"to_step": 5, "from_step": None}, "from_step = None of a LinearSchedule must be a whole number"),
     ],
 )
 def test_what_is_no_line_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         LinearSchedule(**{"start": 1.0, "end": 0.0, **settings})
+
+
+def test_steps_may_be_written_as_whole_floats() -> None:
+    assert LinearSchedule(3e-4, 0, 1e5) == LinearSchedule(3e-4, 0, 100_000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["lin_3e-4", "3e-4", {"start": 1}, lambda share: share])
+def test_what_is_neither_number_nor_schedule_is_told_by_its_name(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"learning_rate = .* is no number; .* LinearSchedule\("):
+        PPO(learning_rate=value)
+
+
+def test_a_schedule_without_an_end_is_told_what_it_needs() -> None:
+    with pytest.raises(ConfigError, match="a LinearSchedule needs end; it has start"):
+        decode(PPO, {**encode(PPO()), "clip": {"start": 0.2}})
+
+
+def test_a_schedules_parts_are_no_settings_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"nothing here has a setting end\b"):
+        tidemill.train("CartPole-v1", end=0.5)
 
 
 def test_both_ends_must_be_in_range_and_a_run_without_an_end_has_no_schedule_to_there() -> None:
@@ -84,6 +109,12 @@ def test_an_algorithm_that_waits_for_a_share_of_the_run_is_told_of_schedules() -
             def update(self, samples: Any, progress: float) -> dict[str, float]:  # type: ignore[override]
                 return {}
 
+    with pytest.raises(ConfigError, match=r"parallel_update\(samples, progress\)"):
+
+        class OldParallel(DataParallel):
+            def parallel_update(self, samples: Any, progress: float) -> Any:  # type: ignore[override]
+                return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(AlgorithmConfig):
@@ -97,10 +128,11 @@ def test_only_what_is_declared_so_can_be_a_schedule() -> None:
         Fixed(learning_rate=LinearSchedule(1, 0))  # type: ignore[arg-type]
 
 
-def test_what_was_counted_in_updates_is_counted_in_env_steps() -> None:
+@pytest.mark.parametrize("kind", ["ReplayTrainer", "Trainer"])  # what it was called before that
+def test_what_was_counted_in_updates_is_counted_in_env_steps(kind: str) -> None:
     """At a ratio of 1/4, 1,000 steps of warm-up first."""
     saved: dict[str, Any] = {
-        "kind": "ReplayTrainer",
+        "kind": kind,
         "ratio": "1/4",
         "buffer": {"kind": "Replay", "warm_up": 1_000},
         "algorithm": {
@@ -119,6 +151,10 @@ def test_what_was_counted_in_updates_is_counted_in_env_steps() -> None:
     assert algorithm.target_steps == 2_000
     assert algorithm.epsilon == LinearSchedule(0.9, 0.1, from_step=1_000, to_step=41_000)
     assert algorithm.learning_rate == LinearSchedule(1e-3, 0.0)
+    for odd in ({"epsilon_updates": "many"}, {"learning_rate_schedule": "linear"}, {"target_every": None}):
+        brought_up_to_date({**saved, "algorithm": {"kind": "DQN", **odd}, "buffer": {"warm_up": None}})
+    part = ReplayTrainer.of_today({**saved, "algorithm": {"kind": "DQN", "epsilon_end": 0.2}})["algorithm"]
+    assert decode(DQN, part).epsilon == LinearSchedule(1.0, 0.2, from_step=1_000, to_step=41_000)
     each = {**saved, "algorithm": {**saved["algorithm"], "target_every": 1}}
     assert ReplayTrainer.of_today(each)["algorithm"]["target_steps"] == 0
     assert brought_up_to_date(

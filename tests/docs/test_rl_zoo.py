@@ -59,9 +59,8 @@ def test_what_stands_there_exists_and_is_what_users_are_told(section: str) -> No
             assert ours == "–" and value, theirs
             continue
         _, setting = told[0]
-        if theirs != setting and theirs != "eps" and (section, theirs) not in {("SAC, TD3", "ent_coef")}:
-            known = {FOREIGN_NAMES.get(theirs), "batch_size" if theirs == "batch_size" else None}
-            assert setting in known, (theirs, setting)
+        if theirs != setting and (section, theirs) != ("SAC, TD3", "ent_coef"):
+            assert setting in FOREIGN_NAMES[theirs], (theirs, setting)
 
 
 def test_every_name_that_users_are_told_of_has_a_row() -> None:
@@ -93,5 +92,7 @@ def test_their_names_are_answered_by_ours() -> None:
         ConfigError, match=r'it is called "lanes" here, and stands elsewhere: docs/rl-zoo\.md'
     ):
         tidemill.PPO(n_envs=8)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match='SAC has no setting ent_coef; did you mean "temperature"'):
+        tidemill.SAC(ent_coef="auto")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match='nothing here has a setting clip_range; did you mean "clip"'):
         tidemill.train("CartPole-v1", clip_range=0.1)

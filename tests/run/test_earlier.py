@@ -18,6 +18,7 @@ from tidemill import (
     Experiment,
     Gymnasium,
     Limits,
+    LinearSchedule,
     QNetwork,
     Replay,
     ReplayActors,
@@ -37,7 +38,9 @@ REPLAY = Experiment(
     workers={
         "actor": ReplayActors(environment=CARTPOLE, lanes=1, ring=3, frame_stack=2),
         "trainer": ReplayTrainer(
-            algorithm=DQN(),
+            algorithm=DQN(
+                target_steps=1_000, epsilon=LinearSchedule(1.0, 0.05, from_step=20, to_step=20_020)
+            ),
             buffer=Replay(capacity=2000, warm_up=20, frame_stack=2),
             batch_size=8,
             ratio="1/2",

@@ -326,7 +326,7 @@ def test_in_threads_the_actor_of_slots_and_its_trainer_take_turns_unless_a_slack
 
 
 def test_a_ratio_is_said_in_one_place_and_another_one_in_the_other_is_refused() -> None:
-    for where, ratio in ((plain(None), "1/4"), (plain("1/4"), None), (plain("1/4"), "2/8")):
+    for where, ratio in ((plain(None), "1/4"), (plain("1/4"), None), (plain("1/4"), "1/4")):
         made = AsyncTrainRunner(where, num_slots=2, ratio=ratio).experiment
         made.check()
         assert parse_ratio(made.workers["trainer"].ratio) == Fraction(1, 4)
@@ -335,6 +335,8 @@ def test_a_ratio_is_said_in_one_place_and_another_one_in_the_other_is_refused() 
         match="ratio = '1/2', and the experiment's trainer has ratio = '1/4': say it in one of both places",
     ):
         AsyncTrainRunner(plain("1/4"), num_slots=2, ratio="1/2")
+    with pytest.raises(ConfigError, match="ratio = '2/8', and the experiment's trainer has ratio = '1/4'"):
+        AsyncTrainRunner(plain("1/4"), num_slots=2, ratio="2/8")  # two at once
     with pytest.raises(
         ConfigError,
         match=r'nothing says how often to train on it; set ratio, .* like "1/4" or 1 \(ReplayTrainer.ratio, '

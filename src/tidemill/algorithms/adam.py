@@ -40,7 +40,7 @@ class AdamSettings(AlgorithmConfig):
     @classmethod
     def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
         data = super().of_today(data)
-        if data.get("learning_rate_schedule") == "linear":
+        if data.get("learning_rate_schedule") == "linear" and "learning_rate" in data:
             falling = {"kind": "LinearSchedule", "start": data["learning_rate"], "end": 0.0}
             data = {**data, "learning_rate": falling, "learning_rate_schedule": "constant"}
         return data

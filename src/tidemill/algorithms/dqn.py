@@ -33,6 +33,7 @@ from tidemill.core.schema import Array, Arrays
 from tidemill.nets.q_network import QNetwork, QPolicy, softmax
 
 EXPLORATION = LinearSchedule(1.0, 0.05, to_step=40_000)
+BEFORE = "target_every", "epsilon_start", "epsilon_end", "epsilon_updates"
 COUNTED_IN_STEPS = "env steps are counted in place of updates: write"
 
 
@@ -86,13 +87,18 @@ class DQN(AdamSettings):
 
     @classmethod
     def in_env_steps(cls, data: dict[str, Any], steps_of: Callable[[float], int]) -> dict[str, Any]:
-        data = dict(data)
-        if (every := data.pop("target_every", None)) is not None:
+        counted = {name: data.get(name, default) for name, (default, _) in cls.retired.items()}
+        every, updates = counted["target_every"], counted["epsilon_updates"]
+        if not isinstance(every, int) or not isinstance(updates, int):
+            return data
+        given = {name for name in counted if name in data}
+        data = {name: value for name, value in data.items() if name not in BEFORE}
+        if "target_every" in given:
             data["target_steps"] = 0 if every == 1 else steps_of(every) - steps_of(0)
-        first, last = data.pop("epsilon_start", 1.0), data.pop("epsilon_end", 0.05)
-        if (updates := data.pop("epsilon_updates", None)) is not None:
+        if given & {"epsilon_start", "epsilon_end", "epsilon_updates"}:
+            ends = {"start": counted["epsilon_start"], "end": counted["epsilon_end"]}
             steps = {"from_step": steps_of(0), "to_step": steps_of(updates)}
-            data["epsilon"] = {"kind": "LinearSchedule", "start": first, "end": last, **steps}
+            data["epsilon"] = {"kind": "LinearSchedule", **ends, **steps}
         return data
 
     def measures(self) -> tuple[str, ...]:

@@ -63,7 +63,8 @@ class PPO(PolicyGradient):
     """Approximate KL divergence, in nats, of an update, which the learning rate is
     adapted to: it begins as `learning_rate`, and falls after an update that went further
     than twice this, and rises after one that went less than half as far
-    (`adapted_rate`). None: it is what it is set to."""
+    (`adapted_rate`), where updates have more than one minibatch. None: it is what it is
+    set to."""
     correct_off_policy: bool = False
     """Whether traces are cut short where the policy at the start of the update has moved
     away from the one that acted (V-trace; one more forward pass). Of use when samples lag
@@ -75,6 +76,13 @@ class PPO(PolicyGradient):
             raise ConfigError(
                 f"desired_kl = {self.desired_kl} adapts the learning rate, which is to follow a schedule; "
                 "set learning_rate to a number, or leave desired_kl out"
+            )
+
+        if self.target_kl is not None and 2 * self.target_kl <= (self.desired_kl or 0):
+            raise ConfigError(
+                f"target_kl = {self.target_kl} ends updates before they go half as far as desired_kl = "
+                f"{self.desired_kl}, so that the learning rate would only rise; set target_kl above half of "
+                "that, or leave it out"
             )
 
     def check_made(self, names: Collection[str]) -> None:
@@ -98,30 +106,36 @@ class PPOLearner(PolicyGradientLearner):
     def __init__(self, config: PPO, policy: TrainablePolicy, seed: int) -> None:
         super().__init__(config, policy, seed)
         network = policy.network
-        self._rate = number(config.at(0, 0.0).learning_rate)
+        # the rate that is set, and what was made of it
+        self._adapted = np.full(2, number(self.config.learning_rate))
         self._native, self._gae = None, gae
         if isinstance(network, NativeActorCritic):
             self._native, self._gae = NativePPO(network, self._shared), partial(native_gae, network.kernels)
 
     @property
     def rate(self) -> float:
-        return super().rate if self.config.desired_kl is None else self._rate
+        if self.config.desired_kl is None:
+            return super().rate
+        if self._adapted[0] != super().rate:  # it was changed
+            self._adapted[:] = super().rate
+        return float(self._adapted[1])
 
     def _update(self, samples: Sequence[Sample], alone: bool) -> Generator[Array, None, dict[str, float]]:
         metrics = yield from super()._update(samples, alone)
-        if self.config.desired_kl is not None and "kl" in metrics:
-            self._rate = adapted_rate(self._rate, metrics["kl"], self.config.desired_kl)
+        # before the first step of an update there is no divergence
+        if self.config.desired_kl is not None and metrics.get("minibatches", 0) > 1:
+            self._adapted[1] = adapted_rate(self._adapted[1], metrics["kl"], self.config.desired_kl)
         return metrics
 
     def state(self) -> Arrays:
         """See `PolicyGradientLearner.state`; and the learning rate that was adapted."""
-        return {**super().state(), "rate": np.array(self._rate)}
+        return {**super().state(), "rate": self._adapted.copy()}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         # earlier versions adapted none
-        state = {"rate": np.array(self._rate), **state}
+        state = {"rate": self._adapted.copy(), **state}
         super().load_state(state)
-        self._rate = float(state["rate"])
+        self._adapted[:] = state["rate"]
 
     def _estimate(self, sample: Sample) -> tuple[Floats, Floats]:
         config = self.config

@@ -134,11 +134,14 @@ class Algorithm(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "progress" in signature(cls.update).parameters:
+        methods = [getattr(cls, name) for name in ("update", "parallel_update") if hasattr(cls, name)]
+        for method in methods:
+            if "progress" not in signature(method).parameters:
+                continue
             raise ConfigError(
-                f"{cls.__name__}.update(samples, progress) is given the env steps of the run now, and no "
-                "share of it; write update(samples, steps), and take a LinearSchedule for what was to fall "
-                "with it"
+                f"{cls.__name__}.{method.__name__}(samples, progress) is given the env steps of the run now, "
+                f"and no share of it; write {method.__name__}(samples, steps), and take a LinearSchedule for "
+                "what was to fall with it"
             )
 
     @abstractmethod
@@ -218,6 +221,11 @@ class AlgorithmConfig(Config):
             setting = getattr(self, name)
             ends = (setting.start, setting.end) if isinstance(setting, LinearSchedule) else (setting,)
             for value in ends:
+                if not isinstance(value, float | int | np.floating | np.integer | None):
+                    raise ConfigError(
+                        f"{name} = {value!r} is no number; {advice}. What falls or rises as a run goes on is "
+                        "a LinearSchedule(start, end)"
+                    )
                 if value is not None and not (isfinite(value) and low <= value <= high):
                     raise ConfigError(f"{name} = {value} is not between {low:g} and {high:g}; {advice}")
         if self.schedules:

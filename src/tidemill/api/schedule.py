@@ -1,11 +1,12 @@
 """Schedules: settings of an algorithm that change as a run goes on."""
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import overload
 
 from tidemill.core.config import Config, acting
 from tidemill.core.errors import ConfigError
+
+MOST = 1e300
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,16 @@ class LinearSchedule(Config):
         super().__post_init__()
         for name in ("start", "end"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not isfinite(value):
+            if not isinstance(value, (int, float)) or not abs(value) <= MOST:
                 raise ConfigError(f"{name} = {value!r} of a LinearSchedule must be a number")
+        for name in ("to_step", "from_step"):
+            value = getattr(self, name)
+            if isinstance(value, float) and value.is_integer():  # 1e6
+                object.__setattr__(self, name, int(value))
+            elif not isinstance(value, int) and (value is not None or name == "from_step"):
+                raise ConfigError(
+                    f"{name} = {value!r} of a LinearSchedule must be a whole number of env steps"
+                )
         self.check_least(from_step=0)
         if self.to_step is not None and self.to_step <= self.from_step:
             raise ConfigError(

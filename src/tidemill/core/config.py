@@ -242,6 +242,15 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
         if key != "kind" and key not in names:
             raise ConfigError(f'{path}.{key}: {kind} has no setting "{key}"; {did_you_mean(str(key), names)}')
     values = {k: _decode_value(hints[k], v, f"{path}.{k}") for k, v in data.items() if k != "kind"}
+    needed = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing := [name for name in needed if name not in values]:
+        raise ConfigError(
+            f"{path}: a {kind} needs {' and '.join(missing)}; it has {', '.join(values) or 'nothing'}"
+        )
     try:
         return typing.cast(C, cls(**values))
     except ConfigError as error:
@@ -261,8 +270,11 @@ def brought_up_to_date(data: Any, path: str = "experiment") -> tuple[Any, list[s
         return [part for part, _ in parts], [text for _, texts in parts for text in texts]
     if not isinstance(data, dict):
         return data, told
-    data = (member(Config, str(data.get("kind"))) or Config).of_today(data)
-    cls, kept = member(Config, str(data.get("kind"))) or Config, {}
+    cls, kept, before = Config, {}, None
+    while data.get("kind") != before:  # the kind that it is now may have changed, too
+        before = data.get("kind")
+        cls = member(Config, str(before)) or Config
+        data = cls.of_today(data)
     for name, value in data.items():
         if name in cls.retired:
             told += (

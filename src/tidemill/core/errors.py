@@ -189,11 +189,12 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
     >>> did_you_mean("n_epochs", ["learning_rate", "epochs"])
     'did you mean "epochs"?'
     """
-    names, ours = sorted(known), FOREIGN_NAMES.get(value)
-    if ours in names:
-        return f'did you mean "{ours}"?'
-    if ours is not None:
-        return f'it is called "{ours}" here, and stands elsewhere: docs/rl-zoo.md'
+    names, ours = sorted(known), FOREIGN_NAMES.get(value, ())
+    for name in ours:
+        if name in names:
+            return f'did you mean "{name}"?'
+    if ours:
+        return f'it is called "{ours[0]}" here, and stands elsewhere: docs/rl-zoo.md'
     near = get_close_matches(value, names, n=1)
     if near:
         return f'did you mean "{near[0]}"?'

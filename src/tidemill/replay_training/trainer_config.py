@@ -45,7 +45,8 @@ class ReplayTrainer(TrainerConfig):
         Actors' steps wait for training, and training for steps (see `replay.limiter`).
         None: whoever runs it says so (--ratio, `AsyncTrainRunner`)
     slack: number of env steps that may be begun, and not yet trained for as the ratio
-        says, before actors have to wait; steps in flight count. None: twice the number of
+        says, before actors have to wait (as many as are between two times that it owes,
+        at least); steps in flight count. None: twice the number of
         lanes of all actors, so that each may step while another step of it waits to be
         trained for; with `exact` once that number
     exact: whether the run's weights depend on nothing but its configuration, however long
@@ -122,7 +123,8 @@ class ReplayTrainer(TrainerConfig):
             return data
         kind = member(Config, str(algorithm.get("kind")))
         # no task is owed for what comes before the memory can be sampled
-        warm_up, ratio = int(buffer.get("warm_up", 0)), parse_ratio(data.get("ratio") or 1)
+        warm_up, ratio = buffer.get("warm_up"), parse_ratio(data.get("ratio") or 1)
+        warm_up = warm_up if isinstance(warm_up, int) else 0
         if kind is not None and issubclass(kind, AlgorithmConfig):
             algorithm = kind.in_env_steps(algorithm, lambda updates: warm_up + ceil(updates / ratio))
         return {**data, "algorithm": algorithm}

@@ -11,6 +11,7 @@ from typing import Any
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.experiment import Experiment
+from tidemill.api.schedule import LinearSchedule
 from tidemill.core.config import encode, set_path
 from tidemill.core.errors import ConfigError, TidemillError, did_you_mean
 from tidemill.core.user_code_loading import load_attribute, name_of_code
@@ -119,7 +120,7 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> tuple[
 
 def _paths(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Yield the kind that has it and the path of every setting of encoded data."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value.get("kind") != LinearSchedule.__name__:
         for name, inner in value.items():
             below = f"{path}.{name}" if path else name
             if name != "kind" and "kind" in value:

@@ -21,7 +21,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.metrics.json_lines import each_record
-from tidemill.replay.limiter import parse_ratio
+from tidemill.replay.limiter import parse_ratio, tasks_at_once
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import new_folder
 from tidemill.run.trust import Trust
@@ -178,7 +178,10 @@ class TrainRunner(AsyncTrainRunner):
 
 def _refuse_another(experiment: Experiment, ratio: str | int | None) -> None:
     for name, config in experiment.groups(ReplayTrainer).items():
-        if ratio is not None and config.ratio is not None and parse_ratio(config.ratio) != parse_ratio(ratio):
+        if ratio is None or config.ratio is None:
+            continue
+        said = [(parse_ratio(each), tasks_at_once(each)) for each in (config.ratio, ratio)]
+        if said[0] != said[1]:
             raise ConfigError(
                 f"ratio = {ratio!r}, and the experiment's {name} has ratio = {config.ratio!r}: say it in one "
                 "of both places"

@@ -90,7 +90,6 @@ class Learner:
         self.changes = deque[AlgorithmConfig]()
         # settings of the algorithm, where they were changed, `changes` included
         self._changed: dict[str, float | None] = {}
-        self._settings: dict[str, float] = {}  # all of them, as the parameter database calls them
 
     # ---- making it ---------------------------------------------------------------------
 
@@ -176,14 +175,10 @@ class Learner:
         name, adopted = self._context.name, self.counters.adopted
         path = (name, adopted) if adopted else (name,)
         config = with_settings(self._config.algorithm, self._changed)
-        self._know_settings(config)
+        self._scheduled = config
         built = config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
         self._follow(returned(built, Algorithm, config.build))
         return built
-
-    def _know_settings(self, config: AlgorithmConfig) -> None:
-        self._scheduled = config
-        self._settings = {field_of(name): value for name, value in settings_of(config).items()}
 
     def _accept(self, settings: Mapping[str, float | None]) -> AlgorithmConfig | None:
         """Return what the algorithm is to be set to with these settings, which
@@ -222,7 +217,11 @@ class Learner:
 
     def _follow(self, algorithm: Algorithm) -> None:
         if self._scheduled.schedules:
-            algorithm.config = self._scheduled.at(self.counters.steps, self.limits.progress())
+            algorithm.config = self._now()
+
+    def _now(self) -> AlgorithmConfig:
+        """Return the algorithm's settings as they are now."""
+        return self._scheduled.at(self.counters.steps, self.limits.progress())
 
     def finish_update(self) -> None:
         """Count an update: the policy is a version further."""
@@ -282,8 +281,8 @@ class Learner:
 
     def apply_change(self) -> None:
         """Go on with the first of `changes`."""
-        self._know_settings(self.changes.popleft())
-        self.algorithm.config = self._scheduled.at(self.counters.steps, self.limits.progress())
+        self._scheduled = self.changes.popleft()
+        self.algorithm.config = self._now()
 
     def start(self) -> None:
         """Begin to count the time of training, and until the next checkpoint."""
@@ -369,7 +368,7 @@ class Learner:
             "env_steps": counters.steps,
             "seconds": counters.seconds,
             "adopted": counters.adopted,
-            **self._settings,
+            **{field_of(name): value for name, value in settings_of(self._now()).items()},
         }
         return known if reached is None else {**known, "training_return": reached}
 

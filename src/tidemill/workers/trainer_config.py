@@ -90,9 +90,9 @@ class TrainerConfig(WorkerConfig):
 
     def records(self) -> tuple[str, ...]:
         """See `tidemill.workers.version_metadata`."""
-        return (
-            () if self.database_seconds is None else (*RECORDED, *map(field_of, settings_of(self.algorithm)))
-        )
+        if self.database_seconds is None:
+            return ()
+        return (*RECORDED, *map(field_of, settings_of(self.algorithm.at(0, 0.0))))
 
     def measures(self) -> tuple[str, ...] | None:
         own = self.algorithm.measures()
