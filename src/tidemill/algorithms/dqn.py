@@ -33,8 +33,8 @@ from tidemill.core.schema import Array, Arrays
 from tidemill.nets.q_network import QNetwork, QPolicy, softmax
 
 EXPLORATION = LinearSchedule(1.0, 0.05, to_step=40_000)
-BEFORE = "target_every", "epsilon_start", "epsilon_end", "epsilon_updates"
-COUNTED_IN_STEPS = "env steps are counted in place of updates: write"
+IN_STEPS = "env steps are counted in place of updates: write"
+SCHEDULED = f"{IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,10 @@ class DQN(AdamSettings):
 
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
         **AdamSettings.retired,
-        "target_every": (500, f"{COUNTED_IN_STEPS} target_steps"),
-        "epsilon_start": (1.0, f"{COUNTED_IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"),
-        "epsilon_end": (0.05, f"{COUNTED_IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"),
-        "epsilon_updates": (10_000, f"{COUNTED_IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"),
+        "target_every": (500, f"{IN_STEPS} target_steps"),
+        "epsilon_start": (1.0, SCHEDULED),
+        "epsilon_end": (0.05, SCHEDULED),
+        "epsilon_updates": (10_000, SCHEDULED),
     }
 
     gamma: float = 0.99
@@ -87,15 +87,16 @@ class DQN(AdamSettings):
 
     @classmethod
     def in_env_steps(cls, data: dict[str, Any], steps_of: Callable[[float], int]) -> dict[str, Any]:
-        counted = {name: data.get(name, default) for name, (default, _) in cls.retired.items()}
+        before = cls.retired.keys() - AdamSettings.retired.keys()
+        counted = {name: data.get(name, cls.retired[name][0]) for name in before}
         every, updates = counted["target_every"], counted["epsilon_updates"]
         if not isinstance(every, int) or not isinstance(updates, int):
             return data
-        given = {name for name in counted if name in data}
-        data = {name: value for name, value in data.items() if name not in BEFORE}
+        given = before & data.keys()
+        data = {name: value for name, value in data.items() if name not in before}
         if "target_every" in given:
             data["target_steps"] = 0 if every == 1 else steps_of(every) - steps_of(0)
-        if given & {"epsilon_start", "epsilon_end", "epsilon_updates"}:
+        if given - {"target_every"}:
             ends = {"start": counted["epsilon_start"], "end": counted["epsilon_end"]}
             steps = {"from_step": steps_of(0), "to_step": steps_of(updates)}
             data["epsilon"] = {"kind": "LinearSchedule", **ends, **steps}

@@ -141,11 +141,8 @@ class PlainMLPs:
             log_prob = -0.5 * (noise * noise).sum(0) - (
                 log_std.sum() + np.float32(len(noise) * 0.5 * log(2 * pi))
             )
-        ratio, clip, bonus = (
-            np.exp(log_prob - columns["log_prob"]),
-            number(ppo.clip),
-            number(ppo.entropy_coefficient),
-        )
+        ratio = np.exp(log_prob - columns["log_prob"])
+        clip, bonus = number(ppo.clip), number(ppo.entropy_coefficient)
         open_ = ratio * advantage <= np.clip(ratio, 1 - clip, 1 + clip) * advantage
         of_log_prob = open_ * ratio * advantage * np.float32(-1 / rows)
         if action.dtype.kind == "i":

@@ -90,7 +90,7 @@ DQN_PRESETS = Presets(
             ratio="1/2",
             steps=100_000,
         ),
-        # -160 in training after 120 k env steps, and rising (-180 and -200 when played
+        # -160 in training after 120 k env steps, and rising (-158 to -200 when played
         # without exploration). The goal is only found by a policy that stays the same for
         # some steps: each lane plays 16 by one, and then come 64 updates
         "MountainCar-v0": partial(

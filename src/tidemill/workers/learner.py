@@ -236,9 +236,9 @@ class Learner:
             self._clock.enter(left)
 
     def measured(self, metrics: dict[str, float], batch: Sequence[BufferedSample]) -> dict[str, float]:
-        """Return what the update of `batch` has returned, where schedules were in it, and
-        how many versions the rows that enter the loss are behind on average, and the
-        oldest one."""
+        """Return what the update of `batch` has returned, what scheduled settings were in
+        it, and how many versions the rows that enter the loss are behind on average, and
+        the oldest one."""
         version = self.policy.version
         behind = sum(held.trained * version - held.stamps for held in batch)
         rows = sum(held.trained for held in batch)
