@@ -9,10 +9,9 @@ from torch import nn
 
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.algorithm import ROW_FIELDS, Sample
+from tidemill.api.algorithm import ROW_FIELDS, Sample, UpdateFault
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.blas_threads import limit_threads
-from tidemill.core.errors import RunError
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.torch_network import TorchNetwork
@@ -183,19 +182,31 @@ def test_nobody_has_a_row():
     assert in_step(learners, [[], []]) == [{"rows": 0.0, "learning_rate": 0.01}] * 2
 
 
-def test_all_stop_before_the_step_that_one_of_them_would_spoil():
+@pytest.mark.parametrize(
+    ("field", "sums", "stage", "says"),
+    [
+        ("reward", 1, "estimates", "its advantages or targets are not finite"),
+        ("obs", 2, "minibatch", "loss/policy is nan"),
+    ],
+)
+def test_all_stop_before_the_step_that_one_of_them_would_spoil(field, sums, stage, says):
     learners = learners_of(2)
     samples = [[make_sample(learner.policy, MLP, VECTOR, 3, i)] for i, learner in enumerate(learners)]
-    samples[1][0]["reward"][2] = np.inf
+    samples[1][0][field][2] = np.inf if field == "reward" else np.nan
     steps = [learner.parallel_update(own, 0.0) for learner, own in zip(learners, samples, strict=True)]
-    for _ in range(2):
+    for _ in range(sums):
         arrays = [next(generator) for generator in steps]
         arrays[0] += arrays[1]
         arrays[1][...] = arrays[0]
+    faults = []
     for generator, learner in zip(steps, learners, strict=True):
-        with pytest.raises(RunError, match="loss/policy is nan"):
+        with pytest.raises(UpdateFault, match=says) as caught:
             next(generator)
+        faults.append(caught.value)
         assert np.isfinite(learner.policy.network.flat).all()
+    assert [fault.stage for fault in faults] == [stage, stage]
+    # who has the row records it, and only that one
+    assert [bool(fault.minibatch) for fault in faults] == [False, True]
 
 
 def test_update_is_the_same_with_nobody_to_add():

@@ -438,7 +438,7 @@ def test_a_batch_without_a_trainable_row_changes_nothing():
 
 @pytest.mark.parametrize(
     ("field", "name"),
-    [("reward", "loss/"), ("obs", "loss/policy is nan"), ("log_prob", "loss/policy is nan")],
+    [("reward", "advantages or targets"), ("obs", "loss/policy is nan"), ("log_prob", "loss/policy is nan")],
 )
 def test_what_is_not_finite_is_named_before_the_weights_are_spoilt(field, name):
     learner = learner_of()

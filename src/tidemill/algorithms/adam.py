@@ -11,9 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.algorithm import AlgorithmConfig
+from tidemill.api.algorithm import AlgorithmConfig, UpdateFault
 from tidemill.api.schedule import LinearSchedule
-from tidemill.core.errors import RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import KernelDescent, Kernels, address
 
@@ -49,12 +48,17 @@ class AdamSettings(AlgorithmConfig):
 class Optimiser(ABC):
     """An optimiser steps down a gradient that always lies in the same array."""
 
+    def begin(self) -> None:
+        """Begin an update: where one of its steps is not finite, those after it change
+        nothing either."""
+
     @abstractmethod
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Any:
         """Do one step with learning rate `rate` down the gradient, divided by `share` and
         then scaled down to Euclidean norm `limit` (it may be overwritten); return the
         norm before clipping. Where that or `loss` is not finite, no weight changes. Both
-        are scalars of the library."""
+        are scalars of the library, in which a number may be read as late as at the
+        update's end."""
 
     @abstractmethod
     def clip(self, parts: Sequence[Any], share: float, limit: float) -> Any:
@@ -72,13 +76,14 @@ class Optimiser(ABC):
         """Take back what `state` returned."""
 
 
-def spoilt(algorithm: str, weights: str, why: str) -> RunError:
-    """Return what to raise when a step was left out, since loss or gradient were not
-    finite."""
-    return RunError(
+def spoilt(algorithm: str, weights: str, why: str, stage: str, minibatch: Arrays) -> UpdateFault:
+    """Return what to raise when a step was left out, since what it computed was not
+    finite; `stage` and `minibatch` as of `UpdateFault`."""
+    text = (
         f"{algorithm} left out a step that would have spoilt {weights}: {why}. Look for NaN or huge numbers "
         "in observations and rewards (tidemill check-env), then lower learning_rate"
     )
+    return UpdateFault(text, stage, minibatch)
 
 
 class _Block(NamedTuple):

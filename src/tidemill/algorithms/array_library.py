@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.algorithms.adam import Adam, NativeAdam, Optimiser
-from tidemill.core.schema import Arrays
+from tidemill.core.schema import Array, Arrays
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.trainable import Network
 
@@ -34,6 +34,10 @@ class Library(ABC):
     def to_host(self, array: Any) -> NDArray[np.float32]:
         """Return the numbers of `array` as numpy's, in its own memory where that is the
         host's; else in memory that the next call rewrites."""
+
+    @abstractmethod
+    def read(self, array: Any) -> Array:
+        """Return an array of any type as numpy's, for looking at it."""
 
     @abstractmethod
     def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
@@ -79,6 +83,9 @@ class NumpyLibrary(Library):
     def to_host(self, array: Any) -> NDArray[np.float32]:
         numbers: NDArray[np.float32] = array
         return numbers
+
+    def read(self, array: Any) -> Array:
+        return np.asarray(array)
 
     def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
         """Do nothing: on the host both are the same."""

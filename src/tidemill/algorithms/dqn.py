@@ -1,7 +1,7 @@
 """Deep Q-learning (DQN) in numpy, with the improvements that Rainbow combines: its
 configuration and its learner."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, ClassVar
@@ -23,14 +23,16 @@ from tidemill.algorithms.learner_state import (
     prefixed,
     random_state,
     set_random_state,
+    state_numbers,
     unprefixed,
 )
-from tidemill.api.algorithm import Algorithm, Sample
+from tidemill.api.algorithm import Algorithm, Sample, TracedArray
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.q_network import QNetwork, QPolicy, softmax
+from tidemill.nets.weights import views
 
 EXPLORATION = LinearSchedule(1.0, 0.05, to_step=40_000)
 IN_STEPS = "env steps are counted in place of updates: write"
@@ -157,24 +159,21 @@ class DQNLearner(Algorithm):
         self.policy.take_in(sample)
 
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
-        """See `Algorithm.update`. Raises `RunError` when loss or gradient are not finite;
-        the weights stay as they were."""
+        """See `Algorithm.update`. Raises `UpdateFault` when loss or gradient are not
+        finite; the weights stay as they were."""
         (sample,) = samples
         batch = {name: array[0] for name, array in sample.items()}
         self.policy.fold()
-        rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for below
-            losses, slope, error, value = self._differentiate(batch)
-            of_values = np.zeros_like(self._values)
-            of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
-            self._online.backward(of_values, self._gradient)
-        loss = float(share @ losses)
+        before = self._rng.bit_generator.state if self.policy.shape.noise else None
+        rows = len(batch["weight"])
+        loss, _, error, value = self._go_back(batch)
         rate, every = number(self.config.learning_rate), self.config.target_steps
         norm = self._adam.descend(rate, 1.0, self.config.max_gradient_norm, loss)
         if not isfinite(norm + loss):
-            raise spoilt(
-                type(self.config).__name__, "the weights", f"the loss is {loss}, the gradient's norm {norm}"
-            )
+            why = f"the loss is {loss}, the gradient's norm {norm}"
+            drawn = {"random": state_numbers(before)} if before is not None else {}
+            batch.pop("priority", None)  # which this would have told
+            raise spoilt(type(self.config).__name__, "the weights", why, "update", {**batch, **drawn})
         if "priority" in sample:
             sample["priority"][0] = error
         self._updates += 1
@@ -191,6 +190,40 @@ class DQNLearner(Algorithm):
             "epsilon": float(self.policy.epsilon),
             "rows": float(rows),
         }
+
+    def _go_back(self, batch: Arrays) -> tuple[float, Floats, Floats, Floats]:
+        """Write the gradient of the batch's loss; return that, and what `_differentiate`
+        does but for its derivative."""
+        rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
+        with np.errstate(over="ignore", invalid="ignore"):  # `update` looks for what is not finite
+            losses, slope, error, value = self._differentiate(batch)
+            of_values = np.zeros_like(self._values)
+            of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
+            self._online.backward(of_values, self._gradient)
+            return float(share @ losses), losses, error, value
+
+    def trace(self, stage: str, minibatch: Arrays) -> Iterator[TracedArray]:
+        """See `Algorithm.trace`."""
+        for name, array in minibatch.items():
+            if name != "random":
+                yield TracedArray("input", name, array, 0)
+        for name, array in self.policy.parameters().items():
+            yield TracedArray("weights", name, array)
+        yield TracedArray("weights", "target", self._target.flat)
+        if "random" in minibatch:
+            set_random_state(self._rng, minibatch["random"])
+        loss, losses, error, value = self._go_back(minibatch)
+        for function, of in ((self._target, "next.obs"), (self._online, "obs")):
+            whose = "the target network's " if of == "next.obs" else ""
+            for name, array, axis in function.trace(self.policy.inputs(minibatch, of)):
+                yield TracedArray("layer", f"{whose}{name}", array, axis)
+        yield TracedArray("layer", "value", value, 0)
+        yield TracedArray("loss", "error", error, 0)
+        yield TracedArray("loss", "loss", losses, 0)
+        forms = {name: form for name, (form, _) in self.policy.shape.weights().items()}
+        for name, array in views(self._gradient[: self.policy.shape.size], forms).items():
+            yield TracedArray("gradient", name, array)
+        yield TracedArray("loss", "loss", np.array(loss))
 
     def _differentiate(self, batch: Arrays) -> tuple[Floats, Floats, Floats, Floats]:
         """Return (loss [B], its derivative with respect to what the network tells of the

@@ -2,6 +2,7 @@
 as an array."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,11 @@ def unprefixed(name: str, state: Mapping[str, Array]) -> Arrays:
 
 def random_state(rng: np.random.Generator) -> NDArray[np.uint64]:
     """Return the state of a PCG64 generator (numpy's default) as six uint64."""
-    whole = rng.bit_generator.state
+    return state_numbers(rng.bit_generator.state)
+
+
+def state_numbers(whole: Mapping[str, Any]) -> NDArray[np.uint64]:
+    """Return what a PCG64 generator tells as its state, as six uint64."""
     state, increment = int(whole["state"]["state"]), int(whole["state"]["inc"])
     numbers = [
         state >> 64,

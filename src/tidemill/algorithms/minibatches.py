@@ -80,6 +80,16 @@ def trained_rows(samples: Sequence[Sample]) -> list[Integers]:
     return [np.flatnonzero(sample.trained()) for sample in samples]
 
 
+def places(samples: Sequence[Sample], indices: Sequence[Integers]) -> Integers:
+    """Return where the chosen rows (as of `take_rows`) lie, [n, 3]: number of the sample,
+    row and seat."""
+    found = [
+        np.stack([np.full(len(index), i), *np.divmod(index, sample["done"].shape[1])], 1)
+        for i, (sample, index) in enumerate(zip(samples, indices, strict=True))
+    ]
+    return np.concatenate(found) if found else np.zeros((0, 3), np.intp)
+
+
 def gather(samples: Sequence[Sample], estimate: Estimate) -> Batch:
     """Return the trained rows of `samples`, in order (without samples: no rows and no
     leaves), with their estimates."""
@@ -137,7 +147,7 @@ class Rows:
     """Rows of a piece."""
 
     def __init__(self, library: Library, policy: TrainablePolicy, observation: Arrays, count: int) -> None:
-        self._library, self._count = library, count
+        self._library, self._count, self._observation = library, count, observation
         self.inputs = library.columns(policy.prepare(observation)) if count else {}
 
     def __len__(self) -> int:
@@ -152,6 +162,21 @@ class Rows:
         """Return the inputs of `pieces`, in memory that the next call rewrites, and the
         numbers of their rows in the batch."""
         return self._library.take(self.inputs, pieces), pieces
+
+    def record(self, pieces: Integers) -> tuple[Arrays, Integers]:
+        """Return what `again` makes the same of: raw arrays of `pieces`, and the numbers
+        of their rows in the batch."""
+        return {name: array[pieces] for name, array in self._observation.items()}, pieces
+
+    @staticmethod
+    def again(library: Library, policy: TrainablePolicy, recorded: Arrays) -> "Rows":
+        """Return the rows that `record` returned as `recorded`: of chunks, or by
+        themselves."""
+        observation = {name: array for name, array in recorded.items() if name.partition(".")[0] == "obs"}
+        if "wanted" not in recorded:
+            return Rows(library, policy, observation, len(next(iter(observation.values()))))
+        state = {name: array for name, array in recorded.items() if name.startswith("state.")}
+        return Chunks(library, policy, Cut(observation, recorded["on_reset"], state, recorded["wanted"]))
 
 
 @dataclass
@@ -177,7 +202,7 @@ class Chunks(Rows):
         self.rows, count = cut.on_reset.shape
         super().__init__(library, policy, cut.observation, count)
         self._starts, self._on_reset = library.columns(cut.state), library.columns({"on_reset": cut.on_reset})
-        self._place = cut.place
+        self._cut, self._place = cut, cut.place
         self._first = np.arange(self.rows)[:, np.newaxis] * count  # of each time, among all rows
 
     def shuffled(self, rng: np.random.Generator) -> Any:
@@ -190,6 +215,16 @@ class Chunks(Rows):
         take = self._library.take
         inputs = take(self.inputs, taken) | take(self._starts, pieces) | take(self._on_reset, pieces, 1)
         return {**inputs, **self._library.columns({"rows": rows})}, place.take(rows)
+
+    def record(self, pieces: Integers) -> tuple[Arrays, Integers]:
+        taken = (self._first + pieces).reshape(-1)
+        place = self._place.take(taken)
+        rows = np.flatnonzero(place >= 0)
+        wanted = np.full(len(taken), -1)
+        wanted[rows] = np.arange(len(rows))
+        arrays, _ = super().record(taken)
+        arrays |= {name: array[pieces] for name, array in self._cut.state.items()}
+        return {**arrays, "on_reset": self._cut.on_reset[:, pieces], "wanted": wanted}, place.take(rows)
 
 
 def cut(samples: Sequence[Sample], wanted: Sequence[Integers], burn_in: int, steps: int | None) -> Cut:

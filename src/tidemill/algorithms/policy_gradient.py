@@ -3,10 +3,10 @@ the learner that goes through minibatches. Imports torch only for policies that 
 of it."""
 
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,11 +30,13 @@ from tidemill.algorithms.minibatches import (
     Rows,
     cut,
     gather,
+    places,
     take_leaves,
+    take_rows,
     trained_rows,
 )
 from tidemill.algorithms.policy_gradient_formulas import differentiate_value_loss
-from tidemill.api.algorithm import DataParallel, Sample, run_alone
+from tidemill.api.algorithm import DataParallel, Sample, TracedArray, UpdateFault, run_alone
 from tidemill.api.policy import Policy
 from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.errors import ConfigError
@@ -43,6 +45,9 @@ from tidemill.nets.trainable import Network, TrainablePolicy
 
 MEASURED = ("loss/policy", "loss/value", "entropy", "kl", "clip_fraction")
 """What is measured on every minibatch, in this order."""
+LENT = ("obs", "state", "value")
+"""What is read of rows that are not trained, too, which lend their values."""
+LARGEST_RECORD = 64 << 20  # bytes of a batch, about, that an `UpdateFault` takes along
 COLUMNS = ("log_prob", "advantage", "target", "value")
 """What the loss needs of each row, in this order."""
 
@@ -190,8 +195,9 @@ class PolicyGradientLearner(DataParallel):
         self, samples: Sequence[Sample], steps: int
     ) -> Generator[Array, None, dict[str, float]]:
         """See `DataParallel`. Metrics are those of all trainers together. Raises
-        `RunError` when the loss or gradient of a minibatch is not finite; that one does
-        not change the weights."""
+        `UpdateFault` when estimates, a minibatch's loss or gradient, or what normalisers
+        are to take in is not finite: in all trainers at the same sum; neither weights nor
+        normalisers are changed by it."""
         return self._update(samples, alone=False)
 
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
@@ -204,13 +210,21 @@ class PolicyGradientLearner(DataParallel):
         batch = gather(samples, self._estimate)
         sums = sums_of(batch)
         yield sums
+        if not np.isfinite(sums).all():
+            columns = {"advantage": batch.advantage, "target": batch.target, "value": batch.value}
+            raise self._fault("its advantages or targets are not finite", "estimates", samples, columns)
         whole = BatchTotals.of(sums)
         if whole.rows == 0:
             return {"rows": 0.0, "learning_rate": rate}
         count = max(1, round(whole.rows / config.minibatch_size))
-        steps = yield from self._steps(self._source(batch, samples), batch, whole, count, rate, alone)
+        self._optimiser.begin()
+        source = self._source(batch, samples)
+        steps = yield from self._steps(source, batch, samples, whole, count, rate, alone)
         moments = policy.moments(batch.observation, batch.target if config.normalise_returns else None)
         yield moments
+        if not np.isfinite(moments).all():
+            columns = {"target": batch.target}
+            raise self._fault("what normalises would not be finite", "moments", samples, columns)
         policy.fold_moments(moments)
         metrics = {
             "explained_variance": whole.explained_variance,
@@ -239,7 +253,14 @@ class PolicyGradientLearner(DataParallel):
             )
 
     def _steps(
-        self, source: Rows, batch: Batch, whole: BatchTotals, count: int, rate: float, alone: bool
+        self,
+        source: Rows,
+        batch: Batch,
+        samples: Sequence[Sample],
+        whole: BatchTotals,
+        count: int,
+        rate: float,
+        alone: bool,
     ) -> Generator[Array, None, NDArray[np.float64]]:
         """Do all epochs, each in `count` minibatches; return the measured parts and the
         gradient's norm before clipping of each step."""
@@ -248,6 +269,11 @@ class PolicyGradientLearner(DataParallel):
         with place():
             columns = self._columns(batch, whole)
             found = library.zeros(self.config.epochs * count, len(MEASURED) + 1)
+        taken: list[Any] = []  # the pieces of each step
+
+        def read(first: int = 0) -> NDArray[np.float64]:
+            return self._read(found[first:done], taken[first:], source, columns, samples, weight)
+
         bounds = [pieces * i // count for i in range(count + 1)]
         for _ in range(self.config.epochs):
             with place():
@@ -256,8 +282,9 @@ class PolicyGradientLearner(DataParallel):
                     self._epoch(source, columns, order, bounds, weight, rate, found[done:]) if alone else None
                 )
             if whole_epoch is not None:
-                self._read(found[done : done + whole_epoch])
                 done += whole_epoch
+                taken += [order[start:end] for start, end in pairwise(bounds[: whole_epoch + 1])]
+                read(done - whole_epoch)
                 if whole_epoch < count:
                     break
                 continue
@@ -277,13 +304,14 @@ class PolicyGradientLearner(DataParallel):
                 with place():
                     parts = self._parts[:-1] / share
                     if self.config.target_kl is not None and float(parts[3]) > self.config.target_kl:
-                        return self._read(found[:done])
+                        return read()
                     found[done, :-1], found[done, -1] = parts, self._step(parts, share, rate)
                 done += 1
+                taken.append(order[start:end])
                 if library.at_once and not np.isfinite(found[done - 1]).all():
-                    self._read(found[done - 1 : done])
+                    read(done - 1)
         with place():
-            return self._read(found[:done])
+            return read()
 
     def _epoch(
         self,
@@ -301,15 +329,107 @@ class PolicyGradientLearner(DataParallel):
         done at once."""
         return None
 
-    def _read(self, found: Any) -> NDArray[np.float64]:
-        """Return what was measured. Raises `RunError` for the first step that was not
-        done since its loss or gradient was not finite."""
+    def _read(
+        self,
+        found: Any,
+        taken: Sequence[Any],
+        source: Rows,
+        columns: Sequence[Mapping[str, Any]],
+        samples: Sequence[Sample],
+        weight: float,
+    ) -> NDArray[np.float64]:
+        """Return what was measured. Raises `UpdateFault` for the first step that was not
+        done since its loss or gradient was not finite; `taken`: each step's pieces of
+        `source`."""
         steps = self._library.to_host(found).astype(np.float64)
         lost = ~np.isfinite(self._loss(steps.T) + steps[:, -1])
-        if lost.any():
-            *parts, norm = steps[lost.argmax()].tolist()
-            raise spoilt(type(self.config).__name__, "the weights", _explain(parts, norm))
-        return steps
+        if not lost.any():
+            return steps
+        first = int(lost.argmax())
+        *parts, norm = steps[first].tolist()
+        read, minibatch = self._library.read, Arrays()
+        self._differentiate(source, columns, taken[first], weight)
+        if not np.isfinite(read(self._shared)).all():  # else it came from another trainer
+            minibatch, rows = source.record(read(taken[first]))
+            minibatch |= {name: read(column)[rows] for name, column in columns[0].items()}
+            minibatch["scalars"] = read(columns[1]["scalars"])[:, rows]
+            minibatch["weight"] = np.array([weight])
+            minibatch["place"] = places(samples, trained_rows(samples))[rows]
+        raise spoilt(type(self.config).__name__, "the weights", _explain(parts, norm), "minibatch", minibatch)
+
+    def _fault(self, why: str, stage: str, samples: Sequence[Sample], columns: Arrays) -> UpdateFault:
+        """Return what to raise for a batch that no step is done with, of whose trained
+        rows these `columns` were computed: its rows on which something acted go with
+        it; where they are many, those around the last one that is not finite."""
+        minibatch: Arrays = {}
+        own = [*columns.values(), *(array for sample in samples for array in sample.values())]
+        if not all(np.isfinite(array).all() for array in own if array.dtype.kind == "f"):
+            size = sum(array.nbytes for sample in samples for array in sample.values())
+            share = LARGEST_RECORD / max(size, 1)
+            acted = [_telling_rows(sample, max(1, int(share * sample["done"].size))) for sample in samples]
+            trained = np.concatenate(
+                [sample.trained().reshape(-1)[rows] for sample, rows in zip(samples, acted, strict=True)]
+            )
+            for name in samples[0]:
+                if name.partition(".")[0] != "info":
+                    minibatch[name] = take_rows(samples, acted, name)
+                if name.partition(".")[0] not in (*LENT, "info"):
+                    minibatch[name][~trained] = 0
+            minibatch["place"] = places(samples, acted)
+            minibatch |= {f"estimate.{name}": column for name, column in columns.items()}
+            minibatch["estimate.place"] = places(samples, trained_rows(samples))
+        return spoilt(type(self.config).__name__, "the weights", why, stage, minibatch)
+
+    def trace(self, stage: str, minibatch: Arrays) -> Iterator[TracedArray]:
+        """See `Algorithm.trace`."""
+        place = minibatch["place"]
+        if stage != "minibatch":
+            estimates = {n: a for n, a in minibatch.items() if n.startswith("estimate.")}
+            for name, array in minibatch.items():
+                if name not in (*estimates, "place"):
+                    yield TracedArray("input", name, array, 0, place)
+            of_estimates = estimates.pop("estimate.place")
+            for name, array in estimates.items():
+                yield TracedArray("loss", name.removeprefix("estimate."), array, 0, of_estimates)
+            return
+        library, network = self._library, self.policy.network
+        wanted = minibatch.get("wanted")
+        of_rows = place if wanted is None else np.where(wanted[:, None] >= 0, place[wanted], -1)
+        for name, array in minibatch.items():
+            if name.partition(".")[0] == "obs":
+                yield TracedArray("input", name, array, 0, of_rows)
+            elif name.partition(".")[0] == "action":
+                yield TracedArray("input", name, array, 0, place)
+            elif name.startswith("state."):
+                yield TracedArray("input", name, array, 0)
+        for name, column in zip(COLUMNS, minibatch["scalars"], strict=True):
+            yield TracedArray("input", name, column, 0, place)
+        for name, array in self.policy.parameters().items():
+            yield TracedArray("weights", name, array)
+        with network.place():
+            source = Rows.again(library, self.policy, minibatch)
+            action = {n: a for n, a in minibatch.items() if n.partition(".")[0] == "action"}
+            columns = [library.columns(action), library.columns({"scalars": minibatch["scalars"]})]
+            pieces = np.arange(len(source))
+            inputs, rows = source.pick(pieces)
+            for name, array in inputs.items():
+                seen = library.read(array)
+                if seen.dtype.kind == "f" and not name.startswith("state."):
+                    yield TracedArray("layer", name, seen, 0, of_rows if len(seen) == len(of_rows) else None)
+            for name, array, axis in network.trace(inputs, library.take(columns[0], rows)):
+                own = place if array.shape[axis] == len(place) else of_rows
+                yield TracedArray("layer", name, array, axis, own if array.shape[axis] == len(own) else None)
+            found = network.forward(inputs, library.take(columns[0], rows))
+            for name, array in found._asdict().items():
+                yield TracedArray("layer", name, library.read(array), 0, place)
+            self._differentiate(source, columns, pieces, float(minibatch["weight"][0]))
+            for name, part in zip(MEASURED, library.read(self._parts), strict=False):
+                yield TracedArray("loss", name, part)
+            gradient, start = library.read(self._gradient), 0
+            for name, form in network.trained():
+                size = prod(form)
+                yield TracedArray("gradient", name, gradient[start : start + size].reshape(form))
+                start += size
 
     def _loss(self, parts: Any) -> Any:
         of_value, of_entropy = (
@@ -365,8 +485,9 @@ class PolicyGradientLearner(DataParallel):
         if len(self._towers) < 2 or limit is None:
             return self._optimiser.descend(rate, share, limit, loss)
         norms = [self._optimiser.clip(tower, share, limit) for tower in self._towers]
-        self._optimiser.descend(rate, share, None, loss)
-        return sum(norm**2 for norm in norms) ** 0.5
+        whole = sum(norm**2 for norm in norms) ** 0.5
+        self._optimiser.descend(rate, share, None, loss + whole)  # the gradient is not its own any more
+        return whole
 
     def _evaluate(self, sample: Sample, rows: Integers) -> tuple[Floats, Floats]:
         """Return log π and the value (reward units) of the sample's rows at `rows` (into
@@ -406,6 +527,22 @@ class PolicyGradientLearner(DataParallel):
         bits = self._rng.bit_generator
         assert isinstance(bits, np.random.PCG64)
         self._rng = np.random.Generator(bits.jumped(rank))
+
+
+def _telling_rows(sample: Sample, most: int) -> Integers:
+    """Return the rows of `sample` on which something acted; where these are more than
+    `most`, as many of them around the last one with a number that is not finite."""
+    acted = np.flatnonzero(sample["version"] >= 0)
+    if len(acted) <= most:
+        return acted
+    finite = np.ones(sample["done"].shape, np.bool_)
+    for name, array in sample.items():
+        if array.dtype.kind == "f" and name.partition(".")[0] != "info":
+            good = np.isfinite(array).reshape(*finite.shape, -1).all(2)
+            finite &= good | ~sample.trained() if name.partition(".")[0] not in LENT else good
+    wrong = np.flatnonzero(~finite.reshape(-1)[acted])
+    start = max(0, int(wrong[-1] if len(wrong) else len(acted)) - most // 2)
+    return acted[start : start + most]
 
 
 def _library_of(network: Network) -> Library:

@@ -96,21 +96,22 @@ class TD3Learner(TwinCriticLearner):
         """Do a step down -Q₁(π(s)) of the actor and move all targets, in each
         `policy_delay`th update: algorithm 1."""
         config = self.config
-        self._updates += 1
-        if self._updates % config.policy_delay == 0:
+        if (self._updates + 1) % config.policy_delay == 0:
             share = weight / np.float32(len(weight))
             action = np.tanh(self._actor.forward(seen)[0])
             told = self.critics.forward(np.concatenate([seen, action], 1))
-            self._loss[...] = -(told[0, :, 0] @ share)
+            loss = -float(told[0, :, 0] @ share)
             first = np.zeros_like(told)
             first[0] = 1
             of_inputs = self.critics.backward(first, None, of_inputs=True)
             assert of_inputs is not None
             of_head = differentiate_deterministic_actor(action, of_inputs[:, seen.shape[1] :])
             self._actor.backward((of_head * share[:, None])[None], self._of_actor)
-            self._step("actor", number(config.learning_rate), float(self._loss))
+            self._step("actor", number(config.learning_rate), loss)
+            self._loss[...] = loss
             self._approach()
             approach(self.target_actor.flat, self.policy.flat, config.target_rate, self.policy.kernels)
+        self._updates += 1
         self._explore()
         return {"loss/policy": float(self._loss)}
 

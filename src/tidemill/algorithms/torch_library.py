@@ -44,6 +44,9 @@ class TorchLibrary(Library):
         self._network.settle()
         return np.asarray(host)
 
+    def read(self, array: Any) -> Array:
+        return array.detach().cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
+
     def from_host(self, numbers: NDArray[np.float32], array: Any) -> None:
         if self._staging is not None:
             array.copy_(torch.from_numpy(numbers), non_blocking=True)
@@ -83,18 +86,22 @@ class TorchAdam(Optimiser):
         # as `backward` does, which a trainer without rows never calls
         self._gradients = bind(parameters, gradient)
         self._parameters = [p.detach() for p in parameters]  # the same memory
+        self._unusable = torch.zeros((), device=gradient.device)
         self._state: dict[str, list[Tensor]] = {
             "step": [torch.zeros((), device=p.device) for p in parameters],
             "exp_avg": [torch.zeros_like(p) for p in self._parameters],
             "exp_avg_sq": [torch.zeros_like(p) for p in self._parameters],
         }
 
+    def begin(self) -> None:
+        self._unusable.zero_()
+
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(self._gradient) / share
         # What the fused step reads on the device itself: it divides by the one, and
         # leaves everything as it is where the other is not 0.
         scale = share * (norm / limit).clamp(min=1) if limit is not None else norm.new_full((), share)
-        unusable = (norm + loss).isfinite().logical_not().to(norm.dtype)
+        unusable = self._unusable.clamp_(min=(norm + loss).isfinite().logical_not().to(norm.dtype))
         adam(
             self._parameters,
             self._gradients,

@@ -3,7 +3,8 @@ critics, and an actor to the critics (SAC, TD3): the base of their configuration
 their learners."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar
@@ -17,13 +18,19 @@ from tidemill.algorithms.learner_state import (
     prefixed,
     random_state,
     set_random_state,
+    state_numbers,
     unprefixed,
 )
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample, TracedArray, UpdateFault
 from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.bounded_actor import BoundedPolicy
 from tidemill.nets.native_mlp import mlp
+from tidemill.nets.weights import views
+
+
+def _layers(whose: str, layers: Iterable[tuple[str, Array, int]]) -> Iterator[TracedArray]:
+    return (TracedArray("layer", f"{whose} {name}", array, axis) for name, array, axis in layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +82,9 @@ class TwinCriticLearner(Algorithm):
         self.critics = mlp(shape, shape.begin(np.random.default_rng(weights_seed)), kernels)
         self.targets = mlp(shape, self.critics.flat.copy(), kernels)
         self._of_actor, self._of_critics = np.zeros_like(policy.flat), np.zeros_like(self.critics.flat)
+        self._error: Floats = self._of_actor[:0]
+        # of the update that was begun last, and the random state before its last step
+        self._batch, self._drawn = Arrays(), self._rng.bit_generator.state
         self._adams: dict[str, Optimiser] = {
             "actor": adam(policy.flat, self._of_actor, config.adam_epsilon, kernels),
             "critics": adam(self.critics.flat, self._of_critics, config.adam_epsilon, kernels),
@@ -84,7 +94,7 @@ class TwinCriticLearner(Algorithm):
         self.policy.take_in(sample)
 
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
-        """See `Algorithm.update`. Raises `RunError` when a loss or gradient is not
+        """See `Algorithm.update`. Raises `UpdateFault` when a loss or gradient is not
         finite; the weights that it is of stay as they were."""
         with np.errstate(over="ignore", invalid="ignore"):  # `_step` looks for what is not finite
             return self._update(*samples)
@@ -93,9 +103,11 @@ class TwinCriticLearner(Algorithm):
         batch = {name: array[0] for name, array in sample.items()}
         self.policy.fold()
         seen = self.policy.features(batch)
+        self._batch, self._drawn = batch, self._rng.bit_generator.state
         metrics = self._improve_critics(batch, seen)
         if "priority" in sample:
             sample["priority"][0] = self._error
+        self._drawn = self._rng.bit_generator.state
         return {**metrics, **self._improve_actor(seen, batch["weight"]), "rows": float(len(seen))}
 
     @abstractmethod
@@ -118,7 +130,7 @@ class TwinCriticLearner(Algorithm):
         goal = returns + discount * self._values(self.policy.features(batch, "next.obs"))
         found = self.critics.forward(np.concatenate([seen, self.policy.unscaled(batch["action"])], 1))[..., 0]
         error = found - goal
-        self._error: Floats = np.abs(error).mean(0)
+        self._error = np.abs(error).mean(0)
         share = weight / np.float32(len(weight))
         value = float(found.mean())
         loss = float((0.5 * error * error @ share).sum())
@@ -137,8 +149,40 @@ class TwinCriticLearner(Algorithm):
         norm: float = self._adams[name].descend(rate, 1.0, limit, loss)
         if not isfinite(norm + loss):
             why = f"the loss is {loss}, the gradient's norm {norm}"
-            raise spoilt(type(self.config).__name__, f"the weights of the {name}", why)
+            self._batch.pop("priority", None)  # which this would have told
+            minibatch = {**self._batch, "random": state_numbers(self._drawn)}
+            raise spoilt(type(self.config).__name__, f"the weights of the {name}", why, name, minibatch)
         return norm
+
+    def trace(self, stage: str, minibatch: Arrays) -> Iterator[TracedArray]:
+        """See `Algorithm.trace`."""
+        batch = {name: array for name, array in minibatch.items() if name != "random"}
+        for name, array in batch.items():
+            yield TracedArray("input", name, array, 0)
+        for name, array in {**self.policy.parameters(), **self._own()}.items():
+            yield TracedArray("weights", name, array)
+        set_random_state(self._rng, minibatch["random"])
+        seen = self.policy.features(batch)
+        if stage == "critics":
+            then = self.policy.features(batch, "next.obs")
+            yield from _layers("the actor's", self._actor.trace(then))
+            yield TracedArray("layer", "the target critics' values", self._values(then), 0)
+            actions = self.policy.unscaled(batch["action"])
+        else:
+            yield from _layers("the actor's", self._actor.trace(seen))
+            actions = np.tanh(self._actor.forward(seen)[0][:, : self.policy.actions])
+        yield from _layers("the critics'", self.critics.trace(np.concatenate([seen, actions], 1)))
+        with suppress(UpdateFault):
+            if stage == "critics":
+                self._improve_critics(batch, seen)
+            else:
+                self._improve_actor(seen, batch["weight"])
+        yield TracedArray("loss", "error", self._error, 0)
+        network, gradient = (
+            (self.critics, self._of_critics) if stage == "critics" else (self._actor, self._of_actor)
+        )
+        for name, array in views(gradient, network.shape.forms()).items():
+            yield TracedArray("gradient", name, array)
 
     def _own(self) -> Arrays:
         """Return by name, as views, the arrays that a resumed run needs besides the

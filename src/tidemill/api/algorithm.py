@@ -8,13 +8,13 @@ while ...:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
 from functools import cached_property
 from inspect import signature
 from math import isfinite
-from typing import Any, ClassVar, Self, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Self, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.schedule import LinearSchedule
 from tidemill.core.config import Config
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import Array, Arrays, Field, Schema
 
 ROW_FIELDS: dict[str, Field] = {
@@ -116,6 +116,38 @@ class PostProcessor(Config):
         raise TypeError(f"{type(self).__name__} has no process()")
 
 
+class UpdateFault(RunError):
+    """What an update computed is not finite: the rest of it is left out, and what that
+    step would have changed is as it was before it.
+
+    stage: which step of the update it was, as `Algorithm.trace` takes it
+    minibatch: what `Algorithm.trace` does that step again with; {} where what is not
+        finite came from an equal trainer
+    """
+
+    def __init__(self, text: str, stage: str, minibatch: Arrays) -> None:
+        super().__init__(text)
+        self.stage, self.minibatch = stage, minibatch
+
+
+class TracedArray(NamedTuple):
+    """A traced array is one that a step of an update has read or computed.
+
+    kind: "input", "weights", "layer", "loss" or "gradient"
+    name: the leaf, the weight, the layer or the part of the loss
+    array: its numbers
+    rows: the axis along which rows lie; None: none does
+    place: where each of these rows lay, integers [n, 3]: sample, row and seat of it; None
+        where they were drawn from a memory
+    """
+
+    kind: str
+    name: str
+    array: Array
+    rows: int | None = None
+    place: Array | None = None
+
+
 class Algorithm(ABC):
     """An algorithm learns from samples: it changes its policy's parameters in place.
 
@@ -149,7 +181,14 @@ class Algorithm(ABC):
         """Do one update (all its epochs) and return its metrics (names such as
         ``loss/policy``, ``kl``). Reads the samples' arrays no more once it returns.
         `steps` are the env steps that the run had come to before it. Does not touch
-        `policy.version`."""
+        `policy.version`. May raise `UpdateFault` where what it computes is not finite:
+        training goes on with the next update then."""
+
+    def trace(self, stage: str, minibatch: Arrays) -> Iterator[TracedArray]:
+        """Do the step again that an `UpdateFault` was of, by the weights as they are;
+        yield what it reads and computes, in order. An array may be rewritten when the
+        next one is asked for. Only for looking: the state afterwards is no one's."""
+        raise ConfigError(f"{type(self).__name__} has no trace(): its steps cannot be looked at again")
 
     def take_in(self, sample: Sample) -> None:
         """Look at rows (`ARRIVAL_FIELDS`) that a replay memory stores, once, in the order
@@ -194,7 +233,7 @@ class DataParallel(Algorithm):
         the first (`rank` 0), when all have taken back one state."""
 
 
-def run_alone(update: Generator[Array, None, dict[str, float]]) -> dict[str, float]:
+def run_alone(update: Generator[Any, None, dict[str, float]]) -> dict[str, float]:
     """Run an update of a trainer without equals to its end, and return its metrics."""
     try:
         while True:

@@ -259,6 +259,36 @@ def retrain(
     raise typer.Exit(0 if found.same else 1)
 
 
+@app.command("replay-fault")
+@friendly
+def replay_fault(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    number: Annotated[
+        int | None, typer.Argument(metavar="N", help="The update; by default the last.")
+    ] = None,
+    worker: Annotated[
+        str | None, typer.Option(help="The trainer (trainer-0), when several left out update N.")
+    ] = None,
+    debugger: Annotated[
+        bool, typer.Option("--pdb", help="Stop in Python's debugger at the first number that is not finite.")
+    ] = False,
+    trust: TrustFlag = False,
+) -> None:
+    """Do a step of an update again that was not finite, and show where that begins."""
+    from tidemill.trained.replay_fault import replay_fault as look
+
+    found = look(run, number, worker=worker, debugger=debugger, trust=word(trust))
+    print(f"{found.record}: {found.error}")
+    table = Table("", "", "largest", "not finite", box=SIMPLE_HEAD)
+    for line in found.lines:
+        table.add_row(line.kind, line.name, f"{line.largest:.4g}", f"{line.wrong:,} of {line.size:,}")
+    print_table(table)
+    if not found.where:
+        print("all of it is finite this time: on this machine, or with other versions, sums differ")
+        raise typer.Exit(1)
+    print(f"first: {found.where}")
+
+
 COMMANDS = {
     "pause": "Pause a run that is going on.",
     "start": "Start a paused run again.",

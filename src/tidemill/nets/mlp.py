@@ -5,6 +5,7 @@ For layers as narrow as these autograd over single operations costs more than th
 arithmetic, and numpy's tanh is the fastest on a CPU.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +58,11 @@ class BatchedMLPs:
             x = h
         return x if x.ndim == 3 else x[np.newaxis]
 
+    def layers(self) -> list[Floats]:
+        """Return what each layer gave in the last `forward`, [towers, n, width], before
+        `backward` overwrites it."""
+        return self._saved[1:]
+
     def backward(self, of_last: Floats, into: list[Layer] | None, of_input: bool = False) -> Floats:
         """Write the gradients of the weights of the last `forward` into `into` (unless
         None), `of_last` [towers, n, width] being that of its result; return, if
@@ -101,6 +107,10 @@ class SeparateMLPs:
     def forward(self, x: Floats) -> tuple[Floats, Floats]:
         """See `BatchedMLPs.forward`: each last layer is [n, width]."""
         return self._actor.forward(x[:, : self._seen])[0], self._critic.forward(x)[0]
+
+    def layers(self) -> list[Floats]:
+        """See `BatchedMLPs.layers`: the actor's, then the critic's."""
+        return [*self._actor.layers(), *self._critic.layers()]
 
     def backward(self, of_last: tuple[Floats, Floats], actor: list[Layer], critic: list[Layer]) -> None:
         """See `BatchedMLPs.backward`."""
@@ -187,6 +197,15 @@ class MLP:
         np.matmul(self._last, self.weights["head.weight"], out=out)
         out += self.weights["head.bias"]
         return out
+
+    def trace(self, inputs: Floats) -> Iterator[tuple[str, Floats, int]]:
+        """Yield of each layer its name, what it gives of `inputs`, [towers, n, width],
+        and the axis of the rows, computed in numpy."""
+        plain = MLP(self.shape, self.flat)
+        out = plain.forward(inputs)
+        for i, layer in enumerate(plain._towers.layers()):
+            yield f"hidden.{i}", layer, 1
+        yield "head", out, 1
 
     def backward(self, of_out: Floats, into: Floats | None, of_inputs: bool = False) -> Floats | None:
         """Write the gradient of Σ of_out · out, of the last `forward`, into `into` (as

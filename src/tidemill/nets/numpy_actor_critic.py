@@ -6,7 +6,7 @@ stacked along a first axis "towers" (2, or 1 when the critic shares them) and ru
 batched product.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,6 +110,20 @@ class NumpyActorCritic(Network):
         value += weights["critic.bias"]
         given = self._distribution.action_of(action)
         return ActionEvaluation(*self._distribution.forward(head, weights["log_std"], given), value)
+
+    def trained(self) -> list[tuple[str, tuple[int, ...]]]:
+        return list(self.shape.forms().items())
+
+    def trace(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Iterator[tuple[str, Array, int]]:
+        found = self.forward(inputs, action)
+        names = [f"hidden.{i}" for i in range(len(self.shape.hidden))]
+        names += [f"critic_hidden.{i}" for i in range(len(self.shape.critic_hidden or ()))]
+        for name, layer in zip(names, self._training.layers(), strict=True):
+            yield name, layer, 1
+        if self.recurrent:
+            yield "cell", np.asarray(self._last), 1
+        yield "actor", self._scratch("head", (self._distribution.size, len(found.value))), 1
+        yield "critic", found.value, 0
 
     def _unroll(self, last: Floats, inputs: Mapping[str, Any]) -> Floats:
         """Run the cell through whole stretches; return what it gives in the rows that are

@@ -5,6 +5,7 @@ All weights lie in one flat array. A noisy network has as many deviations behind
 what it computes with is then weight + deviation · noise.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import sqrt
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.core.schema import Array
 from tidemill.native.library import Kernels
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
 from tidemill.nets.mlp import Floats, MLPShape
@@ -153,6 +155,16 @@ class QFunction:
             shape.actions
         )
         return advantage
+
+    def trace(self, inputs: NDArray[Any]) -> Iterator[tuple[str, Array, int]]:
+        """Do what `forward` does, without its last step; yield what goes in, and of each
+        layer its name, what it gives, and the axis of the rows."""
+        if self._trunk is not None:
+            inputs = self._trunk.forward(inputs)
+            yield "convolutions", inputs, 0
+        else:
+            yield "inputs", inputs, 0
+        yield from self._mlp.trace(inputs)
 
     def backward(self, of_values: Floats, out: Floats) -> None:
         """Write the gradient of Σ of_values · values, of the last `forward`, into `out`,

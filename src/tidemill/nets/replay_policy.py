@@ -75,9 +75,11 @@ class ReplayPolicy(Policy):
             self.arrived += self._normaliser.moments.moments(seen)
 
     def fold(self) -> None:
-        """Have what was collected count from now on."""
+        """Have what was collected count from now on; nothing of it where that is not
+        finite, which updates find in the rows themselves."""
         if self._normaliser is not None and self.arrived[0]:
-            self._normaliser.moments.fold(self.arrived)
+            if np.isfinite(self.arrived).all():
+                self._normaliser.moments.fold(self.arrived)
             self._normaliser.refresh()
             self.arrived[:] = 0
 

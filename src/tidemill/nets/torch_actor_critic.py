@@ -76,6 +76,9 @@ class TorchActorCritic(TorchBackend):
         self._lent = True
         return [self._leaf]
 
+    def trained(self) -> list[tuple[str, tuple[int, ...]]]:
+        return list(self.shape.forms().items())
+
     def _bind(self, gradient: Tensor) -> None:
         self._leaf.grad = gradient
         bind(list(self._tensors.values()), gradient)

@@ -2,7 +2,7 @@
 the two halves of training."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +16,7 @@ from tidemill.nets.distributions import Distribution
 from tidemill.nets.gpu_acting import DeviceActing
 from tidemill.nets.torch_copies import Mirror, tensors
 from tidemill.nets.torch_gradients import bind, weighed
+from tidemill.nets.torch_trace import OperationTrace
 from tidemill.nets.trainable import ActionEvaluation, LibraryName, Network, nothing
 
 
@@ -108,6 +109,12 @@ class TorchBackend(Network):
         """See `Network.forward`."""
         self._saved = self.evaluate(dict(inputs), dict(action))
         return ActionEvaluation(*(tensor.detach() for tensor in self._saved))
+
+    def trace(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Iterator[tuple[str, Array, int]]:
+        """See `Network.trace`."""
+        with OperationTrace() as traced, torch.no_grad():
+            self.evaluate(dict(inputs), dict(action))
+        return iter(traced.found)
 
     def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
         """See `Network.backward`."""

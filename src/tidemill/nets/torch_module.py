@@ -76,6 +76,11 @@ class ModuleNetwork(TorchBackend):
     def size(self) -> int:
         return sum(parameter.numel() for parameter in self.trainable_parameters())
 
+    def trained(self) -> list[tuple[str, tuple[int, ...]]]:
+        named = self._module.named_parameters()
+        own = [(f"network.{name}", tuple(part.shape)) for name, part in named if part.requires_grad]
+        return [*own, ("log_std", tuple(self._log_std.shape))] if self._log_std.numel() else own
+
     def trainable_parameters(self) -> list[Tensor]:
         """Return the module's parameters that take gradients, then ``log_std`` where
         actions have one."""

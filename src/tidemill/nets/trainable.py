@@ -2,7 +2,7 @@
 Importing this file imports no torch; calling its methods may."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -97,6 +97,17 @@ class Network(ABC):
     @abstractmethod
     def trainable_parameters(self) -> "list[Tensor]":
         """See `TrainablePolicy.trainable_parameters`."""
+
+    def trained(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return name and shape of each trainable weight, in the order in which their
+        gradients lie. By default all are one."""
+        return [("weights", (self.size,))]
+
+    def trace(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Iterator[tuple[str, Array, int]]:
+        """Do what `forward` does; yield each layer's name, what it gives, and along which
+        axis the rows lie. Of torch's operations, the first one whose numbers are not all
+        finite. By default nothing is told of layers."""
+        return iter(())
 
     def flat_weights(self) -> NDArray[np.float32]:
         """Return all trainable weights as one array [size] that views the network's own

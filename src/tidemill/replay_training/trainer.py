@@ -9,6 +9,7 @@ actor's slots. In an exact run all tasks that are owed come before the grant.
 
 from collections.abc import Generator, Iterator, Mapping
 
+from tidemill.api.algorithm import UpdateFault, run_alone
 from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
@@ -43,6 +44,7 @@ class ReplayTrainerWorker(Worker):
         super().__init__(context)
         self._config = config
         self.learner = Learner(context, config, self.clock, self.report, self._beat, self._extras)
+        self.learner.goes_back = not (config.exact or config.journal)
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
         self._ended_at = self._progress_at = 0.0
@@ -261,18 +263,27 @@ class ReplayTrainerWorker(Worker):
         learner.follow_schedules()
         if self._journal is not None:
             self._journal.task(learner.limits.progress())
-        metrics = learner.algorithm.update([held.sample for held in taken], learner.counters.steps)
+        try:
+            metrics = run_alone(learner.update(taken))
+        except UpdateFault:
+            self._finish_task()
+            self._summarise()
+            learner.save_finite()
+            raise
         self.clock.enter(left)
         metrics = learner.measured(metrics, taken)
-        learner.finish_update()
-        self._buffer.release()
-        self.limiter.finish_task()
+        self._finish_task()
         # else the next one is about to be published in its place, or steps are granted
         # before
         if not self.limiter.owed:
             self._publish_newest()
         self._progress_at = awake()  # while tasks are owed, steps may have to wait for them
         self._metrics.count(metrics, self._progress_at - began)
+
+    def _finish_task(self) -> None:
+        self.learner.finish_update()
+        self._buffer.release()
+        self.limiter.finish_task()
 
     def _publish_newest(self) -> None:
         """Publish the weights, unless the newest ones are."""

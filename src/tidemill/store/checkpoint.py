@@ -10,7 +10,7 @@ first (`REPLACED`) and removed last: where a writer is killed between, it still 
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -173,6 +173,13 @@ def read_newest(folder: Path) -> FoundCheckpoint:
     raise CheckpointError(
         f"no readable checkpoint in {folder}" + (": " + "; ".join(warnings) if warnings else "")
     )
+
+
+def readable(folder: Path) -> Iterator[FoundCheckpoint]:
+    """Yield the readable checkpoints, the newest first."""
+    for path in reversed(checkpoints(folder)):
+        with suppress(CheckpointError):
+            yield FoundCheckpoint(path, *read_checkpoint(path), [])
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -2,13 +2,14 @@
 the same weights to the last bit."""
 
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Demand, ReplayBuffer
 from tidemill.api.experiment import MOST_THREADS
 from tidemill.api.plain_spaces import read_spaces
@@ -98,7 +99,8 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
                         )
                     if config.algorithm.schedules:
                         algorithm.config = config.algorithm.at(committed, progress)
-                    algorithm.update([held.sample for held in taken], committed)
+                    with suppress(UpdateFault):  # which the run has left out, too
+                        algorithm.update([held.sample for held in taken], committed)
                     buffer.release()
                     updates += 1
                     policy.version = updates

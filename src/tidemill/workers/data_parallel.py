@@ -15,7 +15,7 @@ from typing import NamedTuple, Self, cast
 
 import numpy as np
 
-from tidemill.api.algorithm import Algorithm, DataParallel, Sample
+from tidemill.api.algorithm import Algorithm, DataParallel, Sample, UpdateFault
 from tidemill.api.buffer import BufferedSample, SampleCounts
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
@@ -153,6 +153,9 @@ class EqualTrainers:
             self._before = None
             metrics: dict[str, float] = end.value
             return metrics
+        except UpdateFault:  # all leave the rest out, at the same sum
+            self._before = None
+            raise
 
     def state(self, algorithm: Algorithm, policy: Policy) -> tuple[Arrays, Arrays]:
         """Return parameters and the algorithm's state; while an update is half done,

@@ -5,13 +5,16 @@ Both trainers hold one: `workers.trainer`, and the one of a replay memory.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from itertools import islice
 from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig
+import numpy as np
+
+from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, UpdateFault
 from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
 from tidemill.api.edges import number
@@ -21,20 +24,29 @@ from tidemill.api.policy import Policy, check_weights
 from tidemill.api.spaces import Spaces
 from tidemill.api.weights_header import write_header
 from tidemill.core.clock import Clock, awake
+from tidemill.core.config import encode
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean, returned
 from tidemill.core.memory import Need
-from tidemill.core.schema import Arrays
+from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.choose_device import choose_device
 from tidemill.nets.weights import placeholder_weights
-from tidemill.store.checkpoint import FoundCheckpoint, checkpoint_name, read_newest, write_checkpoint
+from tidemill.store.checkpoint import (
+    FoundCheckpoint,
+    checkpoint_name,
+    read_newest,
+    readable,
+    write_checkpoint,
+)
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
+from tidemill.workers.base import PollResult
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
 from tidemill.workers.trainer_counters import Counters, TrainingLimits
+from tidemill.workers.update_faults import FAULTS, IN_A_ROW, UpdateFaults, not_finite
 from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
@@ -83,6 +95,14 @@ class Learner:
         self.returns = TrainingReturns()
         self.equal_trainers = EqualTrainers(clock)
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
+        records = Path(context.folder) / FAULTS / context.name if context.folder else None
+        self._faults = UpdateFaults(records, config.fault_records, self.notice)
+        self._returns = 0  # since the newest checkpoint
+        self.goes_back = True
+        """Whether training may go back to a checkpoint: a run whose weights follow from
+        its journal, or its configuration, alone ends instead."""
+        self.went_back = False
+        """Whether the last update did."""
         self._saved = -1, -1  # updates and steps at the newest checkpoint
         self._last_save = 0.0
         self._publisher: ParameterPublisher | None = None
@@ -112,6 +132,7 @@ class Learner:
                 'which cannot be trained on; take mode = "full" for whole episodes'
             )
         edges = context.edges(f"samples/{config.samples}/")
+        self._senders = [edge.name.split("/")[2] for edge in edges]
         source = ChannelSampleConsumer(
             [endpoints.consumer(edge.name) for edge in edges], own.burn_in, own.bootstrap, own.cut
         )
@@ -223,6 +244,96 @@ class Learner:
         """Return the algorithm's settings as they are now."""
         return self._scheduled.at(self.counters.steps, self.limits.progress())
 
+    def update(self, batch: Sequence[BufferedSample]) -> Generator[PollResult, None, dict[str, float]]:
+        """Do an update, all equal trainers together, and return its metrics.
+
+        Where what it computes is not finite, the rest of it is left out, which is
+        written down and counted, and {} returned; several in a row lead back to a
+        checkpoint. Raises `UpdateFault` where there is none left: `save_finite` then.
+        """
+        self.went_back = False
+        algorithm, policy, steps = self.algorithm, self.policy, self.counters.steps
+        try:
+            metrics = yield from self.equal_trainers.update(
+                algorithm, policy, [held.sample for held in batch], steps
+            )
+            metrics = returned(metrics, dict, algorithm.update)
+            self._look_further(metrics)
+        except UpdateFault as fault:
+            self.counters.skipped += 1
+            self._note(fault, batch)
+            if self._faults.go_back:
+                yield from self._go_back(fault)
+            return {}
+        self._faults.in_a_row = 0
+        return metrics
+
+    def _note(self, fault: UpdateFault, batch: Sequence[BufferedSample]) -> None:
+        """Write down what led to an update that was left out, and tell it."""
+        facts = {
+            "experiment": self._context.experiment.name,
+            "policy": self._config.policy,
+            "spaces": plain_spaces(self.spaces),
+            "steps": self.counters.steps,
+            "seats_per_lane": self.samples.seats_per_lane,
+            "senders": [self._senders[held.sample.channel] for held in batch],
+        }
+        facts["settings"] = encode(self._now())
+        text = self._faults.note(fault, self.counters.updates, self.policy, self.algorithm, facts)
+        if text and (fault.minibatch or self.equal_trainers.first):
+            self.notice(f"{text}; {self._cure()}" if self._cure() else text)
+
+    def _look_further(self, metrics: Mapping[str, float]) -> None:
+        """Raise `UpdateFault` where metrics of an algorithm that does not look itself are
+        not finite, and its weights are not, either."""
+        telling = sum(v for name, v in metrics.items() if name.startswith("loss") or name == "gradient_norm")
+        if isfinite(telling) or not (name := self._not_finite(self.policy.parameters())):
+            return
+        self._faults.in_a_row = IN_A_ROW  # there is no way back but that one
+        raise UpdateFault(f"{type(self.algorithm).__name__} has made weight {name} NaN or infinite", "", {})
+
+    def _not_finite(self, parameters: Mapping[str, Array]) -> str:
+        declared = self._context.experiment.policies[self._config.policy].weights(self.spaces)
+        return not_finite(parameters, infinities=declared is None)  # modules of one's own may mask by them
+
+    def _cure(self) -> str:
+        rate = getattr(self._now(), "learning_rate", None)
+        group = self._context.name.rpartition("-")[0]
+        return f"try --set workers.{group}.algorithm.learning_rate={rate / 3:.2g}" if rate else ""
+
+    def _go_back(self, fault: UpdateFault) -> Generator[PollResult, None, None]:
+        """Go on with the weights and the learner of a checkpoint: of the newest one, or
+        where that did not help, the one before it, and so on. Updates, steps and versions
+        count on. Raises an `UpdateFault` where none is left."""
+        found = None
+        if self.goes_back and self._folder is not None:
+            found = next(islice(readable(self._folder), self._returns, None), None)
+        own = -1 if found is None else int(found.facts["updates"])
+        agreed = np.array([1.0, own])
+        yield from self.equal_trainers.sum(agreed)
+        if found is None or agreed[1] != agreed[0] * own:
+            to = "no checkpoint is left to go back to"
+            if not self.goes_back:
+                to = "an exact run, or one with a journal, does not go back to a checkpoint"
+            cure = f"; {self._cure()}" if self._cure() else ""
+            text = f"{IN_A_ROW} updates in a row were left out, and {to}: {fault}{cure}"
+            raise UpdateFault(text, "", {}) from fault
+        self.policy.load(found.arrays["policy"], self.policy.version)
+        self.algorithm.load_state(found.arrays["algorithm"])
+        if isinstance(self.algorithm, DataParallel) and (rank := number(self._context.name)):
+            self.algorithm.separate(rank)
+        self._returns, self.went_back, self._faults.in_a_row = self._returns + 1, True, 0
+        rates = self._config.smaller_rates(self._now())
+        if rates and (config := self._accept(rates)) is not None:
+            self._scheduled = config
+            self.algorithm.config = self._now()
+        told = "".join(f", with {name} = {rate:g}" for name, rate in rates.items())
+        if self.equal_trainers.first:
+            self.notice(
+                f"{IN_A_ROW} updates in a row were left out: training goes on with the weights of checkpoint "
+                f"{found.path.name}{told}"
+            )
+
     def finish_update(self) -> None:
         """Count an update: the policy is a version further."""
         self.counters.updates += 1
@@ -244,7 +355,7 @@ class Learner:
         rows = sum(held.trained for held in batch)
         return {
             **{name: float(getattr(self.algorithm.config, name)) for name in self._scheduled.schedules},
-            **returned(metrics, dict, self.algorithm.update),
+            **metrics,
             "lag/mean": behind / max(rows, 1),
             "lag/max": float(max((held.lag(version) for held in batch), default=0)),
         }
@@ -304,9 +415,19 @@ class Learner:
         """Report a text for the user."""
         self._report(Notice(text))
 
+    def save_finite(self) -> None:
+        """Write the checkpoint of a run that is about to fail since its updates are not
+        finite: its weights are. One that cannot be written is not the cause."""
+        with suppress(CheckpointError):
+            self.save(final=True)
+
     def save_due(self) -> bool:
-        """True when it is time for a checkpoint."""
-        return awake() - self._last_save >= self._config.checkpoint_seconds
+        """True when it is time for a checkpoint: not while updates are left out, since
+        what they end in is to be gone back from."""
+        return (
+            not (self._faults.in_a_row or self.went_back)
+            and awake() - self._last_save >= self._config.checkpoint_seconds
+        )
 
     def save(self, final: bool = False, again: bool = False) -> None:
         """Write a checkpoint, unless the newest one is of now; `again`: all the same.
@@ -317,7 +438,15 @@ class Learner:
             return
         config = self._config
         self._report(Saving(config.policy, self.counters.updates))
-        (policy, algorithm), extras = self.equal_trainers.state(self.algorithm, self.policy), self._extras()
+        policy, algorithm = self.equal_trainers.state(self.algorithm, self.policy)
+        if wrong := self._not_finite(policy) or not_finite(algorithm):
+            self._refuse(
+                f"no checkpoint after update {self.counters.updates} is written: {wrong} is not finite. The "
+                "last one of finite weights stays",
+                final,
+            )
+            return
+        extras = self._extras()
         facts = {
             **vars(self.counters),
             "policy": config.policy,
@@ -336,12 +465,17 @@ class Learner:
                 extras.folders,
             )
         except CheckpointError as error:
-            if final:
-                raise
-            self.notice(str(error))  # training goes on; the last good checkpoint is kept
+            self._refuse(str(error), final)
             return
         self._alive()  # who hangs from now on does not save
-        self._saved = now
+        self._saved, self._returns = now, 0
+
+    def _refuse(self, text: str, final: bool) -> None:
+        """Say that a checkpoint was not written: training goes on, and the last good one
+        is kept. Raises `CheckpointError` where it is the `final` one."""
+        if final:
+            raise CheckpointError(text)
+        self.notice(text)
 
     def _open_versions(self) -> None:
         config, context = self._config, self._context

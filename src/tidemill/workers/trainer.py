@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
 from tidemill.api.control_messages import Adopt, Facts, State
 from tidemill.api.experiment import Context
@@ -106,15 +107,17 @@ class TrainerWorker(Worker):
             learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
             learner.follow_schedules()
             left = self.clock.enter("train")
-            metrics = yield from learner.equal_trainers.update(
-                learner.algorithm,
-                learner.policy,
-                [buffered.sample for buffered in batch],
-                counters.steps,
-            )
+            try:
+                metrics = yield from learner.update(batch)
+            except UpdateFault:
+                learner.finish_update()
+                learner.save_finite()
+                raise
             self.clock.enter(left)
             metrics = learner.measured(metrics, batch)
             learner.finish_update()
+            if learner.went_back:  # what others played by weights that were given up is not trained on
+                self._buffer.least = counters.updates
             counters.rows += int(agreed.fresh)
             before, counters.steps = counters.steps, counters.rows // learner.samples.seats_per_lane
             self._batch_steps = counters.steps - before

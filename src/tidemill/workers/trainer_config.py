@@ -16,7 +16,9 @@ from tidemill.replay.queue import Queue
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.version_metadata import RECORDED, field_of, settings_of, with_settings
 
-COUNTED = ("dropped", "evicted", "reused")  # counters of samples that are told with each update
+# counters of samples and updates that are told with each update
+COUNTED = ("dropped", "evicted", "reused", "skipped")
+RATES = ("learning_rate", "critic_learning_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,10 @@ class TrainerConfig(WorkerConfig):
     database_seconds: seconds between versions that are pushed into the run's parameter
         database; the first and the last always are. None: none is
     database_versions: how many of them are kept, besides tagged ones
+    fault_records: how many updates that were left out, since they were not finite, are
+        kept in the run's folder with what led to them, the newest ones
+    fault_rate_factor: what learning rates are multiplied by each time that training goes
+        back to a checkpoint, since updates in a row were not finite; None: they stay
     device: what trains: "cpu"; "cuda", a GPU, the next one for each worker of the group;
         "cuda:1", a certain one; "auto", a GPU if there is one. Worth it for images and
         wide networks; MLPs of the usual size should train faster on a CPU
@@ -49,13 +55,30 @@ class TrainerConfig(WorkerConfig):
         lambda trainer: trainer.database_seconds is not None,
         "without database_seconds: no versions are kept",
     )
+    fault_records: int = 10
+    fault_rate_factor: float | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(checkpoints=1, database_versions=1)
+        self.check_least(checkpoints=1, database_versions=1, fault_records=0)
         self.check_above_zero("checkpoint_seconds", "database_seconds")
         check_device(self.device)
+        factor = self.fault_rate_factor
+        if factor is not None and not 0 < factor < 1:
+            raise ConfigError(
+                f"fault_rate_factor = {factor} must lie between 0 and 1, so that learning rates become "
+                "smaller; 0.5 is usual, None leaves them as they are"
+            )
+
+    def smaller_rates(self, algorithm: AlgorithmConfig) -> dict[str, float]:
+        """Return the learning rates of `algorithm` times `fault_rate_factor`, by name: {}
+        where that is None."""
+        rates = {name: getattr(algorithm, name) for name in RATES if name in algorithm.changeable}
+        factor = self.fault_rate_factor
+        if factor is None:
+            return {}
+        return {name: rate * factor for name, rate in rates.items() if isinstance(rate, int | float)}
 
     @property
     def evaluation_lanes(self) -> int:
@@ -67,6 +90,12 @@ class TrainerConfig(WorkerConfig):
         if experiment.limits.steps is None and experiment.limits.updates is None:
             self.algorithm.check_endless()
         self.algorithm.check_policy(experiment.policies[self.policy])
+        if (factor := self.fault_rate_factor) is not None and not self.smaller_rates(self.algorithm):
+            raise ConfigError(
+                f"fault_rate_factor = {factor} multiplies learning_rate, and that of "
+                f"{type(self.algorithm).__name__} is no number that may change while a run goes on; write a "
+                "number in place of a schedule, or leave fault_rate_factor out"
+            )
         streams = experiment.sources(self.samples)
         for actors in experiment.groups(ActorConfig).values():
             for spec in actors.agents:

@@ -14,6 +14,7 @@ class Counters:
     """What a resumed run goes on from. `steps` are env steps that entered training:
     trained rows, each counted when it is first trained on, divided by the seats in a
     lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.SampleCounts`),
+    `skipped` updates that were left out, since they were not finite,
     `adopted` is the version as which it went on from another policy's weights last."""
 
     updates: int = 0
@@ -22,6 +23,7 @@ class Counters:
     dropped: int = 0
     evicted: int = 0
     reused: int = 0
+    skipped: int = 0
     adopted: int = 0
     seconds: float = 0.0
 

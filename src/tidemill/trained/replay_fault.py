@@ -1,0 +1,169 @@
+"""Looks again at an update that was left out, since what it computed was not finite: the
+step is done once more from its record (`workers.update_faults`), and the first number
+that is not finite is found."""
+
+import pdb
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tidemill.api.algorithm import Algorithm, TracedArray, UpdateFault
+from tidemill.api.plain_spaces import read_spaces
+from tidemill.api.policy import check_parameters
+from tidemill.core.config import decode
+from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
+from tidemill.core.schema import Array, Arrays
+from tidemill.core.seeding import derive_seed
+from tidemill.run.folder import RunFolder
+from tidemill.run.trust import Trust
+from tidemill.store.checkpoint import checkpoints, read_checkpoint
+from tidemill.workers.trainer_config import TrainerConfig
+from tidemill.workers.update_faults import FAULTS
+
+
+@dataclass(frozen=True)
+class TracedLine:
+    """A traced line sums up one array of the step.
+
+    kind, name: as of `TracedArray`
+    largest: the largest magnitude among its finite numbers
+    wrong: how many of its numbers are not finite, of `size`
+    """
+
+    kind: str
+    name: str
+    largest: float
+    wrong: int
+    size: int
+
+
+@dataclass(frozen=True)
+class FaultReport:
+    """A fault report tells what became of a step that was done again.
+
+    record: where it was recorded
+    error: what was told when the update was left out
+    lines: the arrays of the step in order, up to the first that is not finite
+    where: in words, where in that array the first such number is; "" where all were
+        finite this time
+    """
+
+    record: Path
+    error: str
+    lines: list[TracedLine]
+    where: str
+
+
+def replay_fault(
+    run: str | Path,
+    number: int | None = None,
+    *,
+    worker: str | None = None,
+    debugger: bool = False,
+    trust: Trust = False,
+) -> FaultReport:
+    """Do the step again at which an update of the run in folder `run` was left out.
+
+    number: that of the update; None: the newest record
+    worker: the trainer, where several have a record of this number
+    debugger: whether to stop in Python's debugger where the first number that is not
+        finite was computed
+    trust: as in `tidemill.load`
+
+    Raises `RunError` or `CheckpointError` where there is no such record, or it cannot be
+    read.
+    """
+    folder = RunFolder.open(Path(run))
+    path = _record(folder.path, number, worker)
+    experiment = folder.experiment(None, trust, environments=False).experiment
+    arrays, facts = read_checkpoint(path)
+    try:
+        trainer, name = path.parent.name, str(facts["policy"])
+        config = experiment.workers[trainer.rpartition("-")[0]]
+        if not isinstance(config, TrainerConfig):
+            raise KeyError(trainer)
+        policy_config, spaces = experiment.policies[name], read_spaces(facts["spaces"])
+        settings = decode(type(config.algorithm), facts["settings"], "settings")
+        stage, error = str(facts["stage"]), str(facts["error"])
+        weights, state, minibatch = (arrays[part] for part in ("policy", "algorithm", "minibatch"))
+    except (KeyError, TypeError, ConfigError, SchemaError) as broken:
+        raise CheckpointError(f"{path} is no record of an update of this run: {broken!r}") from None
+    declared = policy_config.weights(spaces)
+    if declared is not None:
+        check_parameters(declared, weights)
+    policy = policy_config.build(spaces, derive_seed(experiment.seed, "policy", name))
+    algorithm = settings.build(policy, derive_seed(experiment.seed, trainer))
+    policy.load(weights, 0)
+    algorithm.load_state(state)
+    with np.errstate(all="ignore"):  # what is not finite is looked for
+        lines, where = _follow(algorithm, algorithm.trace(stage, minibatch), facts, debugger)
+    return FaultReport(path, error, lines, where)
+
+
+def _record(run: Path, number: int | None, worker: str | None) -> Path:
+    found = [path for folder in sorted((run / FAULTS).glob(worker or "*")) for path in checkpoints(folder)]
+    if not found:
+        raise RunError(
+            f"{run} has no record of an update that was left out{f' by {worker}' if worker else ''}: its "
+            "updates were finite, or fault_records was 0"
+        )
+    if number is None:
+        return max(found, key=lambda path: path.stat().st_mtime)
+    chosen = [path for path in found if path.name == f"update-{number}"]
+    if len(chosen) == 1:
+        return chosen[0]
+    known = ", ".join(f"{path.parent.name} {path.name.removeprefix('update-')}" for path in found)
+    raise RunError(
+        f"{'several trainers have' if chosen else 'there is no'} record of update {number} in "
+        f"{run / FAULTS}; there are: {known}" + ("; say which one with --worker" if chosen else "")
+    )
+
+
+def _follow(
+    algorithm: Algorithm, traced: Iterator[TracedArray], facts: Mapping[str, Any], debugger: bool
+) -> tuple[list[TracedLine], str]:
+    lines = []
+    for each in traced:
+        if each.array.dtype.kind != "f":
+            continue
+        finite = np.isfinite(each.array)
+        wrong = int(finite.size - np.count_nonzero(finite))
+        largest = float(np.abs(each.array[finite]).max(initial=0))
+        lines.append(TracedLine(each.kind, each.name, largest, wrong, finite.size))
+        if wrong:
+            where = _where(each, ~finite, facts)
+            if debugger:
+                _stop_at(algorithm, traced, where)
+            return lines, where
+    return lines, ""
+
+
+def _where(traced: TracedArray, wrong: Array, facts: Mapping[str, Any]) -> str:
+    """Return in words which the first number is that is not finite."""
+    index = tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.ndim else ()
+    text = f"{traced.kind} {traced.name}{list(index) if index else ''} is {traced.array[index]}"
+    if traced.rows is None or not index:
+        return text
+    row = index[traced.rows]
+    if traced.place is None:
+        return f"{text}: row {row} of the minibatch"
+    sample, step, seat = (int(part) for part in traced.place[row])
+    if sample < 0:
+        return f"{text}: row {row} of the minibatch, which is there for the state alone"
+    lane, agent = divmod(seat, int(facts.get("seats_per_lane", 1)))
+    senders = facts.get("senders", [])
+    sender = f" from {senders[sample]}" if sample < len(senders) else ""
+    return f"{text}: row {step}, lane {lane}{f', agent {agent}' if agent else ''} of sample {sample}{sender}"
+
+
+def _stop_at(algorithm: Algorithm, traced: Iterator[TracedArray], where: str) -> None:
+    """Stop in the debugger where the array was computed that was told last."""
+    assert isinstance(traced, Iterator) and hasattr(traced, "throw")
+    try:
+        traced.throw(UpdateFault(where, "", Arrays()))
+    except UpdateFault as fault:
+        print(f"{where}\nThe debugger is where that was computed; the learner is `self` further up (u).")
+        pdb.post_mortem(fault.__traceback__)

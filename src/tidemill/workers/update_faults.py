@@ -1,0 +1,95 @@
+"""What a trainer does about updates that are not finite: it writes down what led to each,
+and says when training is to go back to a checkpoint.
+
+A record is written as checkpoints are (see `store.checkpoint`), into
+``faults/WORKER/update-N`` of the run's folder: the failing minibatch, the weights and the
+learner as they were before that step, and in its manifest what failed and the
+algorithm's settings of that moment. `tidemill replay-fault` reads it.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tidemill.api.algorithm import Algorithm, UpdateFault
+from tidemill.api.policy import Policy
+from tidemill.core.errors import CheckpointError
+from tidemill.core.schema import Array
+from tidemill.store.checkpoint import checkpoint_name, write_checkpoint
+
+FAULTS = "faults"
+"""The folder of records in a run's."""
+IN_A_ROW = 3
+"""So many updates one after the other that are not finite send training back."""
+
+
+class UpdateFaults:
+    """The faults of one trainer's updates.
+
+    folder: of this trainer's records; None: nothing is written down
+    keep: how many records stay
+    notice: function that is called with what the user should read
+
+    in_a_row: updates that were left out since the last one that was done
+    """
+
+    def __init__(self, folder: Path | None, keep: int, notice: Callable[[str], None]) -> None:
+        self._folder, self._keep, self._notice = folder, keep, notice
+        self._told = False
+        self.in_a_row = 0
+
+    @property
+    def go_back(self) -> bool:
+        """True where training is to go back to a checkpoint."""
+        return self.in_a_row >= IN_A_ROW
+
+    def note(
+        self, fault: UpdateFault, updates: int, policy: Policy, algorithm: Algorithm, facts: Mapping[str, Any]
+    ) -> str:
+        """Count an update that was left out, the one after so many `updates`, and write
+        down what led to it, where that is known here; `facts` go with it. Return what
+        the user should read: of the first one, else ""."""
+        self.in_a_row += 1
+        look = ""
+        if self._write(fault, updates, policy, algorithm, facts):
+            look = f" What led to it is recorded: tidemill replay-fault RUN {updates + 1}."
+        if self._told:
+            return ""
+        self._told = True
+        return (
+            f"update {updates + 1} was cut short. {fault}.{look} Training goes on; such updates are counted "
+            f'as "skipped", and {IN_A_ROW} in a row lead back to a checkpoint'
+        )
+
+    def _write(
+        self,
+        fault: UpdateFault,
+        updates: int,
+        policy: Policy,
+        algorithm: Algorithm,
+        facts: Mapping[str, Any],
+    ) -> Path | None:
+        if self._folder is None or not self._keep or not fault.minibatch:
+            return None
+        arrays = {"policy": policy.parameters(), "algorithm": algorithm.state(), "minibatch": fault.minibatch}
+        more = {"update": updates + 1, "stage": fault.stage, "error": str(fault)}
+        try:
+            return write_checkpoint(
+                self._folder, checkpoint_name(updates + 1), arrays, {**facts, **more}, self._keep
+            )
+        except CheckpointError as error:  # training goes on
+            self._notice(str(error))
+            return None
+
+
+def not_finite(arrays: Mapping[str, Array], infinities: bool = False) -> str:
+    """Return the first name of `arrays` that hold NaN or (unless `infinities` are
+    allowed) infinity; "" where none does."""
+    wrong = (
+        name
+        for name, array in arrays.items()
+        if array.dtype.kind == "f" and (np.isnan(array).any() or (not infinities and np.isinf(array).any()))
+    )
+    return next(wrong, "")

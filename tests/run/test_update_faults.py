@@ -1,0 +1,184 @@
+"""Runs some of whose updates are not finite: they go on, look back, go back, and never
+keep weights that are not finite."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tidemill
+from tidemill.algorithms.dqn import DQNLearner
+from tidemill.algorithms.ppo import PPOLearner
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.store.checkpoint import checkpoints, read_checkpoint
+from tidemill.trained.replay_fault import replay_fault
+
+
+@pytest.fixture
+def spoil(monkeypatch):
+    """Return a function that has a learner's updates, by number from 1, find NaN in what
+    they are given; it returns the list of (time, seat) where."""
+
+    def set_up(spoilt, learner=PPOLearner):
+        name = "update" if learner is DQNLearner else "_update"
+        count, places, update = {}, [], getattr(learner, name)
+
+        def counted(self, samples, *args, **kwargs):
+            count[self] = count.get(self, 0) + 1
+            if count[self] in spoilt and samples:
+                replay = learner is DQNLearner
+                places.append((0, 1) if replay else tuple(np.argwhere(samples[0].trained())[5].tolist()))
+                samples[0]["obs"][places[-1]] = np.nan
+            return update(self, samples, *args, **kwargs)
+
+        monkeypatch.setattr(learner, name, counted)
+        return places
+
+    return set_up
+
+
+def run(folder, updates, launch="inline", **settings):
+    made = {"lanes": 4, "sample_steps": 16, "minibatch_size": 32, "learning_rate": 1e-3, **settings}
+    made |= {"checkpoint_seconds": 1e-9, "limits.updates": updates}
+    return tidemill.train(
+        "CartPole-v1", steps=10**6, launch=launch, layout="given", run_dir=folder, log="", quiet=True, **made
+    )
+
+
+def kept(folder, policy="policy"):
+    """Return the updates of the checkpoints, all of which are finite."""
+    found = []
+    for path in checkpoints(folder / "checkpoints" / policy):
+        arrays, facts = read_checkpoint(path)
+        for part in ("policy", "algorithm"):
+            assert all(np.isfinite(a).all() for a in arrays[part].values() if a.dtype.kind == "f")
+        found.append(facts["updates"])
+    return found
+
+
+def test_an_update_that_is_not_finite_is_left_out_recorded_and_found_again(tmp_path, spoil, capsys):
+    places = spoil({3})
+    found = run(tmp_path / "run", 6, fault_records=2)
+    assert (found.summary.status, found.summary.updates) == ("completed", 6)
+    assert [record["skipped"] for record in read_metrics(tmp_path / "run")] == [0, 0, 1, 1, 1, 1]
+    assert kept(tmp_path / "run")[-1] == 6
+    told = capsys.readouterr().err
+    assert told.count("update 3 was cut short") == 1
+    assert "tidemill replay-fault RUN 3" in told
+    assert "--set workers.trainer.algorithm.learning_rate=" in told
+    report = replay_fault(tmp_path / "run")
+    assert report.record.name == "update-3"
+    ((row, lane),) = places
+    assert report.where.endswith(f"row {row}, lane {lane} of sample 0 from actor-0")
+    assert report.where.startswith("input obs[")
+    assert {oct(file.stat().st_mode & 0o777) for file in report.record.iterdir()} == {"0o600"}
+
+
+def test_records_are_bounded(tmp_path, spoil):
+    spoil({1, 3, 5, 6})
+    run(tmp_path / "run", 7, fault_records=2)
+    records = tmp_path / "run" / "faults" / "trainer-0"
+    assert [path.name for path in checkpoints(records)] == ["update-5", "update-6"]
+    with pytest.raises(
+        RunError, match=r"there is no record of update 3 .* there are: trainer-0 5, trainer-0 6"
+    ):
+        replay_fault(tmp_path / "run", 3)
+
+
+def test_without_records_there_is_nothing_to_look_at(tmp_path, spoil):
+    spoil({1})
+    run(tmp_path / "run", 2, fault_records=0)
+    with pytest.raises(RunError, match="no record of an update that was left out"):
+        replay_fault(tmp_path / "run")
+
+
+def test_three_in_a_row_lead_back_to_the_last_checkpoint_with_a_smaller_rate(tmp_path, spoil, capsys):
+    spoil({3, 4, 5})
+    run(tmp_path / "run", 7, fault_rate_factor=0.5, checkpoints=10)
+    assert "with the weights of checkpoint update-2, with learning_rate = 0.0005" in capsys.readouterr().err
+    assert kept(tmp_path / "run") == [1, 2, 6, 7]
+    records = read_metrics(tmp_path / "run")
+    assert [record["learning_rate"] for record in records if "learning_rate" in record][-1] == 5e-4
+    manifest = json.loads((tmp_path / "run/checkpoints/policy/update-7/manifest.json").read_text())
+    assert manifest["facts"]["settings"] == {"learning_rate": 5e-4}
+    assert manifest["facts"]["skipped"] == 3
+
+
+def test_a_run_that_never_recovers_ends_with_the_cause_and_finite_weights(tmp_path, spoil):
+    spoil(range(3, 100))
+    with pytest.raises(
+        RunError, match="3 updates in a row were left out, and no checkpoint is left to go back"
+    ):
+        run(tmp_path / "run", 50)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    # back to update 2, to update 1, and then there is none
+    assert summary["status"] == "failed"
+    assert kept(tmp_path / "run")[:2] == [1, 2]
+
+
+def test_a_run_that_is_not_finite_from_the_start_ends_with_the_cause_and_finite_weights(tmp_path, spoil):
+    spoil(range(100))
+    with pytest.raises(RunError, match="no checkpoint is left to go back to"):
+        run(tmp_path / "run", 50)
+    assert len(kept(tmp_path / "run")) == 1
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+def test_equal_trainers_leave_out_the_same_updates_and_go_back_together(tmp_path, spoil, launch, capsys):
+    spoil({3, 4, 5})
+    made = {"workers.actor.count": 2, "workers.trainer.count": 2, "workers.actor.lanes": 4}
+    made |= {"workers.actor.agents.0.sample_steps": 16}
+    run(tmp_path / "run", 8, launch, checkpoints=10, **made)
+    assert capsys.readouterr().err.count("with the weights of checkpoint update-2") == 1
+    assert kept(tmp_path / "run")[:2] == [1, 2]
+    assert read_metrics(tmp_path / "run")[-1]["skipped"] == 3
+
+
+def test_a_replay_memory_goes_on_with_the_next_batch(tmp_path, spoil):
+    spoil({3, 5, 6, 7}, DQNLearner)
+    found = tidemill.train(
+        "CartPole-v1", algorithm="dqn", steps=400, launch="inline", layout="given", run_dir=tmp_path / "run",
+        log="", quiet=True, warm_up=100, checkpoint_seconds=1e-9,
+    )  # fmt: skip
+    assert found.summary.status == "completed"
+    assert read_metrics(tmp_path / "run")[-1]["skipped"] == 4
+    kept(tmp_path / "run")
+    report = replay_fault(tmp_path / "run", 3)
+    assert report.where.startswith("input obs[1")
+    assert "row 1 of the minibatch" in report.where
+
+
+def test_an_exact_run_ends_where_it_would_have_to_go_back(tmp_path, spoil):
+    spoil(range(3, 100), DQNLearner)
+    with pytest.raises(RunError, match="an exact run, or one with a journal, does not go back"):
+        tidemill.train(
+            "CartPole-v1", algorithm="dqn", steps=400, launch="inline", run_dir=tmp_path / "run", log="",
+            quiet=True, warm_up=100, slots=2, exact=True,
+        )  # fmt: skip
+    assert kept(tmp_path / "run")
+
+
+@pytest.mark.parametrize("factor", [0, 1, -0.5])
+def test_factors_that_do_not_make_rates_smaller_are_refused(tmp_path, factor):
+    with pytest.raises(ConfigError, match=r"fault_rate_factor = .* must lie between 0 and 1"):
+        run(tmp_path / "run", 1, fault_rate_factor=factor)
+
+
+def test_a_factor_needs_a_rate_that_is_a_number(tmp_path):
+    with pytest.raises(ConfigError, match=r"fault_rate_factor = 0\.5 multiplies learning_rate"):
+        tidemill.train("CartPole-v1", fault_rate_factor=0.5, run_dir=tmp_path / "run", layout="given")
+
+
+def test_the_command_shows_where(tmp_path, spoil):
+    from typer.testing import CliRunner
+
+    from tidemill.cli.main import app
+
+    spoil({2})
+    run(tmp_path / "run", 3)
+    shown = CliRunner().invoke(app, ["replay-fault", str(tmp_path / "run"), "2"])
+    assert shown.exit_code == 0, shown.output
+    assert "first: input obs[" in shown.output
+    assert str(Path("faults") / "trainer-0" / "update-2") in shown.output
