@@ -93,8 +93,8 @@ ALWAYS = {
     "Actors": "agents",
     "ReplayActors": "policy inference samples frame_stack",
     "PlayerSpec": "match policy inference samples deterministic",
-    "TrainerConfig": "algorithm policy samples checkpoint_seconds checkpoints database_seconds device "
-    "fault_records fault_rate_factor",
+    "TrainerConfig": "algorithm policy samples checkpoint_seconds checkpoint_share checkpoints "
+    "database_seconds device fault_records fault_rate_factor",
     "Trainer": "buffer max_policy_lag",
     "ReplayTrainer": "buffer batch_size ratio slack exact journal keep_buffer iteration_steps "
     "finish_episodes max_no_progress_s",

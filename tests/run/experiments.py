@@ -175,7 +175,13 @@ def experiment(
             ),
             **servers,
             "trainer": Trainer(
-                **{"algorithm": Recorder(), "checkpoint_seconds": 0.1, "database_seconds": 0.05, **trainer}
+                **{
+                    "algorithm": Recorder(),
+                    "checkpoint_seconds": 0.1,
+                    "checkpoint_share": 1,
+                    "database_seconds": 0.05,
+                    **trainer,
+                }
             ),
         },
         limits=Limits(updates=1_000_000),
@@ -248,7 +254,7 @@ def from_memory(environment: EnvironmentConfig) -> Experiment:
     """Three targets of one lane, and a replay memory with a ratio."""
     trainer = ReplayTrainer(
         algorithm=Recorder(), buffer=Replay(capacity=1000, warm_up=10), batch_size=8, ratio="1/2",
-        checkpoint_seconds=0.1, database_seconds=0.05,
+        checkpoint_seconds=0.1, checkpoint_share=1, database_seconds=0.05,
     )  # fmt: skip
     actors = ReplayActors(environment=environment, lanes=1, ring=3)
     return experiment(environment).replace(workers={"actor": actors, "trainer": trainer})

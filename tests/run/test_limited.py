@@ -50,6 +50,7 @@ from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.trained.retrain import retrain
 from tidemill.training.train import resume, train
 from tidemill.workers.base import Worker
+from tidemill.workers.checkpoint_pace import CheckpointPace
 
 FILE = Path(__file__).with_name("limited.py")
 limited = load_file(FILE, "test")
@@ -421,12 +422,13 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
     monkeypatch.setattr("tidemill.run.controller.EXIT_DEADLINE", 0.3)
     monkeypatch.setattr("tidemill.run.controller.CLOSE_DEADLINE", 0.3)
     monkeypatch.setattr("tidemill.replay_training.trainer.DRAIN", 0.05)
-    walk, saves = load_attribute(f"{FILE}:Walk", "make"), threading.Event()
+    walk, told, saves = load_attribute(f"{FILE}:Walk", "make"), threading.Event(), threading.Event()
     state = limited._Mixing.state
 
     def slow_state(self: Any) -> Any:
-        saves.set()
-        time.sleep(1.0)
+        if told.is_set():
+            saves.set()
+            time.sleep(1.0)
         return state(self)
 
     monkeypatch.setattr(load_attribute(f"{FILE}:_Mixing", "make"), "state", slow_state)
@@ -438,6 +440,7 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
 
     def stop() -> None:
         wait_until(lambda: walk.steps >= 20, 20, "20 steps")
+        told.set()
         tell(tmp_path / "run", "stop")
 
     thread = threading.Thread(target=stop, daemon=True)
@@ -484,6 +487,7 @@ def test_steps_are_taken_by_new_versions_also_while_training_lags_behind(tmp_pat
         ratio="1",
         algorithm=limited.Mixing(seconds=0.004),
         checkpoint_seconds=0.1,
+        checkpoint_share=1,
         checkpoints=1000,
     )
     facts = run(made, tmp_path / "run", "threads")
@@ -581,7 +585,7 @@ def test_the_limit_of_seconds_holds_also_when_nothing_comes(tmp_path: Path) -> N
 
 def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> None:
     """Have trainers write a regular checkpoint once so many steps are stored, steps are
-    in flight, or are not, and tasks owed."""
+    in flight, or are not, and tasks owed, and no other before the last one."""
     look, saved = ReplayTrainerWorker._look_round, list[ReplayTrainerWorker]()
 
     def look_and_save(worker: ReplayTrainerWorker) -> None:
@@ -596,6 +600,7 @@ def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> Non
             worker._save()
 
     patch.setattr(ReplayTrainerWorker, "_look_round", look_and_save)
+    patch.setattr(CheckpointPace, "due", lambda *_: False)
 
 
 def test_regular_checkpoints_stop_no_slot_and_what_was_in_flight_is_void_in_a_run_that_goes_on_from_one(

@@ -3,6 +3,7 @@
 from unittest.mock import Mock
 
 import pytest
+from tests.run import experiments
 
 from tidemill.api.control_messages import WorkerStatistics
 from tidemill.run.progress import Member, Progress, how_merged
@@ -148,3 +149,24 @@ def test_iterations_are_noted_and_no_other_measurements() -> None:
     progress.note_iteration(10, {"evaluation/return": 3.0})
     progress.note_iteration(20, {"iteration/number": 1.0, "iteration/training_return": 2.0})
     assert progress.iterations == [{"step": 20.0, "number": 1.0, "training_return": 2.0}]
+
+
+def test_what_a_crash_would_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds and env steps since the oldest of the policies' newest checkpoints; before
+    each has one, all of this life."""
+    now = [100.0]
+    monkeypatch.setattr("tidemill.run.progress.awake", lambda: now[0])
+    progress = Progress(steps=1_000)
+    progress.begin(experiments.cartpole())
+    assert progress.trained == {"policy"}
+    first, second = "policy", "other"
+    progress.trained.add(second)
+    now[0], progress.steps = 110.0, 1_500
+    progress.note_saved(first, 1_400)
+    assert progress.crash_cost == (10.0, 500)
+    now[0] = 112.0
+    progress.note_saved(second, 1_300)
+    assert progress.crash_cost == (2.0, 100)
+    now[0], progress.steps = 130.0, 2_000
+    progress.note_saved(first, 2_000)
+    assert progress.crash_cost == (18.0, 700)

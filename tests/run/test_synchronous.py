@@ -163,7 +163,11 @@ def test_the_weights_that_are_trained_are_those_that_acted(
 
 
 def test_pauses_checkpoints_and_a_new_start_are_no_lag(tmp_path: Path) -> None:
-    made = synchronous("inference", actor={"count": 2, "ring": 2}, trainer={"checkpoint_seconds": 1e-3})
+    made = synchronous(
+        "inference",
+        actor={"count": 2, "ring": 2},
+        trainer={"checkpoint_seconds": 1e-3, "checkpoint_share": 1},
+    )
     made = made.replace(limits=made.limits.replace(updates=None))
     folder = tmp_path / "run"
     ending: list[str] = []

@@ -41,7 +41,7 @@ def spoil(monkeypatch):
 
 def run(folder, updates, launch="inline", **settings):
     made = {"lanes": 4, "sample_steps": 16, "minibatch_size": 32, "learning_rate": 1e-3, **settings}
-    made |= {"checkpoint_seconds": 1e-9, "limits.updates": updates}
+    made |= {"checkpoint_seconds": 1e-9, "checkpoint_share": 1, "limits.updates": updates}
     return tidemill.train(
         "CartPole-v1", steps=10**6, launch=launch, layout="given", run_dir=folder, log="", quiet=True, **made
     )
@@ -140,7 +140,7 @@ def test_a_replay_memory_goes_on_with_the_next_batch(tmp_path, spoil):
     spoil({3, 5, 6, 7}, DQNLearner)
     found = tidemill.train(
         "CartPole-v1", algorithm="dqn", steps=400, launch="inline", layout="given", run_dir=tmp_path / "run",
-        log="", quiet=True, warm_up=100, checkpoint_seconds=1e-9,
+        log="", quiet=True, warm_up=100, checkpoint_seconds=1e-9, checkpoint_share=1,
     )  # fmt: skip
     assert found.summary.status == "completed"
     assert read_metrics(tmp_path / "run")[-1]["skipped"] == 4

@@ -20,7 +20,7 @@ def train(path: Path, **trainer: Any) -> RunFolder:
     workers = {
         **made.workers,
         "trainer": made.workers["trainer"].replace(
-            database_seconds=1e-9, checkpoints=100, checkpoint_seconds=1e-9, **trainer
+            database_seconds=1e-9, checkpoints=100, checkpoint_seconds=1e-9, checkpoint_share=1, **trainer
         ),
     }
     tidemill.train(made.replace(workers=workers), launch="inline", run_dir=path, quiet=True)

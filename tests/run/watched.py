@@ -372,7 +372,7 @@ def experiment(
 
 def live(folder: Path, resume: bool) -> None:
     """A life of a run in processes, which is long, and has checkpoints all the time."""
-    made = experiment(folder / "log", checkpoint_seconds=0.5, ratio=None)
+    made = experiment(folder / "log", checkpoint_seconds=0.5, checkpoint_share=1, ratio=None)
     runner = AsyncTrainRunner(
         made, num_slots=3, ratio="3/2", num_iterations=5, training_steps=100, launch="processes"
     )

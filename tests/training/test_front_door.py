@@ -338,8 +338,7 @@ def test_a_change_takes_numbers_of_numpy_and_rounds_what_counts(tmp_path: Path) 
         on_update=on_update,
     )  # fmt: skip
     assert told[1] == 1e-3 * np.exp(-1.0)
-    (checkpoint,) = (tmp_path / "run" / "checkpoints" / "policy").iterdir()
-    settings = read_newest(checkpoint.parent).facts["settings"]
+    settings = read_newest(tmp_path / "run" / "checkpoints" / "policy").facts["settings"]
     assert settings == {"learning_rate": told[1], "clip": 0.5, "epochs": 4}
 
 

@@ -284,7 +284,9 @@ def test_steps_of_an_evaluation_that_are_lost_are_played_again(tmp_path: Path) -
 
 
 def test_a_regular_checkpoint_at_the_end_of_an_iteration_does_not_skip_it(tmp_path: Path) -> None:
-    made = limited.experiment(latency="constant", checkpoint_seconds=0.001, checkpoints=1000)
+    made = limited.experiment(
+        latency="constant", checkpoint_seconds=0.001, checkpoint_share=1, checkpoints=1000
+    )
     runner = AsyncTrainRunner(made, num_slots=3, num_iterations=6, training_steps=8)
     runner.run(tmp_path / "run", source=FILE, quiet=True)
     assert [iteration["iteration/number"] for iteration in runner.iterations] == list(range(1, 7))

@@ -579,8 +579,8 @@ def test_the_end_is_saved_and_a_resumed_run_goes_on_from_it(tmp_path: Path) -> N
     bench.worker.learner.limits._counted_at -= 50
     bench.poll()
     assert bench.worker.state is State.COMPLETED
-    (saved,) = checkpoints(tmp_path / "checkpoints" / "policy")
-    assert saved.name == "update-3"
+    first, saved = checkpoints(tmp_path / "checkpoints" / "policy")
+    assert (first.name, saved.name) == ("update-1", "update-3")
     again = Bench(folder=tmp_path, resume=saved.name)
     assert vars(again.worker.learner.counters) == vars(bench.worker.learner.counters)
     counters = again.worker.learner.counters
@@ -622,7 +622,7 @@ def test_one_update_is_saved_once(tmp_path: Path) -> None:
 
 def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
-    bench = Bench(folder=tmp_path, checkpoint_seconds=1e-9)
+    bench = Bench(folder=tmp_path, checkpoint_seconds=1e-9, checkpoint_share=1)
     bench.send(0)
     bench.poll()
     bench.send(1)

@@ -3,7 +3,7 @@ else is understood.
 
 Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`,
 `ChangeSettings`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
-`EnvironmentStatistics`, `Relay`, `Saving`, `Notice`.
+`EnvironmentStatistics`, `Relay`, `Saving`, `Saved`, `Notice`.
 """
 
 import enum
@@ -190,6 +190,15 @@ class Saving(msgspec.Struct, frozen=True, tag=True):
     updates: int
 
 
+class Saved(msgspec.Struct, frozen=True, tag=True):
+    """The message says that the checkpoint of `policy` after so many `updates` and env
+    `steps` is on the disk."""
+
+    policy: str
+    updates: int
+    steps: int
+
+
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """The message is a text that the user should read although the run goes on."""
 
@@ -197,7 +206,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt | ChangeSettings
-Up = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Saving | Notice
+Up = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Saving | Saved | Notice
 
 
 def _plain(value: Any) -> float:

@@ -30,6 +30,7 @@ from tidemill.api.control_messages import (
     Relay,
     SampleFacts,
     Save,
+    Saved,
     Saving,
     Start,
     State,
@@ -389,6 +390,8 @@ class Controller:
                 # a run that goes on from there keeps all records until there, and drops
                 # the others
                 self._record_rest()
+            case Saved():
+                self.progress.note_saved(message.policy, message.steps)
             case Status():
                 self._take_status(name, member, message)
             case WorkerStatistics():

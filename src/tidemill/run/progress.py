@@ -139,12 +139,33 @@ class Progress:
     """All updates are."""
     environment_statistics: Tally = field(default_factory=Tally)
     """What environments measured by themselves since the last record."""
+    saved: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """When the newest checkpoint of each policy was on the disk, and its env steps."""
+    trained: set[str] = field(default_factory=set)
+    """The policies that are trained."""
+    began: float = field(default_factory=awake)
+    """When this life of the run began, and after how many env steps."""
+    steps_at_start: int = 0
     limiters: dict[str, dict[str, float]] = field(default_factory=dict)
     """The newest that each trainer with a ratio told of its limiter, ``limiter/`` left
     out; what either side waited is summed."""
     iterations: list[dict[str, float]] = field(default_factory=list)
     """What each iteration came to that has ended since the start, ``iteration/`` left
     out, and its ``step``."""
+
+    def note_saved(self, policy: str, steps: int) -> None:
+        """Note that a checkpoint of `policy` after so many env steps is on the disk."""
+        self.saved[policy] = awake(), steps
+
+    @property
+    def crash_cost(self) -> tuple[float, int]:
+        """What would be lost if everything died now: seconds since the newest durable
+        checkpoint, of several policies the oldest one, and env steps since then. Before
+        there is one, all of this life."""
+        if not self.trained or self.trained - self.saved.keys():
+            return awake() - self.began, self.steps - self.steps_at_start
+        at, steps = min(self.saved[policy] for policy in self.trained)
+        return awake() - at, max(self.steps - steps, 0)
 
     @property
     def mean_return(self) -> float | None:
@@ -161,6 +182,7 @@ class Progress:
         """Count the episodes of `experiment` from now on, after those that were kept of
         this stage."""
         self.windows, self.stages = EpisodeWindows(experiment), len(experiment.curriculum)
+        self.trained, self.began, self.steps_at_start = set(experiment.trained()), awake(), self.steps
         for points in self.checkpoint_episodes.values():
             if points and points[-1].stage == self.stage:
                 self.windows.restore(points[-1].episodes)

@@ -40,8 +40,8 @@ class ResumePoint:
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
                     f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed '
-                    "before its trainer wrote the first one (checkpoint_seconds), so that there is nothing "
-                    "to go on from; train anew, in another folder"
+                    "before its trainer had written the first one, which it does with its first update, so "
+                    "that there is nothing to go on from; train anew, in another folder"
                 )
             path, _, facts, warnings = read_newest(folder.checkpoints(policy))
             newer = checkpoints(path.parent)

@@ -101,6 +101,7 @@ class Snapshot:
     stage: stage of the curriculum: "1 of 3"; "" without one
     evaluations: the newest result of each evaluation, by its name
     limiters: limiters of the trainers with a ratio, by name
+    crash_cost: seconds and env steps that would be lost if everything died now
     iterations: what each one came to that has ended: number, step, training_return and so
         on
     """
@@ -122,6 +123,7 @@ class Snapshot:
     evaluations: Mapping[str, EvaluationView] = field(default_factory=dict)
     limiters: Mapping[str, LimiterView] = field(default_factory=dict)
     iterations: Sequence[Mapping[str, float]] = ()
+    crash_cost: tuple[float, int] = (0.0, 0)
 
 
 def snapshot(controller: Controller) -> Snapshot:
@@ -147,6 +149,7 @@ def snapshot(controller: Controller) -> Snapshot:
         evaluations=evaluations_of(progress.measured),
         limiters={name: _limiter_view(controller, name) for name in progress.limiters},
         iterations=progress.iterations,
+        crash_cost=progress.crash_cost,
     )
 
 

@@ -16,7 +16,16 @@ import numpy as np
 
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, UpdateFault
 from tidemill.api.buffer import BufferedSample, Demand
-from tidemill.api.control_messages import Adopt, Facts, Notice, SampleFacts, Saving, Up, WorkerStatistics
+from tidemill.api.control_messages import (
+    Adopt,
+    Facts,
+    Notice,
+    SampleFacts,
+    Saved,
+    Saving,
+    Up,
+    WorkerStatistics,
+)
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
@@ -42,6 +51,7 @@ from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult
+from tidemill.workers.checkpoint_pace import CheckpointPace
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
@@ -104,7 +114,7 @@ class Learner:
         self.went_back = False
         """Whether the last update did."""
         self._saved = -1, -1  # updates and steps at the newest checkpoint
-        self._last_save = 0.0
+        self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
         self.changes = deque[AlgorithmConfig]()
@@ -397,7 +407,7 @@ class Learner:
 
     def start(self) -> None:
         """Begin to count the time of training, and until the next checkpoint."""
-        self._last_save = awake()
+        self._pace.start(awake(), self.found is not None)
         self.limits.start()
 
     # ---- reports, versions, checkpoints ------------------------------------------------
@@ -424,15 +434,19 @@ class Learner:
     def save_due(self) -> bool:
         """True when it is time for a checkpoint: not while updates are left out, since
         what they end in is to be gone back from."""
-        return (
-            not (self._faults.in_a_row or self.went_back)
-            and awake() - self._last_save >= self._config.checkpoint_seconds
-        )
+        faulty = self._faults.in_a_row or self.went_back
+        return not faulty and self._pace.due(awake(), self.counters.updates)
 
     def save(self, final: bool = False, again: bool = False) -> None:
         """Write a checkpoint, unless the newest one is of now; `again`: all the same.
         Where it cannot be written only the `final` one raises."""
-        self._last_save = awake()
+        began = awake()
+        try:
+            self._save(final, again)
+        finally:
+            self._pace.wrote(began, awake())
+
+    def _save(self, final: bool, again: bool) -> None:
         now = self.counters.updates, self.counters.steps
         if not self.equal_trainers.first or self._folder is None or (self._saved == now and not again):
             return
@@ -467,6 +481,7 @@ class Learner:
         except CheckpointError as error:
             self._refuse(str(error), final)
             return
+        self._report(Saved(config.policy, *now))
         self._alive()  # who hangs from now on does not save
         self._saved, self._returns = now, 0
 

@@ -14,6 +14,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.nets.choose_device import check_device
 from tidemill.replay.queue import Queue
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.checkpoint_pace import SHARE
 from tidemill.workers.version_metadata import RECORDED, field_of, settings_of, with_settings
 
 # counters of samples and updates that are told with each update
@@ -26,7 +27,11 @@ class TrainerConfig(WorkerConfig):
     """The configuration of trainer workers, each of which trains `policy` by `algorithm`
     on sample stream `samples`: what `Trainer` and `ReplayTrainer` have in common.
 
-    checkpoint_seconds: seconds between checkpoints; one more is always written at the end
+    checkpoint_seconds: seconds between checkpoints, at most: the first is written with
+        the first update, and while the run is young they follow after a tenth of its age;
+        one more is always written at the end
+    checkpoint_share: share of the run's time that writing them may take; where it would
+        take more they are written less often. 1: it may take any
     checkpoints: how many of them are kept
     database_seconds: seconds between versions that are pushed into the run's parameter
         database; the first and the last always are. None: none is
@@ -48,6 +53,7 @@ class TrainerConfig(WorkerConfig):
     policy: str = "policy"
     samples: str = "samples"
     checkpoint_seconds: float = 60.0
+    checkpoint_share: float = SHARE
     checkpoints: int = 3
     database_seconds: float | None = 10.0
     database_versions: int = acting(
@@ -62,7 +68,8 @@ class TrainerConfig(WorkerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(checkpoints=1, database_versions=1, fault_records=0)
-        self.check_above_zero("checkpoint_seconds", "database_seconds")
+        self.check_above_zero("checkpoint_seconds", "checkpoint_share", "database_seconds")
+        self.check_shares("checkpoint_share")
         check_device(self.device)
         factor = self.fault_rate_factor
         if factor is not None and not 0 < factor < 1:

@@ -1,0 +1,49 @@
+"""When a trainer writes checkpoints: soon while the run is young, so that a crash never
+costs much of what there is, and never so often that writing them takes a notable share of
+its time."""
+
+YOUNG = 0.1
+"""Share of a run's age that is lost at most while that is less than a whole interval."""
+LEAST = 1.0
+"""Seconds that are between two of them all the same."""
+SHARE = 0.02
+"""Share of a run's time that writing takes, at most, the first checkpoint aside."""
+
+
+class CheckpointPace:
+    """The first checkpoint is due with the first update, and the next ones after a tenth
+    of the run's age, `seconds` at most. Where writing one takes so long that this would
+    be more than `share` of the time, they are due as rarely as that asks for.
+
+    Times are of one clock, in seconds.
+    """
+
+    def __init__(self, seconds: float, share: float = SHARE) -> None:
+        self._seconds, self._share = seconds, share
+        self._began: float | None = None
+        self._last = self._cost = 0.0
+        self._first = True
+
+    def start(self, now: float, saved: bool) -> None:
+        """Begin, or go on after a pause, in which nothing was lost; `saved`: there is a
+        checkpoint of this run."""
+        if self._began is None:
+            self._began, self._first = now, not saved
+        self._last = now
+
+    def due(self, now: float, updates: int) -> bool:
+        """Return whether it is time, after so many `updates` of the run."""
+        if self._first and updates:
+            return True
+        began = now if self._began is None else self._began
+        return now - self._last >= self.interval(now - began, bool(updates))
+
+    def interval(self, age: float, trained: bool = True) -> float:
+        """Return how many seconds are between two at this `age` of the run; before it has
+        `trained`, there is little to lose."""
+        wanted = min(self._seconds, max(LEAST, YOUNG * age)) if trained else self._seconds
+        return max(wanted, self._cost * (1 / self._share - 1))
+
+    def wrote(self, began: float, ended: float) -> None:
+        """Note that one was written, or that it could not be."""
+        self._last, self._cost, self._first = ended, ended - began, False

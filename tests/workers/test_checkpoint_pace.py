@@ -1,0 +1,61 @@
+"""When checkpoints are written: a life of a trainer with a clock of its own."""
+
+from itertools import pairwise
+
+import pytest
+
+from tidemill.workers.checkpoint_pace import CheckpointPace
+
+
+def written(seconds, share, cost, until, saved=False):
+    """Return when checkpoints were begun that took `cost` each, of a trainer that does
+    one update each 0.1 s."""
+    pace, now, found = CheckpointPace(seconds, share), 0.0, []
+    pace.start(0.0, saved)
+    for update in range(1, int(until * 10)):
+        now = max(now, update * 0.1)
+        if pace.due(now, update):
+            found.append(now)
+            pace.wrote(now, now + cost)
+            now += cost
+    return found
+
+
+def test_the_first_is_written_with_the_first_update_and_they_come_sooner_while_the_run_is_young():
+    found = written(60.0, 0.02, 0.0, 2000)
+    assert found[0] == 0.1
+    for before, after in pairwise(found):
+        assert after - before <= min(60.0, max(1.0, 0.1 * after)) + 0.11  # an update is awaited
+    assert found[-1] - found[-2] == pytest.approx(60.0, abs=0.11)
+
+
+@pytest.mark.parametrize("cost", [0.01, 0.2, 3.0])
+def test_writing_never_takes_more_than_its_share(cost):
+    found = written(60.0, 0.02, cost, 1500)
+    for count, began in enumerate(found[1:], 2):
+        assert cost * (count - 1) <= 0.02 * (began + cost) + cost  # the first one aside
+    assert len(found) > 5
+
+
+def test_a_run_that_goes_on_has_its_first_one_already():
+    assert written(60.0, 0.02, 0.0, 2, saved=True) == [1.0]
+
+
+def test_before_the_first_update_there_is_little_to_lose():
+    pace = CheckpointPace(60.0)
+    pace.start(0.0, False)
+    assert not pace.due(59.9, 0)
+    assert pace.due(60.0, 0)
+    assert pace.due(0.1, 1)
+
+
+def test_a_pause_is_no_time_in_which_anything_is_lost():
+    pace = CheckpointPace(60.0)
+    pace.start(0.0, True)
+    pace.start(1000.0, True)
+    assert not pace.due(1059.0, 5)
+    assert pace.due(1060.0, 5)
+
+
+def test_a_share_of_1_holds_nothing_back():
+    assert len(written(1e-9, 1.0, 0.5, 100)) > 150
