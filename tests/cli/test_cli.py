@@ -74,7 +74,7 @@ def test_eval_prints_a_table_with_an_interval(run: Path) -> None:
 
 
 def test_eval_takes_a_checkpoint_and_draws_actions_when_told(run: Path) -> None:
-    (checkpoint,) = (run / "checkpoints" / "policy").iterdir()
+    checkpoint = next((run / "checkpoints" / "policy").iterdir())
     result = tidemill(
         "eval", run, "--episodes", 2, "--stochastic", "--checkpoint", checkpoint.name.removeprefix("update-")
     )

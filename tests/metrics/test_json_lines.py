@@ -2,7 +2,6 @@
 run."""
 
 import errno
-import logging
 import math
 import os
 import subprocess
@@ -16,10 +15,11 @@ import pytest
 from tidemill.api.metric_sink import LoggedRun
 from tidemill.core.errors import RunError
 from tidemill.metrics import json_lines, record_pace
+from tidemill.metrics.csv_file import CSV
 from tidemill.metrics.json_lines import JSONLines, each_record, read_metrics
 from tidemill.metrics.record_pace import BURST, RATE, RecordPace
 from tidemill.metrics.tensorboard import TensorBoard
-from tidemill.metrics.writer import MetricsWriter
+from tidemill.metrics.writer import RETRY, MetricsWriter
 
 
 def write(folder: Path, *steps: int, resume_at: int | None = None) -> None:
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         JSONLines(LoggedRun(tmp_path / "file" / "run"))
 
 
-def test_a_full_disk_loses_whole_records_and_warns_once(
+def test_what_a_full_disk_does_not_take_waits_and_both_ends_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = JSONLines(LoggedRun(tmp_path))
@@ -180,16 +180,60 @@ def test_a_full_disk_loses_whole_records_and_warns_once(
     def none(file: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    for broken in (half, none):
+    for step, broken in ((2, half), (3, none)):
         monkeypatch.setattr(os, "pwrite", broken)
-        with caplog.at_level(logging.WARNING):
-            writer.write({"step": 2})
+        writer.write({"step": step})
+        assert not writer.whole
+        assert steps(tmp_path) == [1]  # and no half of a line
     monkeypatch.setattr(os, "pwrite", real)
-    writer.write({"step": 3})
+    writer.write({"step": 4})
+    assert writer.whole
     writer.close()
-    assert steps(tmp_path) == [1, 3]
-    assert len(caplog.records) == 1
-    assert "training goes on" in caplog.text
+    assert steps(tmp_path) == [1, 2, 3, 4]
+    first, last = (record.message for record in caplog.records)
+    assert "training goes on, and the last 2,000 records wait" in first
+    assert "is written again, with the 2 records that waited" in last
+
+
+def test_what_waits_is_bounded_and_what_is_lost_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(file: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json_lines, "WAITING", 3)
+    writer, real = JSONLines(LoggedRun(tmp_path)), os.pwrite
+    monkeypatch.setattr(os, "pwrite", none)
+    for step in range(5):
+        writer.write({"step": step})
+    monkeypatch.setattr(os, "pwrite", real)
+    writer.close()
+    assert steps(tmp_path) == [2, 3, 4]
+    writer = JSONLines(LoggedRun(tmp_path / "other"))
+    monkeypatch.setattr(os, "pwrite", none)
+    writer.write({"step": 1})
+    writer.close()
+    assert "lacks the last 1 records" in caplog.text
+
+
+def test_a_share_that_was_away_is_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file of before cannot be written any more, and is another one now."""
+    writer, real, stale = JSONLines(LoggedRun(tmp_path)), os.pwrite, list[int]()
+
+    def write(file: int, data: bytes, offset: int) -> int:
+        if stale:
+            raise OSError(errno.ESTALE, "Stale file handle", stale.pop())
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    writer.write({"step": 1})
+    stale.append(1)
+    writer.write({"step": 2})
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "away")
+    writer.write({"step": 3})
+    writer.write({"step": 4})
+    writer.close()
+    assert steps(tmp_path) == [2, 3, 4]
 
 
 LIMITED = """
@@ -217,33 +261,56 @@ def test_a_limit_of_files_is_as_a_full_disk_and_told(tmp_path: Path) -> None:
     assert done.stderr.count("training goes on") == 1
 
 
-def test_tensorboard_that_cannot_write_stops_alone(
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+FLUSH = "tensorboard.summary.writer.record_writer.RecordWriter.flush"
+
+
+def test_sinks_that_cannot_write_are_tried_again_and_given_what_they_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.flush", full)
-    write(tmp_path, 1, 2)
-    assert steps(tmp_path) == [1, 2]
-    assert [record.message for record in caplog.records] == [
-        "TensorBoard events: no more is written there ([Errno 28] No space left on device); metrics.jsonl "
-        "has all metrics"
+    now = [0.0]
+    writer = MetricsWriter(LoggedRun(tmp_path), [TensorBoard, CSV], lambda: now[0])
+    writer.write({"step": 1.0, "a": 1.0})
+    with monkeypatch.context() as broken:
+        broken.setattr(FLUSH, full)
+        broken.setattr("tidemill.metrics.csv_file.CSV._append", full)
+        for step in (2, 3):
+            now[0] += 1
+            writer.write({"step": float(step), "a": float(step)})
+    now[0] += 1
+    writer.write({"step": 4.0, "a": 4.0})  # not yet
+    assert "3" not in (tmp_path / "metrics.csv").read_text()
+    now[0] += RETRY
+    writer.write({"step": 5.0, "a": 5.0})
+    writer.write({"step": 6.0, "a": 6.0})
+    writer.close()
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "metrics.csv").read_text().split() == [
+        "step,a",
+        *(f"{i}.0,{i}.0" for i in range(1, 7)),
+    ]
+    assert set(range(1, 7)) == {step for step, *_ in events(tmp_path)}
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "TensorBoard events cannot be written ([Errno 28] No space left on device)",
+        "metrics.csv cannot be written ([Errno 28] No space left on device)",
+        "TensorBoard events",
+        "metrics.csv",
     ]
 
 
 def test_where_both_are_lost_neither_is_said_to_have_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     writer = MetricsWriter(LoggedRun(tmp_path), [TensorBoard])
-    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.flush", full)
+    monkeypatch.setattr(FLUSH, full)
     monkeypatch.setattr(os, "pwrite", full)
     writer.write({"step": 1, "a": 1.0})
     writer.close()
-    assert "TensorBoard events: no more" in caplog.text and "has all metrics" not in caplog.text
+    assert "TensorBoard events lacks its last records" in caplog.text
+    assert "has all" not in caplog.text
 
 
 def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 from tests.workers.arena import Arena, Games, judge
 
 from tidemill import AgentSpec, Buffers, Drawn, Evaluation, Fixed, Stage
-from tidemill.api.control_messages import EnterStage, Facts, SampleFacts, pack
-from tidemill.core.errors import ConfigError, VersionGone
+from tidemill.api.control_messages import EnterStage, Facts, Notice, SampleFacts, pack
+from tidemill.core.errors import ConfigError, DatabaseError, VersionGone
+from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.streams import sources
 from tidemill.workers import evaluation
 
@@ -504,3 +505,30 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: 
 def test_parameters_are_for_inline_policies() -> None:
     with pytest.raises(ConfigError, match='is for inline policies, and inference stream "ask"'):
         AgentSpec(inference="ask", parameters=Drawn(tag="evaluating"))
+
+
+def test_a_full_disk_holds_an_evaluation_up_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    games, reported = Games(tmp_path, games=1), []
+    report = games.worker.report
+    monkeypatch.setattr(games.worker, "report", lambda told: (reported.append(told), report(told)))
+    monkeypatch.setattr("tidemill.workers.evaluation.AGAIN", 0.0)
+    games.push(3)
+    games.evaluate()
+
+    def full(*_: Any) -> None:
+        raise DatabaseError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParameterDatabase, "record", full)
+        for reached in (1.0, 2.0, 3.0):
+            games.play(3, reached)
+            assert games.evaluate() == []
+    games.play(3, 4.0)
+    (told,) = games.evaluate()
+    assert told.values["evaluation/return"] == 1.0  # the first game of the seat, as if nothing had been
+    assert [told.text for told in reported if isinstance(told, Notice)] == [
+        "no space left. Evaluation goes on when it can be written again",
+        "the parameter database is written again: evaluation goes on",
+    ]

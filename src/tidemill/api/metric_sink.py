@@ -40,12 +40,15 @@ class MetricSink(ABC):
     """A metric sink is a place that a run's records are written to, in the main process.
 
     It is made when the run begins: what keeps it from working raises a `TidemillError`
-    then, which ends the run before anything is trained. What it raises later ends the
-    sink, with a warning, and not the training.
+    then, which ends the run before anything is trained. What it raises later does not end
+    the training: with an `OSError` it is tried again later, with the records that it
+    missed, from the one on at which it was raised; anything else ends the sink.
     """
 
     title = "this sink"
     """What warnings call it."""
+    rereads = False
+    """Whether, after an `OSError`, it takes from `metrics.jsonl` what it missed."""
 
     def __init__(self, run: LoggedRun) -> None:
         self.run = run

@@ -14,6 +14,7 @@ class CSV(MetricSink):
     does not have is empty there."""
 
     title = "metrics.csv"
+    rereads = True
 
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)
@@ -21,6 +22,13 @@ class CSV(MetricSink):
         self._columns: dict[str, None] = {}
 
     def write(self, record: Mapping[str, float]) -> None:
+        try:
+            self._write(record)
+        except OSError:
+            self._columns.clear()  # its last row may be torn: the file is written anew
+            raise
+
+    def _write(self, record: Mapping[str, float]) -> None:
         if record.keys() <= self._columns.keys():
             self._append(self._path.name, [record])
             return

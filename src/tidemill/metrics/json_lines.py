@@ -7,9 +7,11 @@ tears at most the last line. The file is read a line at a time.
 """
 
 import contextlib
+import errno
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from tidemill.core.untrusted_files import open_plain
 
 FILE = "metrics.jsonl"
 LONGEST = 1 << 20  # bytes of a line
+WAITING = 2_000  # records that wait while they cannot be written; one has 1 to 2 KB
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +35,9 @@ class JSONLines(MetricSink):
     """The sink writes the records of one run into its `metrics.jsonl`.
 
     What an earlier life of a resumed run wrote about later steps is dropped. A disk that
-    is full, or a share that went away, does not stop training: the record is left out,
-    whole, and a warning is logged once.
+    is full, or a share that went away, does not stop training: the newest records wait in
+    memory until they can be written, and a warning is logged once, and once when that is
+    over.
     """
 
     title = FILE
@@ -40,8 +45,9 @@ class JSONLines(MetricSink):
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)
         self._path = run.folder / FILE
-        self.whole = True
-        """All records so far are in the file."""
+        self._waiting: deque[bytes] = deque(maxlen=WAITING)
+        self._failed: OSError | None = None  # why the first of them is not in the file
+        self._lost = 0
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
@@ -55,30 +61,73 @@ class JSONLines(MetricSink):
         self._end = os.lseek(self._file, 0, os.SEEK_END)
 
     def write(self, record: Mapping[str, float]) -> None:
-        line = msgspec.json.encode(record) + b"\n"
+        if len(self._waiting) == WAITING:
+            self._lost += 1
+        self._waiting.append(msgspec.json.encode(record) + b"\n")
+        waited = len(self._waiting) - 1
+        try:
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            if self._failed is None:
+                log.warning(
+                    "cannot write %s (%s): training goes on, and the last %s records wait until that is over",
+                    self._path,
+                    why(error),
+                    f"{WAITING:,}",
+                )
+            self._failed = error
+            return
+        if self._failed is not None:
+            lost = f"; {self._lost:,} before them are lost" if self._lost else ""
+            log.warning(
+                "%s is written again, with the %s records that waited%s", self._path, f"{waited:,}", lost
+            )
+            self._failed, self._lost = None, 0
+
+    @property
+    def whole(self) -> bool:
+        """All records so far are in the file."""
+        return self._failed is None
+
+    def _append(self, line: bytes) -> None:
+        """Append a whole line, or nothing. Raises `OSError`."""
+        if self._failed is not None and self._failed.errno not in FULL:  # a share may be another one now
+            os.close(self._file)
+            self._file = -1
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._end = min(self._end, os.lseek(self._file, 0, os.SEEK_END))
         try:
             written = os.pwrite(self._file, line, self._end)
             # the second one says why the first was short
             if written < len(line) and written + os.pwrite(
                 self._file, line[written:], self._end + written
             ) < len(line):
-                raise OSError("the disk is full")
-            self._end += len(line)
-        except OSError as error:
+                raise OSError(errno.ENOSPC, "the disk is full")
+        except OSError:
             with contextlib.suppress(OSError):
                 # no half of a line in the middle of the file; shrinking works on a full
                 # disk
                 os.ftruncate(self._file, self._end)
-            if self.whole:
-                log.warning(
-                    "cannot write %s (%s): training goes on without these metrics", self._path, why(error)
-                )
-            self.whole = False
+            raise
+        self._end += len(line)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._waiting:  # the disk may have room by now
+                self._append(self._waiting[0])
+                self._waiting.popleft()
+        if self._waiting:
+            log.warning(
+                "%s lacks the last %s records, which could not be written",
+                self._path,
+                f"{len(self._waiting):,}",
+            )
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
+        self._waiting.clear()
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, float]]:

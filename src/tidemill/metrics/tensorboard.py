@@ -21,8 +21,16 @@ class TensorBoard(MetricSink):
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)
         self._writer: Any = None
+        self._files = 0
 
     def write(self, record: Mapping[str, float]) -> None:
+        try:
+            self._write(record)
+        except OSError:
+            self.close()  # what follows half of a record could not be read: the next one begins a file
+            raise
+
+    def _write(self, record: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -48,7 +56,9 @@ class TensorBoard(MetricSink):
     def _open(self) -> Any:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._files += 1
+        number = f".{self._files}" if self._files > 1 else ""
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}{number}"
         return RecordWriter(open(self.run.folder / name, "wb", opener=private))
 
     def _put(self, event: Any) -> None:

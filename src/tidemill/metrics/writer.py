@@ -2,7 +2,9 @@
 that the run was given."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from time import monotonic
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.errors import ConfigError, TidemillError
@@ -18,6 +20,9 @@ SINKS = {
 """The sinks that are known by a name of one word: module and class. A new one is a line
 here."""
 DEFAULT = "tensorboard"
+
+RETRY = 10.0  # seconds between two tries of a sink that is away
+MISSED = 1_000  # records that wait for it meanwhile
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +49,21 @@ class MetricsWriter:
     """The writer writes the records of one run into its folder, and into each of `sinks`
     besides.
 
-    A sink that fails is left out from then on, with a warning: training goes on.
+    A sink whose disk or server is away is tried again each `RETRY` seconds, and given
+    what it missed then, the newest `MISSED` records; one that fails otherwise is left out
+    from then on. Both are warned of: training goes on.
     """
 
-    def __init__(self, run: LoggedRun, sinks: Collection[type[MetricSink]] = ()) -> None:
-        self._lines = JSONLines(run)
+    def __init__(
+        self,
+        run: LoggedRun,
+        sinks: Collection[type[MetricSink]] = (),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._lines, self._clock = JSONLines(run), clock
         self._sinks: list[MetricSink] = []
+        # of each sink that is away: when it is tried again, and what it missed
+        self._away: dict[MetricSink, tuple[float, deque[Mapping[str, float]]]] = {}
         try:
             for sink in sinks:
                 self._sinks.append(make(sink, "--log", run))
@@ -66,10 +80,35 @@ class MetricsWriter:
         }
         self._lines.write(plain)
         for sink in list(self._sinks):
-            try:
-                sink.write(plain)
-            except (Exception, SystemExit) as error:
-                self._stop(sink, error)
+            at, missed = self._away.get(sink, (0.0, deque[Mapping[str, float]](maxlen=MISSED)))
+            missed.append(plain)
+            if self._clock() >= at:
+                self._write(sink, missed)
+
+    def _write(self, sink: MetricSink, records: deque[Mapping[str, float]]) -> None:
+        """Write these records, and forget each that is."""
+        if sink.rereads and sink in self._away:
+            records = deque([records[-1]], maxlen=MISSED)
+        try:
+            while records:
+                sink.write(records[0])
+                records.popleft()
+        except OSError as error:
+            if sink not in self._away:
+                log.warning(
+                    "%s cannot be written (%s): training goes on, and it is tried again each %g s",
+                    sink.title,
+                    _what(error),
+                    RETRY,
+                )
+            self._away[sink] = self._clock() + RETRY, records
+            return
+        except (Exception, SystemExit) as error:
+            self._stop(sink, error)
+        else:
+            if sink in self._away:
+                log.warning("%s: it is written again, with what it missed", sink.title)
+        self._away.pop(sink, None)
 
     def _stop(self, sink: MetricSink, error: BaseException) -> None:
         self._sinks.remove(sink)
@@ -90,6 +129,15 @@ class MetricsWriter:
     def close(self) -> None:
         """Close the files. May be called twice."""
         self._lines.close()
+        for sink, (_, missed) in list(self._away.items()):
+            self._write(sink, missed)
+            if sink in self._away:
+                log.warning(
+                    "%s lacks its last records%s",
+                    sink.title,
+                    f"; {FILE} has all" if self._lines.whole else "",
+                )
+        self._away.clear()
         while self._sinks:
             self._close(self._sinks.pop())
 

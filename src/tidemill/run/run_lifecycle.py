@@ -4,6 +4,7 @@ do on the way, and summed up at its end."""
 import sys
 from collections.abc import Collection
 from contextlib import ExitStack, closing, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +27,7 @@ from tidemill.run.live_view import make_view
 from tidemill.run.progress import Progress
 from tidemill.run.run_control import OnUpdate, RunControl
 from tidemill.run.snapshot import snapshot
+from tidemill.store.refuge import refuge_of
 from tidemill.workers.actor_config import ActorConfig
 
 LOGS = "logs"
@@ -51,6 +53,7 @@ class RunLifecycle:
         self._view = None if quiet else make_view(self._console)
         self._noticed = 0  # how many notices were shown
         self._planned = False  # the memory plan was written
+        self._refuge: Path | None = None  # where the last checkpoint is that its own folder did not take
         # lost: nothing is there that is worth keeping, but for what is called kept
         self._lost, self._discard_except = resumed is None, ""
 
@@ -189,6 +192,10 @@ class RunLifecycle:
                 f"{broken.filename or path} cannot be written: {broken.strerror}; free the disk, or let "
                 "yourself write there"
             )
+            with suppress(OSError):
+                if (refuge := refuge_of(path)).is_dir():
+                    RunFolder(refuge).write(SUMMARY, summary)
+                    self._refuge = refuge
             if error is None:
                 return RunError(text)
             controller.notices.append(text)
@@ -196,6 +203,8 @@ class RunLifecycle:
 
     def _cure(self, controller: Controller) -> str:
         path = as_typed(self._folder.path)
+        if self._refuge is not None:
+            return f"\nIts last checkpoint is elsewhere; go on from it by: {command()} resume {self._refuge}"
         resumable = self._folder.has_checkpoints(controller.job.experiment.trained())
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"

@@ -6,6 +6,8 @@ YOUNG = 0.1
 """Share of a run's age that is lost at most while that is less than a whole interval."""
 LEAST = 1.0
 """Seconds that are between two of them all the same."""
+AGAIN = 5.0
+"""Seconds until one that could not be written is tried again."""
 SHARE = 0.02
 """Share of a run's time that writing takes, at most, the first checkpoint aside."""
 
@@ -22,7 +24,7 @@ class CheckpointPace:
         self._seconds, self._share = seconds, share
         self._began: float | None = None
         self._last = self._cost = 0.0
-        self._first = True
+        self._first, self._failed = True, False
 
     def start(self, now: float, saved: bool) -> None:
         """Begin, or go on after a pause, in which nothing was lost; `saved`: there is a
@@ -42,8 +44,16 @@ class CheckpointPace:
         """Return how many seconds are between two at this `age` of the run; before it has
         `trained`, there is little to lose."""
         wanted = min(self._seconds, max(LEAST, YOUNG * age)) if trained else self._seconds
+        if self._failed:
+            wanted = min(wanted, AGAIN)
         return max(wanted, self._cost * (1 / self._share - 1))
 
     def wrote(self, began: float, ended: float) -> None:
-        """Note that one was written, or that it could not be."""
+        """Note that one was written."""
         self._last, self._cost, self._first = ended, ended - began, False
+        self._failed = False
+
+    def failed(self, began: float, ended: float) -> None:
+        """Note that one could not be written: that is tried again soon."""
+        self.wrote(began, ended)
+        self._failed = True

@@ -38,7 +38,7 @@ new version.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -50,10 +50,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.control_messages import Facts, Measured
+from tidemill.api.control_messages import Facts, Measured, Notice
 from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
-from tidemill.core.errors import ConfigError, VersionGone
+from tidemill.core.errors import ConfigError, DatabaseError, VersionGone
 from tidemill.store.parameter_database import PARAMETERS, Mean, ParameterDatabase, Version, check_tag
 from tidemill.store.query import check_field
 from tidemill.streams.samples import ChannelSampleConsumer
@@ -65,6 +65,7 @@ from tidemill.workers.elo_rating import performance
 from tidemill.workers.info_numbers import FIELD, Numbers, by_name, means, unpack
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
+AGAIN = 5.0  # seconds until a database that could not be written is tried again
 MOST_EPISODES = 256  # that are taken in one poll
 
 
@@ -198,6 +199,7 @@ class EvaluationWorker(Worker):
         self._frozen: Version | None = None
         self._last = -1  # the version that was frozen last
         self._looked = 0.0
+        self._again = 0.0  # when the database is tried again that could not be written; 0: it could
         self._played: Counter[tuple[int, int]] = Counter()  # games of the frozen version by (channel, seat)
         self._returns: list[float] = []
         self._lengths: list[float] = []
@@ -234,7 +236,7 @@ class EvaluationWorker(Worker):
 
     def _poll(self) -> PollResult:
         if self._frozen is None:
-            self._freeze()
+            self._try(self._freeze)
         taken = 0
         while (
             self._frozen is not None
@@ -244,8 +246,24 @@ class EvaluationWorker(Worker):
             taken += self._count(sample)
             self._consumer.release()
             if len(self._played) == self._seats and min(self._played.values()) >= self._each:
-                self._conclude()
+                self._try(self._conclude)
         return PollResult(taken, taken)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Do what needs the database. Where that cannot be written, the disk is full,
+        say, it is tried again until it can, with what was played meanwhile."""
+        if monotonic() < self._again:
+            return
+        try:
+            step()
+        except DatabaseError as error:
+            if not self._again:
+                self.report(Notice(f"{error}. Evaluation goes on when it can be written again"))
+            self._again = monotonic() + AGAIN
+            return
+        if self._again:
+            self.report(Notice("the parameter database is written again: evaluation goes on"))
+        self._again = 0.0
 
     def _freeze(self) -> None:
         """Let the tag point to the newest version, once there is one that was not

@@ -48,6 +48,7 @@ from tidemill.store.checkpoint import (
     write_checkpoint,
 )
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.store.refuge import copy_of_run
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult
@@ -114,6 +115,7 @@ class Learner:
         self.went_back = False
         """Whether the last update did."""
         self._saved = -1, -1  # updates and steps at the newest checkpoint
+        self._refused = False  # the last one could not be written
         self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
@@ -440,26 +442,38 @@ class Learner:
     def save(self, final: bool = False, again: bool = False) -> None:
         """Write a checkpoint, unless the newest one is of now; `again`: all the same.
         Where it cannot be written only the `final` one raises."""
-        began = awake()
-        try:
-            self._save(final, again)
-        finally:
-            self._pace.wrote(began, awake())
-
-    def _save(self, final: bool, again: bool) -> None:
         now = self.counters.updates, self.counters.steps
         if not self.equal_trainers.first or self._folder is None or (self._saved == now and not again):
+            self._pace.start(awake(), True)  # until the next one
             return
+        began, refused = awake(), self._refused
+        try:
+            self._write(self._folder)
+        except CheckpointError as error:
+            self._pace.failed(began, awake())
+            if final:
+                self._write_elsewhere(error)
+            elif not refused:  # training goes on; the last good checkpoint is kept
+                self.notice(f"{error}. Training goes on; this is tried again, and told when it is over")
+            self._refused = True
+            return
+        self._pace.wrote(began, awake())
+        if refused:
+            self.notice(f"checkpoints are written again: update {now[0]} is on the disk")
+        self._saved, self._returns, self._refused = now, 0, False
+        self._report(Saved(self._config.policy, *now))
+        self._alive()  # who hangs from now on does not save
+
+    def _write(self, folder: Path) -> None:
+        """Write a checkpoint of now into `folder`. Raises `CheckpointError`."""
         config = self._config
         self._report(Saving(config.policy, self.counters.updates))
         policy, algorithm = self.equal_trainers.state(self.algorithm, self.policy)
         if wrong := self._not_finite(policy) or not_finite(algorithm):
-            self._refuse(
+            raise CheckpointError(
                 f"no checkpoint after update {self.counters.updates} is written: {wrong} is not finite. The "
-                "last one of finite weights stays",
-                final,
+                "last one of finite weights stays"
             )
-            return
         extras = self._extras()
         facts = {
             **vars(self.counters),
@@ -469,28 +483,30 @@ class Learner:
             "settings": self._changed,
             **extras.facts,
         }
-        try:
-            write_checkpoint(
-                self._folder,
-                checkpoint_name(self.counters.updates),
-                {"policy": policy, "algorithm": algorithm, **extras.arrays},
-                facts,
-                config.checkpoints,
-                extras.folders,
-            )
-        except CheckpointError as error:
-            self._refuse(str(error), final)
-            return
-        self._report(Saved(config.policy, *now))
-        self._alive()  # who hangs from now on does not save
-        self._saved, self._returns = now, 0
+        write_checkpoint(
+            folder,
+            checkpoint_name(self.counters.updates),
+            {"policy": policy, "algorithm": algorithm, **extras.arrays},
+            facts,
+            config.checkpoints,
+            extras.folders,
+        )
 
-    def _refuse(self, text: str, final: bool) -> None:
-        """Say that a checkpoint was not written: training goes on, and the last good one
-        is kept. Raises `CheckpointError` where it is the `final` one."""
-        if final:
-            raise CheckpointError(text)
-        self.notice(text)
+    def _write_elsewhere(self, error: CheckpointError) -> None:
+        """Write the run's last checkpoint into a folder of temporary files, since its own
+        does not take it; it can be gone on from there. Raises the `error` where that
+        cannot be, either."""
+        assert self._context.folder is not None
+        run = Path(self._context.folder)
+        try:
+            refuge = copy_of_run(run, [*self._context.experiment.trained()], self._config.policy)
+            self._write(refuge / "checkpoints" / self._config.policy)
+        except (CheckpointError, OSError):
+            raise error from None
+        self.notice(
+            f"{error}. The last checkpoint is in {refuge} instead, which may be emptied when the machine "
+            f"starts anew; go on from there by: tidemill resume {refuge}"
+        )
 
     def _open_versions(self) -> None:
         config, context = self._config, self._context

@@ -23,7 +23,7 @@ from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.config import acting
-from tidemill.core.errors import ConfigError, VersionGone, did_you_mean
+from tidemill.core.errors import ConfigError, DatabaseError, VersionGone, did_you_mean
 from tidemill.core.seeding import derive_seed
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
 from tidemill.store.query import Query
@@ -229,7 +229,7 @@ class PopulationWorker(Worker):
                 self._let_go(member.donor, member)
 
     def _let_go(self, donor: Version, member: _Member) -> None:
-        with suppress(VersionGone):  # somebody else has removed the tag
+        with suppress(DatabaseError):  # somebody else has removed the tag, or it cannot be now
             self._database.untag(donor.policy, _tag(member))
 
     def _read(self, name: str, member: _Member) -> None:
@@ -270,20 +270,25 @@ class PopulationWorker(Worker):
     def _exploit(self, name: str, member: _Member, donor: str, rng: np.random.Generator) -> None:
         config, version = self._config, self._members[donor].newest
         assert version is not None
-        with suppress(VersionGone):  # collected since it was looked up: the next decision is soon enough
+        try:
             self._database.tag(donor, _tag(member), version.version)
-            taken = {setting: version.counters[field_of(setting)] for setting in config.explore}
-            self.report(
-                Relay(
-                    name,
-                    Adopt(
-                        donor,
-                        version.version,
-                        explore(taken, config.explore, config.factors, config.resample, rng),
-                    ),
-                )
+        except VersionGone:  # collected since it was looked up: the next decision is soon enough
+            return
+        except DatabaseError as error:  # the disk is full, say: so it is then
+            self.report(Notice(f"{error}. {name} goes on with its own weights until the next decision"))
+            return
+        taken = {setting: version.counters[field_of(setting)] for setting in config.explore}
+        self.report(
+            Relay(
+                name,
+                Adopt(
+                    donor,
+                    version.version,
+                    explore(taken, config.explore, config.factors, config.resample, rng),
+                ),
             )
-            member.donor = version
+        )
+        member.donor = version
 
     def _tell(self, name: str, member: _Member, now: Version) -> None:
         """Say that a member has gone on from its donor: `now` is its first version that

@@ -37,7 +37,7 @@ class UpdateFaults:
 
     def __init__(self, folder: Path | None, keep: int, notice: Callable[[str], None]) -> None:
         self._folder, self._keep, self._notice = folder, keep, notice
-        self._told = False
+        self._told = self._refused = False
         self.in_a_row = 0
 
     @property
@@ -80,7 +80,9 @@ class UpdateFaults:
                 self._folder, checkpoint_name(updates + 1), arrays, {**facts, **more}, self._keep
             )
         except CheckpointError as error:  # training goes on
-            self._notice(str(error))
+            if not self._refused:
+                self._notice(f"{error}. Updates that are left out are counted, and not recorded")
+            self._refused = True
             return None
 
 

@@ -49,7 +49,7 @@ class VersionWriter:
         self._tell = tell
         self._thread: Thread | None = None
         self._last, self._pushed = 0.0, -1
-        self._failed = ""
+        self._failed, self._told, self._kept = "", False, False  # the last one
 
     def begin(self, policy: Policy, counters: Mapping[str, float]) -> None:
         """Push the version from which the run goes on, and remove later ones that a run
@@ -102,8 +102,10 @@ class VersionWriter:
             self._thread = thread
 
     def _push_aside(self, version: int, parameters: Arrays, counters: Mapping[str, float]) -> None:
+        self._kept = False
         try:
             self._push(version, parameters, counters)
+            self._kept = True
         except Exception as error:  # told by the trainer: training goes on
             self._failed = (
                 str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
@@ -116,5 +118,9 @@ class VersionWriter:
 
     def _tell_failure(self) -> None:
         if self._failed:
-            self._tell(f"a version was not kept: {self._failed}")
-            self._failed = ""
+            if not self._told:
+                self._tell(f"a version was not kept: {self._failed}. It is told when they are kept again")
+            self._told, self._failed = True, ""
+        elif self._told and self._kept:
+            self._tell("versions are kept again")
+            self._told = False

@@ -1,0 +1,180 @@
+"""Disks that are full, and folders that cannot be written any more: training goes on, and
+what was trained is kept somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tidemill
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.store.parameter_database import ParameterDatabase
+
+BLOCK = 1 << 16
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", str(place)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a disk of its own needs the right to mount one (run as root)")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path) -> None:
+    """Leave no room on a disk."""
+    with open(place / "filler", "wb", buffering=0) as file:
+        for size in (BLOCK, 512):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                pass
+
+
+def run(folder: Path, updates: int, on_update, **settings):
+    return tidemill.train(
+        "CartPole-v1", steps=10**6, launch="inline", layout="given", run_dir=folder, log="csv", quiet=True,
+        on_update=on_update, lanes=4, sample_steps=16, minibatch_size=32, checkpoint_seconds=1e-9,
+        checkpoint_share=1, database_seconds=1e-9, **{"limits.updates": updates, **settings},
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written is tried again at once."""
+    monkeypatch.setattr("tidemill.workers.checkpoint_pace.AGAIN", 1e-9)
+    monkeypatch.setattr("tidemill.metrics.writer.RETRY", 0.0)
+
+
+def test_on_a_full_disk_training_goes_on_and_when_there_is_room_all_catches_up(
+    disk: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = []
+
+    def on_update(metrics, control):
+        match metrics["update"]:
+            case 3:
+                fill(disk)
+            case 9:
+                kept.extend(path.name for path in checkpoints(disk / "run/checkpoints/policy"))
+                (disk / "filler").unlink()
+
+    found = run(disk / "run", 12, on_update)
+    assert (found.summary.status, found.summary.updates) == ("completed", 12)
+    assert "update-3" in kept or "update-2" in kept  # the last good ones stayed
+    assert [record["update"] for record in read_metrics(disk / "run")] == list(range(1, 13))
+    assert (disk / "run/metrics.csv").read_text().count("\n") == 13
+    assert read_newest(disk / "run/checkpoints/policy").facts["updates"] == 12
+    assert ParameterDatabase(disk / "run/parameters").versions("policy")[-1].version == 12
+    told = capsys.readouterr().err
+    assert told.count("cannot be written: No space left on device") == 2  # a checkpoint, a version
+    assert told.count("checkpoints are written again") == 1
+    assert told.count("versions are kept again") == 1
+    # of each file without room in its last block: once, and once when it is over
+    assert len({record.getMessage() for record in caplog.records}) == len(caplog.records) in (2, 4)
+
+
+def test_at_the_end_on_a_full_disk_the_last_weights_go_elsewhere_and_can_be_gone_on_from(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+
+    def on_update(metrics, control):
+        if metrics["update"] == 3:
+            fill(disk)
+
+    with pytest.raises(tidemill.TidemillError, match=r"summary.json cannot be written") as failed:
+        run(disk / "run", 6, on_update)
+    (refuge,) = (tmp_path / "elsewhere").iterdir()
+    assert f"resume {refuge}" in str(failed.value)
+    assert f"The last checkpoint is in {refuge} instead" in capsys.readouterr().err
+    assert refuge.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o077 for file in refuge.rglob("*")} == {0}
+    before = read_newest(refuge / "checkpoints/policy")
+    assert before.facts["updates"] == 6
+    found = tidemill.resume(refuge, limits={"updates": 8}, quiet=True)
+    assert found.summary.updates == 8
+
+
+def test_a_folder_in_the_refuges_place_that_is_not_the_users_own_is_not_written_into(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidemill.store.refuge import refuge_of
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+
+    def on_update(metrics, control):
+        if metrics["update"] == 1:
+            refuge_of(disk / "run").mkdir(mode=0o755)
+            fill(disk)
+
+    with pytest.raises(tidemill.TidemillError, match=r"checkpoint .* cannot be written: No space left"):
+        run(disk / "run", 3, on_update)
+    (refuge,) = (tmp_path / "elsewhere").iterdir()
+    assert not [path for path in refuge.iterdir() if path.name != "summary.json"]
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+import tidemill
+import tidemill.workers.checkpoint_pace as pace
+
+place = Path(sys.argv[1])
+pace.AGAIN = 1e-9
+
+def on_update(metrics, control):
+    mode = {2: 0o500, 5: 0o700}.get(metrics["update"])
+    for path in ("checkpoints/policy", "parameters/policy", "parameters"):
+        if mode is not None:
+            (place / "run" / path).chmod(mode)
+
+def run(folder, updates, **settings):
+    return tidemill.train(
+        "CartPole-v1", steps=10**6, launch="inline", layout="given", run_dir=folder, log="", quiet=True,
+        lanes=4, sample_steps=16, minibatch_size=32, checkpoint_seconds=1e-9, checkpoint_share=1,
+        database_seconds=1e-9, **{"limits.updates": updates, **settings},
+    )
+
+run(place / "first", 1)  # whatever is imported is, before another user cannot
+if os.getuid() == 0:
+    os.chown(place, 65534, 65534)
+    os.setgid(65534), os.setuid(65534)
+    os.environ["XDG_CONFIG_HOME"] = str(place)
+found = run(place / "run", 8, on_update=on_update)
+print(found.summary.status, found.summary.updates)
+"""
+
+
+def test_a_folder_that_is_read_only_for_a_while_stops_nothing(tmp_path: Path) -> None:
+    """Where this user may write anywhere, another one tries."""
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "script.py").write_text(READ_ONLY)
+    for path in (tmp_path, *tmp_path.parents):
+        if os.getuid() == 0 and not path.stat().st_mode & 0o001 and path.stat().st_uid == 0:
+            path.chmod(path.stat().st_mode | 0o001)
+    done = subprocess.run(
+        [sys.executable, str(place / "script.py"), str(place)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["completed", "8"]
+    assert len(re.findall("checkpoint .* cannot be written: Permission denied", done.stderr)) == 1
+    assert done.stderr.count("checkpoints are written again") == 1
+    assert read_newest(place / "run/checkpoints/policy").facts["updates"] == 8
