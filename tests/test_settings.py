@@ -88,7 +88,7 @@ ALWAYS = {
     "Experiment": "name policies workers limits together curriculum seed",
     "Limits": "steps updates seconds mean_return window until",
     "Stage": "options until",
-    "WorkerConfig": "count one_core math_threads",
+    "WorkerConfig": "count restarts one_core math_threads",
     "ActorConfig": "environment lanes ring max_episode_steps",
     "Actors": "agents",
     "ReplayActors": "policy inference samples frame_stack",
@@ -149,6 +149,7 @@ ALWAYS = {
 }
 IDLE = {
     "Limits.return_of": lambda: Limits(return_of="policy"),
+    "WorkerConfig.restarts_within_s": lambda: trainer(restarts=None, restarts_within_s=5.0),
     "ActorConfig.flush_requests": lambda: Actors(environment=Scripted(), flush_requests=2),
     "ActorConfig.slots": lambda: Actors(environment=Scripted(), agents=(AgentSpec(samples=None),), slots=3),
     "PlayerSpec.parameters": lambda: AgentSpec(inference="asked", parameters=Drawn()),

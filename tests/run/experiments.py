@@ -3,6 +3,7 @@ alone, so that a run starts in half a second."""
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -221,6 +222,25 @@ def grandchild() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Grandchild"), lanes=1)
 
 
+def dies(environment: str) -> Experiment:
+    """Its actor's process dies in its environment."""
+    return experiment(Gymnasium(make=f"{__file__}:{environment}"), lanes=1)
+
+
+def numbered(record: str) -> Experiment:
+    """Two actors, a policy worker and a trainer that writes down every sample; each row
+    says where it comes from."""
+    made = experiment(
+        Gymnasium(make=f"{__file__}:Numbered"),
+        inference="inference",
+        algorithm=Recorder(record=record),
+        batch_size=128,
+    )
+    actor = made.workers["actor"].replace(count=2)
+    workers = {name: config.replace(restarts=50) for name, config in {**made.workers, "actor": actor}.items()}
+    return made.replace(workers=workers)
+
+
 def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
 
@@ -296,6 +316,55 @@ class Quits(Talker):
         if self.steps == 200:
             sys.exit("the arm is gone")
         return super().step(action)
+
+
+class Numbered(Talker):
+    """Sees which copy it is, as its seed says, in which episode and at which step, and is
+    paid a number that follows from these."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
+    copies = 16_777_199
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.episode = -1
+
+    def _see(self) -> Any:
+        return np.array([self.copy, self.episode, self.at], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.copy = seed % self.copies
+        self.episode, self.at = self.episode + 1, 0
+        return self._see(), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        over = self.at == 3 + (self.copy + self.episode) % 29
+        reward = float(self.paid(self.copy, self.episode, self.at))
+        return self._see(), reward, over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+
+    @staticmethod
+    def paid(copy: Any, episode: Any, at: Any) -> Any:
+        """Return the reward of the step that led there."""
+        return copy % 97 + 100 * (episode % 100) + 10_000 * (at % 100)
+
+
+class DiesInStep(Talker):
+    """Kills its process after a second or so."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 500:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+class DiesAtOnce(Talker):
+    """Kills its process as soon as it is made in one of a worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Grandchild(Talker):

@@ -20,6 +20,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.user_code_loading import load_attribute, load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import Limiter
+from tidemill.run.events import read_events
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.training.iteration_runners import read_iterations
 from tidemill.training.train import train
@@ -242,6 +243,27 @@ def lived(folder: Path, resume: bool, kill: str = "nobody -1 0") -> tuple[int, s
     finally:
         life.kill_all()
     return ended
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux")
+@pytest.mark.parametrize("at", [30, 130, 380])
+def test_a_trainer_with_a_replay_memory_that_is_killed_lives_again(tmp_path: Path, at: int) -> None:
+    """The run goes on by itself, from the newest checkpoint: nothing is counted twice,
+    and nothing is owed."""
+    status, text = lived(tmp_path, False, f"trainer {at} {random.Random(at).uniform(0, 0.02)} once")
+    assert status == 0, text
+    events = read_events(tmp_path / "run")
+    assert {(event.worker, event.life) for event in events if event.what == "lives"} == {
+        ("actor-0", 2), ("trainer-0", 2)
+    }  # fmt: skip
+    (back,) = (event for event in events if event.what == "went back")
+    assert back.policy == "policy"
+    facts = left(tmp_path, Fraction(3, 2))
+    n = facts["limiter"]
+    assert facts["steps"] == 500 == n["committed"] and facts["stored"] <= facts["taken"]
+    assert n["voided"] == n["started"] - n["committed"]
+    assert n["tasks"] == floor((n["committed"] - n["waived"]) * Fraction(3, 2))
+    assert [row["iteration/number"] for row in read_iterations(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux")

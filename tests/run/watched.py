@@ -296,9 +296,10 @@ class _Watching(UniformReplay):
     def _die_at(self, steps: int) -> None:
         """Kill whom the environment says, once so many steps are stored, and so many
         seconds later."""
-        whom, at, later = os.environ.get(KILL, "nobody -1 0").split()
-        if steps >= int(at) >= 0 and not self._dying:
+        whom, at, later, *once = os.environ.get(KILL, "nobody -1 0").split()
+        if steps >= int(at) >= 0 and not self._dying and not (once and Path("killed").exists()):
             self._dying = True
+            Path("killed").touch()
             threading.Timer(
                 float(later), os.kill, (os.getppid() if whom == "main" else os.getpid(), signal.SIGKILL)
             ).start()
@@ -371,8 +372,12 @@ def experiment(
 
 
 def live(folder: Path, resume: bool) -> None:
-    """A life of a run in processes, which is long, and has checkpoints all the time."""
+    """A life of a run in processes, which is long, and has checkpoints all the time. A
+    trainer that is killed "once" lives again, any other one ends it."""
     made = experiment(folder / "log", checkpoint_seconds=0.5, checkpoint_share=1, ratio=None)
+    if not os.environ.get(KILL, "").endswith("once"):
+        workers = {name: config.replace(restarts=None) for name, config in made.workers.items()}
+        made = made.replace(workers=workers)
     runner = AsyncTrainRunner(
         made, num_slots=3, ratio="3/2", num_iterations=5, training_steps=100, launch="processes"
     )

@@ -2,7 +2,7 @@
 else is understood.
 
 Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`,
-`ChangeSettings`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
+`ChangeSettings`, `Renew`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
 `EnvironmentStatistics`, `Relay`, `Saving`, `Saved`, `Notice`.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tidemill.api.spaces import Spaces
+from tidemill.api.transport import Handle
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import Need
 from tidemill.core.tally import TallyEntry
@@ -82,9 +83,11 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):
-    """The message tells a worker to finish; a trainer saves a final checkpoint first."""
+    """The message tells a worker to finish; a trainer saves a final checkpoint first.
+    `alone`: an equal trainer has died, so that there is none to finish an update with."""
 
     reason: str = ""
+    alone: bool = False
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +121,14 @@ class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
     `AlgorithmConfig.changeable`); equal trainers from one and the same update on."""
 
     settings: dict[str, float | None]
+
+
+class Renew(msgspec.Struct, frozen=True, tag=True):
+    """The message says that whoever writes these edges has died, and how this worker
+    reaches what its new life writes. The descriptors that the handles name come with the
+    message, in the same order."""
+
+    edges: dict[str, Handle]
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -205,7 +216,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt | ChangeSettings
+Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt | ChangeSettings | Renew
 Up = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Saving | Saved | Notice
 
 

@@ -29,7 +29,7 @@ from tidemill.api.curriculum import Stage, check_curriculum
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.transport import Endpoints
-from tidemill.core.config import Config, check_name, check_several, layout_setting
+from tidemill.core.config import Config, acting, check_name, check_several, layout_setting
 from tidemill.core.errors import ConfigError, did_you_mean, returned
 from tidemill.core.memory import Need
 from tidemill.core.seeding import derive_seed
@@ -129,12 +129,23 @@ class WorkerConfig(Config):
         (`Gymnasium.threads`): Python's global interpreter lock lets one of these run at a
         time anyhow, and they wake one another several times quicker on one core. Not for
         steps that compute outside of that lock: they could use other cores
+    restarts: deaths of the group's workers, within `restarts_within_s` seconds, after
+        which they begin a new life; one more ends the run. None: the first ends it.
+        Workers die where a process of theirs is killed, by hand, for want of memory or by
+        a fault of what it calls; an error that a worker reports ends the run at once
+    restarts_within_s: seconds in which these deaths are counted
     math_threads: threads that numeric libraries (BLAS, torch) may use in the process of
         each; workers of one process use the most of theirs. More than 1 is for wide
         networks on cores that no other worker needs
     """
 
     count: int = layout_setting(1)
+    restarts: int | None = 5
+    restarts_within_s: float = acting(
+        600.0,
+        lambda worker: worker.restarts is not None,
+        "with restarts = None: the first death ends the run",
+    )
     one_core: bool = layout_setting(False)
     math_threads: int = layout_setting(1)
     order: ClassVar[int] = 0
@@ -150,6 +161,11 @@ class WorkerConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(count=1, math_threads=1)
+        if self.restarts is not None and self.restarts < 1:
+            raise ConfigError(
+                f"restarts = {self.restarts} must be at least 1; None has the first death end the run"
+            )
+        self.check_above_zero("restarts_within_s")
         if self.math_threads > MOST_THREADS:
             raise ConfigError(
                 f"math_threads = {self.math_threads:,} must be at most {MOST_THREADS:,}; more than the "
@@ -538,6 +554,7 @@ class Context:
     spin: seconds to poll without sleeping when nothing can be done: 0 unless every busy
         worker has a core of its own
     math_threads: threads that numeric libraries may use in this worker's process
+    life: number of the worker's life, from 0: how often it has died
     """
 
     experiment: Experiment
@@ -548,12 +565,14 @@ class Context:
     resume: str | None = None
     spin: float = 0.0
     math_threads: int = 1
+    life: int = 0
 
     def seed(self, *path: str | int) -> int:
         """Return the seed of a part of this worker that plays. Another one after a
-        resume: what was played before it is not to be played again."""
+        resume, and in each life: what was played before is not to be played again."""
         again = () if self.resume is None else ("resume", self.resume)
-        return derive_seed(self.experiment.seed, self.name, *again, *path)
+        lives = ("life", self.life) if self.life else ()
+        return derive_seed(self.experiment.seed, self.name, *again, *lives, *path)
 
     def edges(self, prefix: str) -> list[Edge]:
         """Return the edges whose names begin with `prefix` and of which this worker holds

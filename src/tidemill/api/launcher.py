@@ -2,7 +2,7 @@
 experiment or a worker knows."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.api.edges import group_of
@@ -30,12 +30,16 @@ class Job:
     resume: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
-    def build(self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0) -> WorkerHandle:
+    def build(
+        self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0, life: int = 0
+    ) -> WorkerHandle:
         """Return one of the experiment's workers, not yet configured. See `Context` for
         what it is given."""
         config = self.experiment.workers[group_of(worker)]
         folder, resume = self.folder, self.resume
-        context = Context(self.experiment, worker, config, endpoints, folder, resume, spin, math_threads)
+        context = Context(
+            self.experiment, worker, config, endpoints, folder, resume, spin, math_threads, life
+        )
         return returned(config.build(context), WorkerHandle, config.build)
 
 
@@ -82,6 +86,18 @@ class Launcher(ABC):
         """Return why a worker makes no progress, where it cannot say so itself ("is
         stopped …"); "" where nothing is known."""
         return ""
+
+    @property
+    def restarts(self) -> bool:
+        """True when it can begin new lives of workers; else a death ends the run."""
+        return False
+
+    def restart(self, workers: Sequence[str]) -> dict[str, Link]:
+        """Begin a new life of `workers`, which are all of those that share their threads
+        or processes. What is left of the life before is ended, with all that it started.
+        Others that read what they write are told by `Renew`. Return the runner's ends of
+        their new control links, by worker."""
+        raise TypeError(f"{type(self).__name__} has no restart()")
 
     @abstractmethod
     def close(self, seconds: float) -> None:

@@ -13,14 +13,24 @@ from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import Array, Arrays, Field, check_finite
 
+VERSIONS_OF_LIFE = 1 << 32
+"""Versions of a trainer that has died so many times begin at that many times this: those
+of a later life are greater than all of the lives before, which it goes back behind."""
+
+
+def number_of(version: int) -> int:
+    """Return the number of finished updates behind a version, in whichever life of its
+    trainer; -1 for none."""
+    return version % VERSIONS_OF_LIFE if version >= 0 else version
+
 
 class Policy(ABC):
     """A policy answers requests with actions, as actors and policy workers ask it; an
     algorithm changes its parameters."""
 
     version: int = -1
-    """Number of finished updates behind the loaded parameters; -1 before the first
-    `load`."""
+    """Number of finished updates behind the loaded parameters, after that of the lives of
+    its trainer (see `VERSIONS_OF_LIFE`); -1 before the first `load`."""
 
     @abstractmethod
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:

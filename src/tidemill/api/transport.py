@@ -16,7 +16,7 @@ Link       ordered messages, small             the receiver's bell
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -160,6 +160,12 @@ class Endpoints(ABC):
     def reader(self, edge: str) -> Reader:
         """Return a reading end of a cell edge."""
 
+    def renew(self, edges: "Mapping[str, Handle]") -> None:
+        """Have the ends of `edges` that this worker reads go over to a new life of
+        whoever writes them, once what was committed before is taken. What a cell held
+        counts until the new life has written. Asked for by `Transport.renew` alone."""
+        raise TypeError(f"{type(self).__name__} has no renew()")
+
 
 class Handle(msgspec.Struct, frozen=True):
     """What a process needs in order to reach one end of an edge.
@@ -184,6 +190,8 @@ class Transport(ABC):
     `ProcessesLauncher.transport`).
     """
 
+    renews = False
+    """Whether it can join edges anew (`renew`); else a worker's death ends the run."""
     descriptors_per_edge = 1
     """Files that the launcher's process has open for each edge."""
 
@@ -195,6 +203,13 @@ class Transport(ABC):
     @abstractmethod
     def handles(self, worker: str) -> dict[str, Handle]:
         """Return how the process of `worker` reaches its ends, by the edge's name."""
+
+    def renew(self, workers: Collection[str]) -> dict[str, dict[str, Handle]]:
+        """Join the edges that `workers` write anew: they have died, and are about to live
+        again. What a new life writes is new memory, and it goes on reading at the first
+        slot that the one before had not released. Return, by worker that reads, how it
+        reaches the new edges by name (see `Endpoints.renew`)."""
+        raise TypeError(f"{type(self).__name__} has no renew()")
 
     @staticmethod
     @abstractmethod

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
 from tidemill.core.errors import Interrupted, TidemillError, place
@@ -96,7 +95,7 @@ def width() -> int:
     return console.width if console.is_terminal else 200
 
 
-def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal, or wide where there is none."""
+def print_table(table: RenderableType) -> None:
+    """Print a table, or several, as wide as the terminal, or wide where there is none."""
     console = Console()
     console.print(table, crop=False) if console.is_terminal else Console(width=width()).print(table)

@@ -313,6 +313,16 @@ for _word, _help in COMMANDS.items():
     app.command(_word, help=_help)(_command(_word))
 
 
+@app.command()
+@friendly
+def status(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    """Show a run: as it is now, or how it ended, and what happened last."""
+    from tidemill.run.folder import RunFolder
+    from tidemill.run.status import render_status
+
+    print_table(render_status(RunFolder.open(run)))
+
+
 @app.command("eval")
 @friendly
 def evaluate(

@@ -36,6 +36,9 @@ class Segment(ABC):
     def attach(self) -> memoryview | None:
         """Return the memory once its creator has sized it, else None."""
 
+    def close(self) -> None:
+        """Give up what this end reaches it by. What is mapped already stays."""
+
 
 class LocalSegment(Segment):
     """Memory of this process, for workers in threads. Both ends hold the same object."""
@@ -69,6 +72,9 @@ class MemfdSegment(Segment):
     def attach(self) -> memoryview | None:
         size = os.fstat(self.descriptor).st_size
         return memoryview(mmap.mmap(self.descriptor, size)) if size else None
+
+    def close(self) -> None:
+        os.close(self.descriptor)
 
 
 class Need(msgspec.Struct, frozen=True):

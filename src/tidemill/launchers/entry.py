@@ -76,7 +76,7 @@ def main() -> None:
             endpoints = find_transport(order.transport).endpoints(bell, link, ends.edges)
             experiment = decode(Experiment, json.loads(order.experiment))
             job = Job(experiment, order.source, order.folder, order.resume)
-            workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin))
+            workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin, order.life))
         except Exception as error:
             expected = isinstance(error, TidemillError)
             message = str(error) if expected else f"{type(error).__name__}: {error}{place(error)}"

@@ -17,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 
 import msgspec
-from msgspec.structs import replace
 
+from tidemill.api.control_messages import Renew, pack
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Handle, Link, Transport
@@ -35,7 +36,7 @@ from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.user_code_loading import own_path
 from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
-from tidemill.transports.shared import EventBell, SocketLink
+from tidemill.transports.shared import MOST_DESCRIPTORS, EventBell, SocketLink
 from tidemill.transports.table import find_transport
 from tidemill.workers.actor_config import ActorConfig
 
@@ -76,6 +77,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     files: dict[str, str]  # digests, by path
     bell: int
     path: list[str]  # where the main process looks for modules
+    life: int  # of its workers
 
     def descriptors(self) -> list[int]:
         """Return all that it names, each once."""
@@ -93,13 +95,34 @@ class ProcessSetup(msgspec.Struct, frozen=True):
                 end.worker,
                 own[end.link],
                 {
-                    edge: replace(handle, descriptors=tuple(own[d] for d in handle.descriptors))
+                    edge: msgspec.structs.replace(
+                        handle, descriptors=tuple(own[d] for d in handle.descriptors)
+                    )
                     for edge, handle in end.edges.items()
                 },
             )
             for end in self.ends
         ]
-        return replace(self, ends=ends, bell=own[self.bell])
+        return msgspec.structs.replace(self, ends=ends, bell=own[self.bell])
+
+
+@dataclass
+class WorkerGroup:
+    """Workers that take turns in a process, and the process of their present life.
+
+    log: file of its output
+    core: the one that it keeps to, or None
+    spin: seconds to poll without sleeping (see `Context`)
+    pidfd: what tells of its end
+    """
+
+    names: list[str]
+    log: Path
+    core: int | None
+    spin: float
+    life: int = -1
+    process: "subprocess.Popen[bytes] | None" = None
+    pidfd: int = -1
 
 
 def layer_threads(experiment: Experiment, names: Sequence[str]) -> int:
@@ -131,20 +154,21 @@ class ProcessesLauncher(Launcher):
                 f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch "
                 "threads or --launch inline"
             )
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._process_of: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: dict[str, Path] = {}
+        self._groups: list[WorkerGroup] = []
+        self._group_of: dict[str, WorkerGroup] = {}
         self._links: dict[str, RunnerLink] = {}
         self._descriptors: list[int] = []
         self._transport: Transport | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def launch(self, job: Job) -> dict[str, Link]:
-        experiment = job.experiment
+        experiment, self._job = job.experiment, job
         processes = experiment.processes()
         self._bell = RunnerBell(self._keep(os.eventfd(0)))
-        bells = {name: bell for names in processes for bell in [self._keep(os.eventfd(0))] for name in names}
-        transport = self._transport = find_transport(self.transport)(experiment.edges(), bells)
+        self._bells = {
+            name: bell for names in processes for bell in [self._keep(os.eventfd(0))] for name in names
+        }
+        self._transport = find_transport(self.transport)(experiment.edges(), self._bells)
         if job.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
@@ -152,45 +176,87 @@ class ProcessesLauncher(Launcher):
         # The runner sleeps mostly, and where some take turns all wait for nobody but each
         # other, and shortly: they need not leave it a core.
         own_cores = len(processes) < cores() + any(len(names) > 1 for names in processes)
-        kept = self._cores(experiment, processes)
-        text = json.dumps(encode(experiment))
-        for names, core in zip(processes, kept, strict=True):
+        self._text = json.dumps(encode(experiment))
+        for names, core in zip(processes, self._cores(experiment, processes), strict=True):
             spin = SPIN if own_cores and core is None else 0.0
-            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
-            ends = [
-                WorkerEnds(name, theirs.fileno(), transport.handles(name))
-                for name, (_, theirs) in zip(names, pairs, strict=True)
-            ]
-            math_threads, files = experiment.math_threads(names), dict(job.files)
-            order = ProcessSetup(
-                ends,
-                self.transport,
-                text,
-                job.source,
-                job.folder,
-                job.resume,
-                spin,
-                math_threads,
-                max(math_threads, layer_threads(experiment, names)) if core is None else 1,
-                core,
-                files,
-                bells[names[0]],
-                own_path(),
-            )
-            log = logs / f"{'+'.join(names)}.log"
-            for name, (ours, _) in zip(names, pairs, strict=True):
-                self._links[name] = RunnerLink(ours, bells[name], self._bell)
-            try:
-                process = self._spawn(order, log)
-            finally:
-                for _, theirs in pairs:
-                    theirs.close()
-            self._processes.append(process)
-            for name in names:
-                self._links[name].watch(self._keep(os.pidfd_open(process.pid)))
-                self._logs[name], self._process_of[name] = log, process
+            group = WorkerGroup(names, logs / f"{'+'.join(names)}.log", core, spin)
+            group.log.unlink(missing_ok=True)
+            self._groups.append(group)
+            self._group_of |= dict.fromkeys(names, group)
+            self._live(group, job)
         end_early()
         return {name: self._links[name] for name, _ in experiment.members()}
+
+    def _live(self, group: WorkerGroup, job: Job) -> None:
+        """Begin the next life of a group of workers."""
+        transport, names, experiment = self._transport, group.names, job.experiment
+        assert transport is not None
+        group.life += 1
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
+        ends = [
+            WorkerEnds(name, theirs.fileno(), transport.handles(name))
+            for name, (_, theirs) in zip(names, pairs, strict=True)
+        ]
+        math_threads = experiment.math_threads(names)
+        order = ProcessSetup(
+            ends,
+            self.transport,
+            self._text,
+            job.source,
+            job.folder,
+            job.resume,
+            group.spin,
+            math_threads,
+            max(math_threads, layer_threads(experiment, names)) if group.core is None else 1,
+            group.core,
+            dict(job.files),
+            self._bells[names[0]],
+            own_path(),
+            group.life,
+        )
+        for name, (ours, _) in zip(names, pairs, strict=True):
+            self._links[name] = RunnerLink(ours, self._bells[name], self._bell)
+        try:
+            process = group.process = self._spawn(order, group.log)
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        group.pidfd = os.pidfd_open(process.pid)
+        for name in names:
+            self._links[name].watch(group.pidfd)
+
+    @property
+    def restarts(self) -> bool:
+        return self._transport is not None and self._transport.renews
+
+    def restart(self, workers: Sequence[str]) -> dict[str, Link]:
+        assert self._transport is not None
+        told = self._transport.renew(workers)
+        groups = [group for group in self._groups if group.names[0] in workers]
+        for group in groups:
+            self._forget(group)
+        for reader, edges in told.items():
+            each = list(edges.items())
+            for first in range(0, len(each), MOST_DESCRIPTORS):
+                some = dict(each[first : first + MOST_DESCRIPTORS])
+                descriptors = [d for handle in some.values() for d in handle.descriptors]
+                self._links[reader].send(pack(Renew(some)), descriptors)
+        for group in groups:
+            self._live(group, self._job)
+        return {name: self._links[name] for name in workers}
+
+    def _forget(self, group: WorkerGroup) -> None:
+        """End what is left of a group's life: its process, where it hangs, and what its
+        environment started."""
+        for name in group.names:
+            self._links[name].close()
+        if (process := group.process) is not None:
+            kill_session(process.pid)
+            process.wait()
+            group.process = None
+        if group.pidfd >= 0:
+            os.close(group.pidfd)
+            group.pidfd = -1
 
     def check(self, experiment: Experiment) -> None:
         count = len(experiment.processes())
@@ -220,7 +286,7 @@ class ProcessesLauncher(Launcher):
 
     def _spawn(self, order: ProcessSetup, log: Path) -> "subprocess.Popen[bytes]":
         command = returned(self.command([end.worker for end in order.ends]), list, self.command)
-        with open(log, "wb", opener=private) as output:
+        with open(log, "ab", opener=private) as output:  # the lives of a group share it
             worker = worker_process(command, environment(order.math_threads), output.fileno())
             worker.send(msgspec.json.encode(order), [output.fileno(), *order.descriptors()])
         return worker.process
@@ -230,7 +296,8 @@ class ProcessesLauncher(Launcher):
         self._bell.wait(seconds)
 
     def obituary(self, worker: str) -> str:
-        process = self._process_of[worker]
+        process = self._group_of[worker].process
+        assert process is not None
         try:
             code = process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -241,15 +308,13 @@ class ProcessesLauncher(Launcher):
             else f"its process ended with status {code}"
         )
         how += _CAUSES.get(-code, "")
-        tail = (
-            self._logs[worker].read_text(errors="replace")[-_TAIL:].strip()
-            if self._logs[worker].exists()
-            else ""
-        )
+        log = self._group_of[worker].log
+        tail = log.read_text(errors="replace")[-_TAIL:].strip() if log.exists() else ""
         return how + (f"; its last output:\n{tail}" if tail else "")
 
     def condition(self, worker: str) -> str:
-        pid = self._process_of[worker].pid
+        process = self._group_of[worker].process
+        pid = process.pid if process is not None else 0
         with contextlib.suppress(OSError, IndexError):  # proc(5): the name may have spaces and brackets
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             if state == "T":
@@ -273,20 +338,22 @@ class ProcessesLauncher(Launcher):
         for link in self._links.values():
             link.close()  # whoever was not told to exit notices this
         deadline = monotonic() + seconds
-        for process in self._processes:
+        processes = [group.process for group in self._groups if group.process is not None]
+        for process in processes:
             try:
                 process.wait(max(deadline - monotonic(), 0.01))
             except subprocess.TimeoutExpired:
                 kill_session(process.pid)
                 process.wait()
         deadline = monotonic() + _AFTER
-        for process in self._processes:
+        for process in processes:
             # What its environment started, and what that left to itself (a resource
             # tracker, say) ends by itself.
             while _session_lives(process.pid) and monotonic() < deadline:
                 sleep(0.005)
-            kill_session(process.pid)
-        self._processes.clear()
+        for group in self._groups:
+            self._forget(group)
+        self._groups.clear()
         self._links.clear()
 
     def _close_descriptors(self) -> None:
@@ -294,11 +361,11 @@ class ProcessesLauncher(Launcher):
             os.close(self._descriptors.pop())
 
     def _remove_empty_logs(self) -> None:
-        for log in set(self._logs.values()):
+        logs = {group.log for group in self._group_of.values()}
+        for log in logs:
             if log.exists() and log.stat().st_size == 0:
                 log.unlink()
-        logs = {log.parent for log in self._logs.values()}
-        for folder in logs:
+        for folder in {log.parent for log in logs}:
             with contextlib.suppress(OSError):
                 folder.rmdir()  # nobody had anything to say
 
@@ -334,8 +401,8 @@ class RunnerLink(SocketLink):
         self._runner_bell.also(pidfd)
         self._descriptors.append(pidfd)
 
-    def send(self, message: bytes) -> bool:
-        sent = super().send(message)
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
+        sent = super().send(message, descriptors)
         os.eventfd_write(self._worker_bell, 1)
         return sent
 
@@ -343,11 +410,18 @@ class RunnerLink(SocketLink):
         dead = bool(self._process.poll(0))
         messages = super().receive()
         if messages is None or (dead and not messages):
-            for descriptor in self._descriptors:
-                self._runner_bell.forget(descriptor)
-            self._descriptors.clear()
+            self._forget()
             return None
         return messages
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
+
+    def _forget(self) -> None:
+        for descriptor in self._descriptors:
+            self._runner_bell.forget(descriptor)
+        self._descriptors.clear()
 
 
 def allow_descriptors(count: int) -> None:

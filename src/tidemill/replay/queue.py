@@ -80,7 +80,7 @@ class _SlotQueue(Buffer):
                 self._slots.append(buffered)
                 if not self._drop(buffered, version):
                     self._batch.append(buffered)
-            elif len(self._slots) == self._capacity:
+            elif self._capacity is not None and len(self._slots) >= self._capacity:
                 # nobody sends more: dropped ones hold the other slots until this batch is
                 # done, or all are of short episodes
                 break

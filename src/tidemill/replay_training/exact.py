@@ -317,7 +317,7 @@ class ExactRing(GrantedOrder, EnvRing):
         targets = [_build_target(parts, number, credits) for number in range(parts.config.ring)]
         made = cls(targets, parts, credits)
         made.faults = SlotFaults(parts.environments, True, parts.tell)
-        if context.resume is not None and context.folder is not None:
+        if (context.resume is not None or context.life) and context.folder is not None:
             (policy,) = {
                 port.policy for stream in spec.streams for port in context.experiment.granting(stream)
             }

@@ -17,7 +17,12 @@ from pathlib import Path
 from tidemill.core.errors import RunError
 
 _NAME = "control.sock"
+_LONGEST = 1 << 22  # bytes of an answer
 _TIMEOUT = 10.0  # seconds that a command waits for the run's answer
+
+
+class NoRun(RunError):
+    """No run is going on in a folder."""
 
 
 def _address(folder: Path) -> str:
@@ -93,7 +98,7 @@ class ControlSocket:
 
 
 def tell(folder: Path, command: str) -> str:
-    """Send `command` to the run in `folder` and return its answer. Raises `RunError` when
+    """Send `command` to the run in `folder` and return its answer. Raises `NoRun` when
     nothing runs there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_TIMEOUT)
@@ -104,9 +109,13 @@ def tell(folder: Path, command: str) -> str:
                     f"{folder}: another user answers there; only the user who started a run may {command} it"
                 )
             connection.sendall(command.encode())
-            return connection.recv(4096).decode(errors="replace")
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while len(answer) < _LONGEST and (part := connection.recv(1 << 16)):
+                answer += part
+            return answer.decode(errors="replace")
         except (FileNotFoundError, ConnectionRefusedError):
-            raise RunError(
+            raise NoRun(
                 f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}"
             ) from None
         except TimeoutError:

@@ -5,13 +5,15 @@ The controller watches the mean return, since only it hears of all actors' episo
 steps, updates and seconds are the trainer's to watch. Both end in the trainer's final
 checkpoint.
 
-Any worker's death ends the run: the steps and requests of the dead are not given to
-others. There is one cause to read, and a checkpoint to resume from.
+A worker that dies begins a new life (`run/supervisor.py`), until its group has used up
+those that it has; an error that a worker reports ends the run: there is one cause to
+read, and a checkpoint to resume from.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from time import time
 from typing import Any
 
 from tidemill.api.conditions import holds
@@ -48,15 +50,14 @@ from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import known, mask
 from tidemill.layouts.memory_plan import MemoryPlan, make_plan
 from tidemill.metrics.record_pace import RecordPace
+from tidemill.run.events import Event
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.progress import Member, Progress
 from tidemill.run.stall_report import SILENT, explain_stall
+from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
 
-# seconds for every worker to become READY, since the last word of any that is not (of
-# environments that it has made, say)
-READY_DEADLINE = 120.0
 # seconds from the order to finish to every trainer's final checkpoint, but for one that
 # works and may need longer
 EXIT_DEADLINE = 12.0
@@ -80,11 +81,16 @@ class Controller:
     record: function that is called with the metrics of updates: of each one, or of
         several together where a `RecordPace` holds them back
     watch: function that is called about ten times a second, for views and remote commands
+    go_back: function that is called with the policies whose trainers have died, and begin
+        a new life at their newest checkpoints, and with how far the other trainers are;
+        it drops what was recorded since either, and returns how far the run was at the
+        checkpoints. None: a trainer's death ends the run
     interrupts: the signals that end the run
     progress: where a resumed run goes on from
 
     Afterwards `reason` says how the run ended, `began` whether every worker became ready,
-    `notices` what the user should read, and `tracebacks` what a developer should.
+    `notices` what the user should read, `events` what happened besides training, and
+    `tracebacks` what a developer should read.
     """
 
     def __init__(
@@ -95,12 +101,17 @@ class Controller:
         watch: Callable[["Controller"], None],
         interrupts: Interrupts | None = None,
         progress: Progress | None = None,
+        go_back: Callable[[Sequence[str], Progress], Progress] | None = None,
     ) -> None:
         self.job, self._launcher, self._record, self._watch = job, launcher, record, watch
+        self._undo = go_back
         self.progress = progress or Progress()
         self.progress.begin(job.experiment)
         self.members: dict[str, Member] = {}
         self.notices: list[str] = []
+        self.events: list[Event] = []
+        self.of_events = set[str]()
+        """Notices of what `events` hold."""
         self.tracebacks: list[str] = []
         self.paused = self.began = self.suspended = False
         self.reason = ""
@@ -112,6 +123,16 @@ class Controller:
         self._farewell = max((config.farewell_s for _, config in job.experiment.members()), default=0.0)
         self._interrupts.grace += self._farewell
         self._facts = Facts()
+        self._supervisor = Supervisor(
+            job.experiment,
+            self.members,
+            launcher,
+            self.events.append,
+            self._tell,
+            self._go_back,
+            lambda: self._facts,
+            self._orders,
+        )
         # when, by which worker, and what notices said
         self._worker_notices: list[tuple[float, str, str]] = []
         self._several, self._judged = job.experiment.measured_by_several(), job.experiment.judged()
@@ -186,7 +207,7 @@ class Controller:
             if wrong := ", ".join(sorted(configs.keys() ^ links.keys())):
                 what = f"{type(self._launcher).__name__}.launch()"
                 raise RunError(f"{what} must return a link for each worker, and no more: {wrong}")
-            self.members = {name: Member(configs[name], link) for name, link in links.items()}
+            self.members.update((name, Member(configs[name], link)) for name, link in links.items())
             self._configure()
             self.began = True
             self._start()
@@ -199,6 +220,8 @@ class Controller:
         notice: the cause came before."""
         self._finishing = True
         for member in self.members.values():
+            if member.buried:
+                member.state = State.FAILED
             if member.state not in ENDED:
                 member.link.send(pack(Exit(self.reason)))
         deadline = awake() + CLOSE_DEADLINE
@@ -240,14 +263,7 @@ class Controller:
     # ---- start -------------------------------------------------------------------------
 
     def _configure(self) -> None:
-        owners = [name for name, member in self.members.items() if member.config.owns_environment]
-        forwarders = self.job.experiment.forwarders()
-        others = [
-            name
-            for name in self.members
-            if name not in owners and not any(name in level for level in forwarders)
-        ]
-        for names in (owners, *forwarders, others):  # each is told what those before know
+        for names in levels(self.job.experiment):
             for name in names:
                 self._send(name, Configure(self._facts))
             self._await(names, State.READY)
@@ -264,6 +280,7 @@ class Controller:
                 self._send(name, Start())
             self._await(names, State.RUNNING)
         self._running = True
+        self.events.append(Event(time(), "began"))
         self.progress.mark()
         if self.paused:
             self._tell_all(Pause())
@@ -287,7 +304,11 @@ class Controller:
             self._hear()
 
     def _send(self, name: str, message: Down) -> None:
-        self.members[name].link.send(pack(message))
+        member = self.members[name]
+        if isinstance(message, (Configure, Start)):
+            member.wanted = State.READY if isinstance(message, Configure) else State.RUNNING
+        if not (member.buried or self._supervisor.bears(name)):  # its next life is told
+            member.link.send(pack(message))
 
     # ---- watch -------------------------------------------------------------------------
 
@@ -341,12 +362,14 @@ class Controller:
 
     def _hear(self, least: float = 0.0) -> None:
         self._wait(0.1, least)
+        self._supervisor.look()
         for name, member in self.members.items():
+            if member.buried:
+                continue
             messages = member.link.receive()
             if messages is None:
                 if member.state not in ENDED:
-                    member.state = State.FAILED
-                    raise RunError(f"{name} is gone: {mask(self._launcher.obituary(name), self._secrets)}")
+                    self._bury(name)
                 continue
             unread = (unpack_up(data, name) for data in messages)
             try:
@@ -358,6 +381,59 @@ class Controller:
                 member.state = [member.state, *states][-1]
                 raise
         self._look()
+
+    def _bury(self, name: str) -> None:
+        """Take note of a worker that has died, with what it and those that die with it
+        have still told."""
+        cause = mask(self._launcher.obituary(name), self._secrets)
+        limited = any(self.members[other].config.limited for other in self._supervisor.with_it(name))
+        if (self.reason and self._running) or (limited and self._undo is None):
+            self.members[name].state = State.FAILED
+            if limited or not self.reason:
+                raise RunError(f"{name} is gone: {cause}")
+            self.notices.append(f"{name} is gone, as the run ended: {cause}")
+            return
+        for other in self._supervisor.with_it(name):
+            if other != name and not self.members[other].buried:
+                for data in self.members[other].link.receive() or ():
+                    self._take(other, self.members[other], unpack_up(data, other))
+        try:
+            self._supervisor.died(name, cause)
+        except RunError:
+            self.members[name].state = State.FAILED
+            raise
+
+    def _tell(self, text: str) -> None:
+        """Tell the user of what stands among the events."""
+        self.notices.append(mask(text, self._secrets))
+        self.of_events.add(self.notices[-1])
+
+    def _go_back(self, policies: Sequence[str]) -> None:
+        """Go back to the newest checkpoints of `policies`, whose trainers begin a new
+        life there."""
+        assert self._undo is not None  # `_bury` has seen to that
+        self._record_rest()
+        before, others = Progress(), Progress()
+        for member in self.members.values():
+            if member.update.update:
+                (before if member.buried else others).count(member.update)
+            if member.buried:
+                member.forget_updates()
+        point = self._undo(policies, others)
+        self.progress.go_back(point, others, policies)
+        undone = max(before.steps - point.steps, 0)
+        names = " and ".join(policies)
+        self.events.append(Event(time(), "went back", policy=names, steps=undone))
+        self._tell(f"{names} goes back to its newest checkpoint: {undone:,} env steps are undone")
+
+    def _orders(self) -> tuple[list[Down], list[Down]]:
+        """Return what a worker of a later life is told before it starts, and after."""
+        stages = self.job.experiment.curriculum
+        before: list[Down] = []
+        if stages:
+            before.append(EnterStage(self.progress.stage, stages[self.progress.stage].options))
+        after: list[Down] = [Exit(self.reason)] if self.reason else [Pause()] if self.paused else []
+        return before, after
 
     def _record_when_due(self) -> None:
         if not self.progress.recorded and self._pace.allows():
@@ -414,6 +490,7 @@ class Controller:
     def _take_status(self, name: str, member: Member, message: Status) -> None:
         """Note what a worker has become. Raises `RunError` where it failed."""
         member.state = message.state
+        self._supervisor.entered(name, message.state)
         if message.state is State.FAILED:
             if message.details:
                 self.tracebacks.append(f"{name}: {mask(message.details, self._secrets)}")
@@ -424,7 +501,7 @@ class Controller:
         if message.state is State.READY:
             member.needs = message.facts.memory
             self._merge(name, message.facts)
-        if message.state is State.COMPLETED and not self.reason and not self._finishing:
+        if message.state is State.COMPLETED and not (self.reason or self._finishing or member.leaving):
             if not member.config.limited:
                 said = f": {message.reason}" if message.reason else ""
                 raise RunError(
@@ -554,6 +631,10 @@ class Controller:
                     f"samples of {theirs}; one stream has one shape of samples: give each kind of actors a "
                     "stream"
                 )
+
+    def condition(self, worker: str) -> str:
+        """Return what keeps a worker still that it cannot tell itself; "" for nothing."""
+        return self._launcher.condition(worker)
 
     def _look_for_stall(self) -> None:
         if self.paused or self._stalled or awake() - self.progress.last_update < STALL:

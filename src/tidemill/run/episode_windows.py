@@ -127,10 +127,11 @@ class EpisodeWindows:
             won = list(map(won_of, message.returns, infos))
             self._last[name].add(message.returns, message.lengths, won, infos)
 
-    def clear(self) -> None:
-        """Forget all of them."""
-        for episodes in self._last.values():
-            episodes.clear()
+    def clear(self, policy: str | None = None) -> None:
+        """Forget all of them, or those of one policy."""
+        for name, episodes in self._last.items():
+            if policy in (None, self._policies[name]):
+                episodes.clear()
 
     def count(self, who: str) -> int:
         """Return how many episodes of `who` are known."""

@@ -1,7 +1,7 @@
 """What a run knows of its workers and of how far it is, from what they report."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tidemill.api.control_messages import Episodes, State, WorkerStatistics
@@ -49,6 +49,26 @@ class Member:
     heard: float = field(default_factory=awake)
     saving: bool = False  # it writes a checkpoint
     needs: tuple[Need, ...] = ()  # memory that it is going to fill
+    life: int = 0  # how often it has died
+    wanted: State = State.CONFIGURING  # what it was told to become: READY or RUNNING
+    buried: bool = False  # it has died, and its next life has not begun
+    died_at: float = 0.0  # second of `awake`, until it runs again; 0: it lives
+    leaving: bool = False  # it was told to end its life, since another one has died
+
+    def bury(self) -> None:
+        """Note that it has died."""
+        self.buried, self.state, self.shares, self.rate = True, State.CONFIGURING, {}, 0.0
+        self.died_at = self.died_at or awake()
+
+    def forget_updates(self) -> None:
+        """Forget what updates have told that are undone."""
+        self.update = WorkerStatistics(0)
+        self.updates.take()
+
+    def begin_life(self, link: Link) -> None:
+        """Note that it lives again, at the other end of `link`."""
+        self.link, self.life, self.buried, self.leaving = link, self.life + 1, False, False
+        self.heard, self.saving = awake(), False
 
     def works(self, seconds: float) -> bool:
         """True of one that writes a checkpoint, or was heard of in the last so many
@@ -198,6 +218,27 @@ class Progress:
             ][-CHECKPOINTS:]
             self.unsaved = True
 
+    def count(self, update: WorkerStatistics) -> None:
+        """Count how far a trainer is after an update. Several trainers share the
+        environment: steps and updates are those of the one that is furthest."""
+        self.steps = max(self.steps, int(update.values["step"]))
+        self.updates = max(self.updates, int(update.values["update"]))
+        self.seconds = max(self.seconds, update.time["seconds"])
+
+    def go_back(self, point: "Progress", others: "Progress", policies: Iterable[str]) -> None:
+        """Go back to where `policies` were at their newest checkpoints, which `point`
+        says; `others` says how far all other trainers are."""
+        self.steps = max(point.steps, others.steps)
+        self.updates = max(point.updates, others.updates)
+        self.seconds = max(point.seconds, others.seconds)
+        self.dropped = point.dropped
+        for policy in policies:
+            points = self.checkpoint_episodes[policy] = point.checkpoint_episodes.get(policy, [])
+            if self.windows is not None:
+                self.windows.clear(policy)
+                if points and points[-1].stage == self.stage:
+                    self.windows.restore(points[-1].episodes)
+
     def keep_last(self) -> None:
         """Keep the last episodes of the whole run, which has written its last
         checkpoints."""
@@ -250,15 +291,12 @@ class Progress:
             self.windows.add(group, message)
 
     def count_update(self, name: str, message: WorkerStatistics, members: Mapping[str, Member]) -> None:
-        """Count an update of trainer `name`. Several trainers share the environment:
-        steps and updates are those of the one that is furthest, what was dropped is their
-        sum. A resumed one that has not been heard yet counts as before."""
+        """Count an update of trainer `name`. What was dropped is the trainers' sum. A
+        resumed one that has not been heard yet counts as before."""
         members[name].updated(message)
         self.recorded = False
         trainers = [member.update for member in members.values() if member.update.update]
-        self.steps = max(self.steps, int(message.values["step"]))
-        self.updates = max(self.updates, int(message.values["update"]))
-        self.seconds = max(self.seconds, message.time["seconds"])
+        self.count(message)
         self.dropped = max(self.dropped, sum(int(update.values["dropped"]) for update in trainers))
         self.metrics = message.values
         for key, value in message.values.items():

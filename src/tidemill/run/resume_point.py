@@ -2,7 +2,7 @@
 which of its limits it has reached."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -29,14 +29,14 @@ class ResumePoint:
     unfinished: bool
 
     @classmethod
-    def of(cls, folder: RunFolder, experiment: Experiment) -> Self:
-        """Return that of the run in `folder`. Damaged checkpoints are renamed, so that
-        they are never counted again."""
+    def of(cls, folder: RunFolder, experiment: Experiment, policies: Iterable[str] | None = None) -> Self:
+        """Return that of the run in `folder`, or of those of its policies. Damaged
+        checkpoints are renamed, so that they are never counted again."""
         progress, name, unfinished = Progress(), "", False
         checkpoint_episodes = {}
         with suppress(OSError):  # none: the run was killed early
             checkpoint_episodes = read_saved_episodes(read_plain(folder.path / EPISODES))
-        for policy in experiment.trained():
+        for policy in experiment.trained() if policies is None else policies:
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
                     f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed '

@@ -2,11 +2,13 @@
 do on the way, and summed up at its end."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
+from time import time
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -21,12 +23,15 @@ from tidemill.core.secrets import hide
 from tidemill.metrics.writer import MetricsWriter
 from tidemill.run.control_socket import ControlSocket
 from tidemill.run.controller import Controller
+from tidemill.run.events import Event, EventLog
 from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live_view import make_view
 from tidemill.run.progress import Progress
+from tidemill.run.resume_point import ResumePoint
 from tidemill.run.run_control import OnUpdate, RunControl
 from tidemill.run.snapshot import snapshot
+from tidemill.run.status import status_of
 from tidemill.store.refuge import refuge_of
 from tidemill.workers.actor_config import ActorConfig
 
@@ -54,6 +59,7 @@ class RunLifecycle:
         self._noticed = 0  # how many notices were shown
         self._planned = False  # the memory plan was written
         self._refuge: Path | None = None  # where the last checkpoint is that its own folder did not take
+        self._events = EventLog(folder.path)
         # lost: nothing is there that is worth keeping, but for what is called kept
         self._lost, self._discard_except = resumed is None, ""
 
@@ -65,15 +71,25 @@ class RunLifecycle:
         (folder.path / SUMMARY).unlink(missing_ok=True)
         with ExitStack() as stack:
             stack.callback(lambda: folder.discard(self._discard_except) if self._lost else folder.unlock())
-            metrics = stack.enter_context(closing(MetricsWriter(self._logged(job.experiment), self._sinks)))
+            metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
+            stack.callback(lambda: metrics.close())
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
 
             def record(values: dict[str, float]) -> None:
                 metrics.write(values)
                 if self._on_update is not None and "update" in values:
-                    self._on_update(dict(values), RunControl(controller, metrics.write))
+                    self._on_update(dict(values), RunControl(controller, lambda more: metrics.write(more)))
 
-            controller = Controller(job, launcher, record, self._watch, interrupts, resumed)
+            def go_back(policies: Sequence[str], others: Progress) -> Progress:
+                nonlocal metrics
+                saved = [policy for policy in policies if folder.has_checkpoints([policy])]
+                point = ResumePoint.of(folder, job.experiment, saved).progress
+                metrics.close()
+                self._resumed = Progress(max(point.steps, others.steps), max(point.updates, others.updates))
+                metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
+                return point
+
+            controller = Controller(job, launcher, record, self._watch, interrupts, resumed, go_back)
             controller.notices += _returns_notice(job.experiment)
             error: BaseException | None = None
             try:
@@ -97,6 +113,9 @@ class RunLifecycle:
             self._lost = resumed is None and (failed_first or not controller.began)
             self._discard_except = LOGS if controller.began else ""
             error = self._write_down(controller, summary, error)
+            if not self._lost:
+                controller.events.append(Event(time(), "ended", cause=f"{status}: {reason}"))
+                self._keep_events(controller)
         if status == "completed" and job.experiment.trained() and not controller.progress.updates:
             controller.notices.append(
                 "nothing was trained: the run ended before an update had enough to begin with (batch_size, "
@@ -129,6 +148,7 @@ class RunLifecycle:
                 self._folder.write(MEMORY, controller.plan)
         self._keep_episodes(controller.progress)
         self._obey(controller)
+        self._keep_events(controller)
         self._show_notices(controller)
         if self._view is not None:
             self._view.show(snapshot(controller))
@@ -140,6 +160,13 @@ class RunLifecycle:
             progress.unsaved = False
             with suppress(OSError):  # a full disk does not stop training
                 self._folder.write(EPISODES, progress.checkpoint_episodes)
+
+    def _keep_events(self, controller: Controller) -> None:
+        """Write down what has happened, and what the user is about to be told."""
+        new = controller.notices[self._noticed :]
+        told = [Event(time(), "told", cause=text) for text in new if text not in controller.of_events]
+        self._events.write([*controller.events, *told])
+        controller.events.clear()
 
     def _show_notices(self, controller: Controller) -> None:
         """Print the notices that are new: above the live view where there is one."""
@@ -163,6 +190,8 @@ class RunLifecycle:
             case "start":
                 controller.resume()
                 return "running"
+            case "status":
+                return msgspec.json.encode(status_of(controller)).decode()
             case "save" if controller.save():
                 return "saving: a checkpoint is written"
             case "save":

@@ -37,11 +37,13 @@ def explain_stall(
     still that its environment has nothing to do with, or "".
     """
     return "; ".join(
-        f"{name} {_doing(experiment, member, condition(name))}" for name, member in members.items()
+        f"{name} {doing(experiment, member, condition(name))}" for name, member in members.items()
     )
 
 
-def _doing(experiment: Experiment, member: _Member, condition: str) -> str:
+def doing(experiment: Experiment, member: _Member, condition: str) -> str:
+    """Return what one worker does, or waits for. `condition`: as `explain_stall` asks for
+    it."""
     silent = awake() - member.heard
     if condition:
         return condition

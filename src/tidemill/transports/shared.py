@@ -9,8 +9,9 @@ and checks what it finds described there.
 import os
 import select
 import socket
+from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tidemill.api.edges import Edge, ends_by_worker
 from tidemill.api.transport import Bell, Handle, Link, Transport
@@ -23,6 +24,8 @@ from tidemill.transports.slots import SlotEndpoints
 
 MESSAGE_LIMIT = 64 << 20  # bytes of one control message
 _PACKET = 1 << 15  # bytes of it that go into one packet: several fit a socket's buffer
+MOST_DESCRIPTORS = 250  # that go with a message, of the 253 that Linux allows
+_ANCILLARY = socket.CMSG_SPACE(4 * MOST_DESCRIPTORS)
 _LAST, _MORE = b"\0", b"\1"  # a packet's first byte: whether more of the message follows
 
 
@@ -70,12 +73,16 @@ class SocketLink(Link):
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self._unsent: deque[bytes] = deque()  # packets
+        self.descriptors = deque[int]()
+        """Those that came with messages, in order."""
+        self._unsent = deque[tuple[bytes, Sequence[int]]]()  # packets, and the descriptors that go with them
         self._begun: list[bytes] = []  # what has come of a message whose last packet has not
         self._begun_bytes = 0
         self._gone = self._reset = False
 
-    def send(self, message: bytes) -> bool:
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
+        """See `Link.send`. The other end gets copies of `descriptors`,
+        `MOST_DESCRIPTORS` of them at most."""
         if len(message) > MESSAGE_LIMIT:
             raise SchemaError(
                 f"a control message of {len(message)} bytes is longer than {MESSAGE_LIMIT}; are an "
@@ -83,20 +90,26 @@ class SocketLink(Link):
             )
         last = max(len(message) - 1, 0) // _PACKET * _PACKET
         for start in range(0, last, _PACKET):
-            self._unsent.append(_MORE + message[start : start + _PACKET])
-        self._unsent.append(_LAST + message[last:])
+            self._unsent.append((_MORE + message[start : start + _PACKET], ()))
+        copies = [os.dup(descriptor) for descriptor in descriptors]  # until it is sent
+        self._unsent.append((_LAST + message[last:], copies))
         return self._flush()
 
     def _flush(self) -> bool:
         while self._unsent and not self._gone:
             try:
-                self.connection.send(self._unsent[0])
+                packet, descriptors = self._unsent[0]
+                if descriptors:
+                    socket.send_fds(self.connection, [packet], descriptors)
+                else:
+                    self.connection.send(packet)
             except BlockingIOError:
                 break  # the reader is behind; what is left goes out with the next send or receive
             except (BrokenPipeError, ConnectionResetError):
                 self._gone = True
                 break
             self._unsent.popleft()
+            _close(descriptors)
         return not self._gone
 
     def finish(self) -> None:
@@ -113,7 +126,7 @@ class SocketLink(Link):
         messages: list[bytes] = []
         while True:
             try:
-                packet = self.connection.recv(1 + _PACKET)
+                packet, ancillary, _, _ = self.connection.recvmsg(1 + _PACKET, _ANCILLARY)
             except BlockingIOError:
                 return messages
             except ConnectionResetError:
@@ -122,7 +135,11 @@ class SocketLink(Link):
                 if not self._reset:
                     self._reset = True
                     continue
-                packet = b""
+                packet, ancillary = b"", []
+            for _, _, data in ancillary:
+                for descriptor in array("i", data):
+                    os.set_inheritable(descriptor, False)
+                    self.descriptors.append(descriptor)
             if not packet:
                 self._gone = True
                 return messages or None
@@ -137,18 +154,31 @@ class SocketLink(Link):
     def close(self) -> None:
         """Hang up."""
         self.connection.close()
+        while self._unsent:
+            _close(self._unsent.popleft()[1])
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _memory(edge: Edge) -> int:
+    return os.memfd_create(f"tidemill {edge.name}"[:200])
 
 
 class SharedTransport(Transport):
     """Channels and cells in memory that processes share: a memfd for each edge."""
 
+    renews = True
+
     def __init__(self, edges: Sequence[Edge], bells: Mapping[str, int]) -> None:
         check_order()
-        self._ends, self._bells = ends_by_worker(edges), bells
+        self._edges, self._ends, self._bells = edges, ends_by_worker(edges), bells
         self._segments: dict[str, int] = {}
         try:
             for edge in edges:
-                self._segments[edge.name] = os.memfd_create(f"tidemill {edge.name}"[:200])
+                self._segments[edge.name] = _memory(edge)
         except OSError:  # too many open files, say
             self.close()
             raise
@@ -159,13 +189,29 @@ class SharedTransport(Transport):
             for name, others in self._ends[worker].items()
         }
 
+    def renew(self, workers: Collection[str]) -> dict[str, dict[str, Handle]]:
+        told: dict[str, dict[str, Handle]] = {}
+        for edge in self._edges:
+            if edge.source in workers:
+                segment = _memory(edge)
+                os.close(self._segments[edge.name])
+                self._segments[edge.name] = segment
+                for reader in set(edge.targets).difference(workers):
+                    told.setdefault(reader, {})[edge.name] = Handle((segment,))
+        return told
+
     @staticmethod
     def endpoints(bell: Bell, link: Link, handles: Mapping[str, Handle]) -> SlotEndpoints:
         ends = {}
         for name, handle in handles.items():
             segment, *bells = handle.descriptors
             ends[name] = MemfdSegment(segment), [EventBell(descriptor) for descriptor in bells]
-        return SlotEndpoints(bell, link, ends)
+
+        def come(_: Handle) -> MemfdSegment:
+            assert isinstance(link, SocketLink)
+            return MemfdSegment(link.descriptors.popleft())
+
+        return SlotEndpoints(bell, link, ends, come)
 
     def close(self) -> None:
         while self._segments:

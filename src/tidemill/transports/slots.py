@@ -1,18 +1,23 @@
 """Channel and Cell over a memory segment: used by the local transport (threads) and the
 shared one (processes) alike.
 
+Whoever dies and lives again (`Endpoints.renew`) writes into a new segment, and goes on
+reading at the first slot that it had not released: what it had reserved is void, what it
+had committed is read first, and what it held is there again.
+
 Only the cost per message matters here: an index is one aligned 8-byte word, read and
 written whole and in order (see `ordered_words`); data are written before the word that
 announces them. Nothing is copied, packed or allocated per message.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import msgspec
 import numpy as np
 
-from tidemill.api.transport import Bell, Consumer, Endpoints, Link, Producer, Reader, Writer
+from tidemill.api.transport import Bell, Consumer, Endpoints, Handle, Link, Producer, Reader, Writer
 from tidemill.core.errors import DeadlineError, SchemaError
 from tidemill.core.memory import Segment
 from tidemill.core.schema import ALIGNMENT, Arrays, Field, Schema, layout, views
@@ -26,6 +31,7 @@ _MAGIC, _HEAD, _TAIL = 0, _WORDS, 2 * _WORDS
 _LENGTH = _MAGIC + 1  # bytes of the header's description
 _DESCRIPTION = 4 * ALIGNMENT  # byte offset of the description
 _READY = 0x6C6C696D65646974  # "tidemill"
+_NOTHING = memoryview(bytearray(8 * (_TAIL + 1))).cast("Q")  # words of a channel that nobody has offered
 _DESCRIPTION_LIMIT = 1 << 20
 _AXES = 32
 _DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)) - {
@@ -129,15 +135,43 @@ class SlotConsumer(Consumer):
         self._ring: Callable[[], None] = wake.ring
         self._views: list[Arrays] = []
         self._taken = self._released = 0
+        self._words: Words = _NOTHING
+        self._renewed = deque[Segment]()  # those of the producer's later lives, in order
+        self._steady = True  # the producer of this life offers, or has offered, and none comes after it
+        self._outlived = 0  # slots held of earlier lives, to which nobody gives them back
+
+    def renew(self, segment: Segment) -> None:
+        """Take from `segment`, which a new life of the producer writes, once all that was
+        committed before is taken."""
+        self._renewed.append(segment)
+        self._steady = False
+
+    def _go_over(self) -> bool:
+        """Go over to the next life of the producer. True when it has offered, or one
+        after it."""
+        self._outlived += self._taken - self._released
+        self._taken = self._released = 0
+        self._views = []
+        self._segment.close()
+        self._segment = self._renewed.popleft()
+        return self.attach()
 
     def attach(self) -> bool:
         if self._views:
             return True
         found = _attach(self._segment)
+        if found is None and self._renewed:  # it died before it offered
+            return self._go_over()
         if found is None:
             return False
         memory, words, description, start = found
-        self.schema, self.lead = description.schema, description.lead
+        schema, lead = getattr(self, "schema", description.schema), getattr(self, "lead", description.lead)
+        if (schema, lead) != (description.schema, description.lead):
+            raise SchemaError(
+                f"a new life of a producer offers {description.lead} + {description.schema}, the one before "
+                f"it offered {lead} + {schema}"
+            )
+        self.schema, self.lead = schema, lead
         stride = layout(self.schema, self.lead)[1]
         if not 0 < description.slots <= 1 << 16 or start + stride * description.slots > len(memory):
             raise SchemaError(
@@ -154,11 +188,22 @@ class SlotConsumer(Consumer):
     def take(self) -> Arrays | None:
         taken = self._taken
         if self._words[_HEAD] <= taken:
-            return None
+            return None if self._steady else self._take_of_next_life()
         self._taken = taken + 1
         return self._views[taken % self.slots]
 
+    def _take_of_next_life(self) -> Arrays | None:
+        offered = self._go_over() if self._renewed else self.attach()
+        if not offered:
+            self._words = _NOTHING
+            return None
+        self._steady = not self._renewed
+        return self.take()
+
     def release(self) -> None:
+        if self._outlived:
+            self._outlived -= 1
+            return
         if self._released >= self._taken:
             raise SchemaError("release() without a slot held")
         self._released = self._words[_TAIL] = self._released + 1
@@ -216,13 +261,40 @@ class SlotWriter(Writer):
 class SlotReader(Reader):
     """A reading end of a cell over a segment."""
 
+    _words: Words
+    _marks: list[Words]
+
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
+        self._renewed: Segment | None = None
         self._values: list[Arrays] = []
+
+    def renew(self, segment: Segment) -> None:
+        """Read from `segment`, which a new life of the writer writes, as soon as it has
+        written; what the one before wrote counts until then."""
+        if self._renewed is not None:
+            self._renewed.close()
+        self._renewed = segment
+
+    def _go_over(self, renewed: Segment) -> None:
+        """Go over to the new life of the writer, if it has written."""
+        reader = SlotReader(renewed)
+        if not reader.attach() or reader.newest() < 0:
+            return
+        if reader.schema != self.schema:
+            raise SchemaError(
+                f"a new life of a writer offers {reader.schema}, the one before it offered {self.schema}"
+            )
+        self._segment.close()
+        self._segment, self._renewed = renewed, None
+        self._words, self._marks, self._values = reader._words, reader._marks, reader._values
 
     def attach(self) -> bool:
         if self._values:
             return True
+        if self._renewed is not None:  # the one before may have died before it offered
+            self._segment.close()
+            self._segment, self._renewed = self._renewed, None
         found = _attach(self._segment)
         if found is None:
             return False
@@ -238,10 +310,14 @@ class SlotReader(Reader):
         return True
 
     def newest(self) -> int:
+        if self._renewed is not None:
+            self._go_over(self._renewed)
         count = self._words[_HEAD]
         return self._marks[count % _BUFFERS][_VERSION] if count else -1
 
     def read(self, into: Arrays) -> int:
+        if self._renewed is not None:
+            self._go_over(self._renewed)
         for _ in range(_READ_TRIES):
             count = self._words[_HEAD]
             if count == 0:
@@ -260,11 +336,21 @@ class SlotReader(Reader):
 
 
 class SlotEndpoints(Endpoints):
-    """The ends that one worker holds, over segments. `edges`: of each edge its segment,
-    and the bells of those at the other end."""
+    """The ends that one worker holds, over segments.
 
-    def __init__(self, bell: Bell, link: Link, edges: Mapping[str, tuple[Segment, Sequence[Bell]]]) -> None:
-        self.bell, self.link, self._edges = bell, link, edges
+    edges: of each edge its segment, and the bells of those at the other end
+    segment_of: how a handle that comes later, of an edge's new life, is reached
+    """
+
+    def __init__(
+        self,
+        bell: Bell,
+        link: Link,
+        edges: Mapping[str, tuple[Segment, Sequence[Bell]]],
+        segment_of: Callable[[Handle], Segment] | None = None,
+    ) -> None:
+        self.bell, self.link, self._edges, self._segment_of = bell, link, dict(edges), segment_of
+        self._read: dict[str, SlotConsumer | SlotReader] = {}  # those that this worker reads from
 
     def producer(self, edge: str) -> SlotProducer:
         segment, (wake,) = self._edges[edge]
@@ -272,10 +358,23 @@ class SlotEndpoints(Endpoints):
 
     def consumer(self, edge: str) -> SlotConsumer:
         segment, (wake,) = self._edges[edge]
-        return SlotConsumer(segment, wake)
+        consumer = self._read[edge] = SlotConsumer(segment, wake)
+        return consumer
 
     def writer(self, edge: str) -> SlotWriter:
         return SlotWriter(*self._edges[edge])
 
     def reader(self, edge: str) -> SlotReader:
-        return SlotReader(self._edges[edge][0])
+        reader = self._read[edge] = SlotReader(self._edges[edge][0])
+        return reader
+
+    def renew(self, edges: Mapping[str, Handle]) -> None:
+        assert self._segment_of is not None, "nobody lives again here"
+        for edge, handle in edges.items():
+            old, bells = self._edges[edge]
+            segment = self._segment_of(handle)
+            self._edges[edge] = segment, bells
+            if (end := self._read.get(edge)) is not None:
+                end.renew(segment)
+            else:
+                old.close()

@@ -23,6 +23,7 @@ from tidemill.api.control_messages import (
     Exit,
     Facts,
     Pause,
+    Renew,
     Save,
     Start,
     State,
@@ -101,6 +102,9 @@ class Worker(WorkerHandle):
 
     def _change(self, settings: Mapping[str, float | None]) -> None:
         """Go on with other settings of the algorithm. Trainers are told to."""
+
+    def _leave_alone(self) -> None:
+        """Wait no more for equal workers: one of them has died. Trainers are told to."""
 
     def _save(self) -> None:
         """Write a checkpoint, where the worker has one to write."""
@@ -239,7 +243,11 @@ class Worker(WorkerHandle):
                     self._adopt(message)
                 case ChangeSettings(settings=settings):
                     self._change(settings)
-                case Exit(reason=reason):
+                case Renew(edges=edges):
+                    self.context.endpoints.renew(edges)
+                case Exit(reason=reason, alone=alone):
+                    if alone:
+                        self._leave_alone()
                     self.exit(reason)
                     if self.ended:
                         self._close()

@@ -20,7 +20,7 @@ from tidemill.api.algorithm import Sample
 from tidemill.api.control_messages import Facts
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
-from tidemill.api.policy import Policy
+from tidemill.api.policy import Policy, number_of
 from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.core.config import check_several
 from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
@@ -103,6 +103,9 @@ class BufferWorker(Worker):
             raise SchemaError(
                 f'{context.name} was configured before those who fill "{config.samples}" had made their slots'
             )
+        if context.life:  # the one before may have sent on what it had not given back
+            while self._consumer.consume() is not None:
+                self._consumer.release()
         schema, leads = offered[0].schema, sorted({(block.lead[0], block.lead[1]) for block in offered})
         if len(leads) > 1 or any(block.schema != schema for block in offered):
             sizes = " and ".join(f"{rows} rows x {seats} seats" for rows, seats in leads)
@@ -195,4 +198,4 @@ class BufferWorker(Worker):
 
     def _stats(self) -> dict[str, float]:
         sent = {"samples": float(self._sent)}
-        return sent if self._policy is None else {**sent, "version": float(self._policy.version)}
+        return sent if self._policy is None else {**sent, "version": float(number_of(self._policy.version))}

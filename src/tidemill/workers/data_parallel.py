@@ -59,7 +59,9 @@ class EqualTrainers:
         self._met_at = 0.0  # when they last met, or this one began to end
         # parameters and the algorithm's state, while an update is half done
         self._before: tuple[Arrays, Arrays] | None = None
-        self._left = False  # alone
+        self._left = False  # without the others
+        self.alone = False
+        """Another one has died: there is nobody to wait for."""
 
     @classmethod
     def of(
@@ -170,7 +172,7 @@ class EqualTrainers:
 
     def missing(self) -> bool:
         """True of one that is told to end when the others do not come."""
-        return self._summing is not None and awake() - self._met_at > LEAVE_ALONE
+        return self._summing is not None and (self.alone or awake() - self._met_at > LEAVE_ALONE)
 
     def leave(self, algorithm: Algorithm, policy: Policy, version: int) -> None:
         """Go on without the others. What an unfinished update has done is undone, and

@@ -43,6 +43,7 @@ from tidemill.nets.weights import placeholder_weights
 from tidemill.store.checkpoint import (
     FoundCheckpoint,
     checkpoint_name,
+    checkpoints,
     read_newest,
     readable,
     write_checkpoint,
@@ -80,6 +81,7 @@ class Learner:
     report: the function that sends a message up
     alive: the function that says that the worker lives, once it has written a checkpoint
     extras: the function that returns what checkpoints keep besides
+    first_version: the version of no updates
     changes: settings of the algorithm that equal trainers are still to agree on
     """
 
@@ -98,9 +100,11 @@ class Learner:
         report: Callable[[Up], None],
         alive: Callable[[], None],
         extras: Callable[[], Extras] = lambda: Extras({}, {}, {}),
+        first_version: int = 0,
     ) -> None:
         self._context, self._config, self._clock = context, config, clock
         self._report, self._alive, self._extras = report, alive, extras
+        self.first_version = first_version
         self.counters = Counters()
         self.limits = TrainingLimits(self.counters, context.experiment.limits)
         self.returns = TrainingReturns()
@@ -156,10 +160,10 @@ class Learner:
                     f"other rows than it goes with: {misfit}; take the stream of the agents that play it, or "
                     "of agents with its spaces and whose policy has its state"
                 )
-        if context.resume is not None:
+        # the runner has looked: damaged ones are out of the way, and policies differ in
+        # updates; a later life begins anew where nothing was saved before its death
+        if context.resume is not None or (context.life and self._folder and checkpoints(self._folder)):
             assert self._folder is not None
-            # the runner has looked: damaged ones are out of the way, and policies differ
-            # in updates
             self.found = read_newest(self._folder)
             check_weights(policy, self.spaces, self.found.arrays.get("policy", {}))
         return source
@@ -189,7 +193,7 @@ class Learner:
             self._restore(self.found)
         else:
             self.algorithm = self._build_algorithm()
-            self.policy.version = 0
+            self.policy.version = self.first_version
         self.equal_trainers = EqualTrainers.of(
             context, config, self.algorithm, self._clock, restored=self.found is not None
         )
@@ -238,7 +242,7 @@ class Learner:
         self._changed = found.facts.get("settings", {})
         with placeholder_weights():
             self.algorithm = self._build_algorithm()
-        self.policy.load(found.arrays["policy"], self.counters.updates)
+        self.policy.load(found.arrays["policy"], self.version)
         self.algorithm.load_state(found.arrays["algorithm"])
         self._saved = self.counters.updates, self.counters.steps
 
@@ -349,7 +353,12 @@ class Learner:
     def finish_update(self) -> None:
         """Count an update: the policy is a version further."""
         self.counters.updates += 1
-        self.policy.version = self.counters.updates
+        self.policy.version = self.version
+
+    @property
+    def version(self) -> int:
+        """The version after the updates that are counted."""
+        return self.first_version + self.counters.updates
 
     def publish(self) -> None:
         """Publish the weights as they are now."""
@@ -388,7 +397,7 @@ class Learner:
         self.counters.updates += 1
         self.counters.adopted = self.counters.updates
         self.algorithm = self._build_algorithm()
-        self.policy.load(parameters, self.counters.updates)
+        self.policy.load(parameters, self.version)
         self.returns.clear()
         if self._publisher is not None:
             self._publisher.publish(self.policy)

@@ -15,6 +15,7 @@ from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
 from tidemill.api.control_messages import Adopt, Facts, State
 from tidemill.api.experiment import Context
+from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.errors import ConfigError, returned
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.learner import Learner
@@ -30,7 +31,14 @@ class TrainerWorker(Worker):
     def __init__(self, context: Context, config: Trainer) -> None:
         super().__init__(context)
         self._config = config
-        self.learner = Learner(context, config, self.clock, self.report, self._beat)
+        self.learner = Learner(
+            context,
+            config,
+            self.clock,
+            self.report,
+            self._beat,
+            first_version=context.life * VERSIONS_OF_LIFE,
+        )
         self._batch_steps = 0  # of the last update
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
@@ -45,6 +53,7 @@ class TrainerWorker(Worker):
             )
         demand = learner.demand(config.batch_size, config.max_policy_lag)
         self._buffer = returned(config.buffer.build(source, demand), Buffer, config.buffer.build)
+        self._buffer.least = learner.first_version  # what the weights of undone updates have played
         needs = *learner.build(), *self._buffer.needs
         copies = learner.algorithm.batch_copies
         return Facts(memory=(*needs, *demand.batches(source.offered() or (), copies)))
@@ -74,7 +83,7 @@ class TrainerWorker(Worker):
     def _poll(self) -> PollResult:
         result, learner = next(self._loop), self.learner
         if self._reason is not None and learner.equal_trainers.missing() and not self.ended:
-            learner.equal_trainers.leave(learner.algorithm, learner.policy, learner.counters.updates)
+            learner.equal_trainers.leave(learner.algorithm, learner.policy, learner.version)
             super().exit(self._reason)
         return result
 
@@ -117,7 +126,7 @@ class TrainerWorker(Worker):
             metrics = learner.measured(metrics, batch)
             learner.finish_update()
             if learner.went_back:  # what others played by weights that were given up is not trained on
-                self._buffer.least = counters.updates
+                self._buffer.least = learner.version
             counters.rows += int(agreed.fresh)
             before, counters.steps = counters.steps, counters.rows // learner.samples.seats_per_lane
             self._batch_steps = counters.steps - before
@@ -147,10 +156,13 @@ class TrainerWorker(Worker):
     def _adopt(self, message: Adopt) -> None:
         """See `Learner.adopt`. Samples of versions before it are dropped from now on."""
         self.learner.adopt(message)
-        self._buffer.least = self.learner.counters.updates
+        self._buffer.least = self.learner.version
 
     def _change(self, settings: Mapping[str, float | None]) -> None:
         self.learner.change(settings)  # never within an update of a trainer without equals
+
+    def _leave_alone(self) -> None:
+        self.learner.equal_trainers.alone = True
 
     def _save(self) -> None:
         self.learner.save()

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic
 
-from tidemill.api.policy import Policy
+from tidemill.api.policy import Policy, number_of
 from tidemill.core.errors import TidemillError
 from tidemill.core.schema import Arrays
 from tidemill.store.parameter_database import ParameterDatabase
@@ -54,9 +54,9 @@ class VersionWriter:
     def begin(self, policy: Policy, counters: Mapping[str, float]) -> None:
         """Push the version from which the run goes on, and remove later ones that a run
         before it has left. Raises what `ParameterDatabase` does."""
-        for notice in self._database.rewind(self._policy, policy.version):
+        for notice in self._database.rewind(self._policy, number_of(policy.version)):
             self._tell(notice)
-        self._push(policy.version, policy.parameters(), counters)
+        self._push(number_of(policy.version), policy.parameters(), counters)
         self._last, self._pushed = monotonic(), policy.version
 
     def look(self, policy: Policy, counters: Mapping[str, float]) -> None:
@@ -92,12 +92,15 @@ class VersionWriter:
         copy = {name: array.copy() for name, array in policy.parameters().items()}
         self._thread = None
         thread = Thread(
-            target=self._push_aside, args=(policy.version, copy, dict(counters)), name="push", daemon=True
+            target=self._push_aside,
+            args=(number_of(policy.version), copy, dict(counters)),
+            name="push",
+            daemon=True,
         )
         try:
             thread.start()
         except RuntimeError:  # no more are allowed
-            self._push_aside(policy.version, copy, counters)
+            self._push_aside(number_of(policy.version), copy, counters)
         else:
             self._thread = thread
 

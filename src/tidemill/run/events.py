@@ -1,0 +1,85 @@
+"""What happened in a run besides training, `events.jsonl`: workers that died and lived
+again, what was undone, what the user was told, how the run ended. A line per event."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from tidemill.core.private_files import private
+from tidemill.core.resource_shortage import why
+from tidemill.core.untrusted_files import open_plain
+
+FILE = "events.jsonl"
+LONGEST = 1 << 20  # bytes of a line
+
+What = Literal["began", "died", "lives", "went back", "told", "ended"]
+
+log = logging.getLogger(__name__)
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An event of a run.
+
+    time: when it happened, in seconds since 1970
+    what: "began": every worker runs, for the first time in this command; "died": a worker
+        did, of `cause`; "lives": it runs again; "went back": the trainers of `policy`
+        begin anew at their newest checkpoint; "told": the user was told `cause`; "ended":
+        the run did, for `cause`
+    worker: its name
+    life: number of its life, from 1
+    policy: name of a policy
+    cause: why, in words
+    seconds: for how long the worker did not run
+    steps: env steps that are undone
+    """
+
+    time: float
+    what: What
+    worker: str = ""
+    life: int = 0
+    policy: str = ""
+    cause: str = ""
+    seconds: float = 0.0
+    steps: int = 0
+
+
+class EventLog:
+    """The log writes the events of the run in `folder`. A disk that cannot take them does
+    not stop training."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._failed = False
+
+    def write(self, events: Iterable[Event]) -> None:
+        """Append events. A line goes to the file in one write: a kill tears at most the
+        last one."""
+        lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+        if not lines:
+            return
+        try:
+            with open(self._path, "ab", buffering=0, opener=private) as file:
+                file.write(lines)
+        except OSError as error:
+            if not self._failed:
+                log.warning("cannot write %s (%s): training goes on without it", self._path, why(error))
+            self._failed = True
+
+
+def read_events(folder: Path) -> list[Event]:
+    """Return the events of the run in `folder`, in order; none where it has no file of
+    them. Lines that are torn, or of another version, are left out."""
+    found = []
+    try:
+        with open_plain(folder / FILE) as file:
+            while line := file.readline(LONGEST):
+                try:
+                    found.append(msgspec.json.decode(line, type=Event))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    continue
+    except OSError:
+        return []
+    return found

@@ -1,0 +1,156 @@
+"""What `tidemill status RUN` tells: of a run that is going on as it is now, by its
+socket; of one that is over how it ended; and of either what happened last."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.core.errors import RunError
+from tidemill.run.control_socket import NoRun, tell
+from tidemill.run.controller import Controller
+from tidemill.run.events import Event, read_events
+from tidemill.run.folder import SUMMARY, RunFolder, as_typed, command
+from tidemill.run.snapshot import short, snapshot
+from tidemill.run.stall_report import doing
+
+EVENTS = 10  # that are shown, the last ones
+LONGEST_CAUSE = 160  # characters of one
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """A worker of a run that is going on: its state, the number of its life, from 1, what
+    it does, in words, and where its time goes."""
+
+    name: str
+    state: str
+    life: int
+    does: str
+    shares: dict[str, float]
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """A run that is going on: see `Snapshot`."""
+
+    state: str
+    seconds: float
+    steps: int
+    limit: int | None
+    steps_per_second: float
+    updates: int
+    episodes: int
+    mean_returns: dict[str, float | None]
+    lag: float | None
+    dropped: int
+    workers: list[WorkerStatus]
+
+
+def status_of(controller: Controller) -> RunStatus:
+    """Return the run as it is now."""
+    now, experiment = snapshot(controller), controller.job.experiment
+    workers = [
+        WorkerStatus(
+            name,
+            "dead" if member.buried else member.state.value,
+            member.life + 1,
+            "" if member.buried else doing(experiment, member, controller.condition(name)),
+            member.shares,
+        )
+        for name, member in controller.members.items()
+    ]
+    return RunStatus(
+        now.state,
+        now.seconds,
+        now.steps,
+        now.limit,
+        now.steps_per_second,
+        now.updates,
+        now.episodes,
+        dict(now.mean_returns),
+        now.lag,
+        now.dropped,
+        workers,
+    )
+
+
+def read_status(folder: RunFolder) -> RunStatus | None:
+    """Return the status of the run in `folder`; None where none is going on. Raises
+    `RunError` where it does not answer, or is of another version."""
+    try:
+        answer = tell(folder.path, "status")
+    except NoRun:
+        return None
+    try:
+        return msgspec.json.decode(answer, type=RunStatus)
+    except msgspec.DecodeError:
+        raise RunError(f"{folder.path}: the run is of another version: {answer[:200]}") from None
+
+
+def render_status(folder: RunFolder) -> RenderableType:
+    """Return what the user is shown of the run in `folder`."""
+    status = read_status(folder)
+    parts = _over(folder) if status is None else _now(status)
+    if events := read_events(folder.path)[-EVENTS:]:
+        parts += [Text("\nWhat happened last", "bold"), _events(events)]
+    return Group(*parts)
+
+
+def _now(status: RunStatus) -> list[RenderableType]:
+    limit = "" if status.limit is None else f" of {status.limit:,}"
+    returns = ", ".join(
+        f"{policy} {mean:,.1f}".strip() for policy, mean in status.mean_returns.items() if mean is not None
+    )
+    facts = {
+        "state": status.state,
+        "env steps": f"{status.steps:,}{limit}, {short(status.steps_per_second)} per second",
+        "updates": f"{status.updates:,}",
+        "mean return": returns or "–",
+        "lag": "–" if status.lag is None else f"{status.lag:.1f} versions on average",
+        "dropped": f"{status.dropped:,} samples",
+        "trained for": f"{status.seconds:,.0f} s",
+    }
+    table = Table("worker", "life", "state", "does", "time", box=SIMPLE_HEAD)
+    for worker in status.workers:
+        shares = ", ".join(
+            f"{name} {share:.0%}"
+            for name, share in sorted(worker.shares.items(), key=lambda item: -item[1])
+            if share >= 0.005
+        )
+        table.add_row(worker.name, str(worker.life), worker.state, worker.does, shares)
+    return [_facts(facts), table]
+
+
+def _over(folder: RunFolder) -> list[RenderableType]:
+    try:
+        summary: Any = folder.read(SUMMARY)
+    except RunError:
+        cure = f"go on from its last checkpoint by: {command()} resume {as_typed(folder.path)}"
+        return [Text(f"no run is going on there, and none has ended: it was killed; {cure}")]
+    return [_facts({str(name).replace("_", " "): str(value) for name, value in summary.items()})]
+
+
+def _facts(facts: dict[str, str]) -> Text:
+    width = max(map(len, facts))
+    return Text("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
+
+
+def _events(events: list[Event]) -> Table:
+    table = Table("when", "what", "who", "life", "why", box=SIMPLE_HEAD)
+    for event in events:
+        cause = event.cause if len(event.cause) <= LONGEST_CAUSE else f"{event.cause[:LONGEST_CAUSE]}…"
+        if event.what == "lives":
+            cause = f"it did not run for {event.seconds:.1f} s"
+        elif event.what == "went back":
+            cause = f"to its newest checkpoint: {event.steps:,} env steps are undone"
+        table.add_row(
+            datetime.fromtimestamp(event.time).strftime("%H:%M:%S"),
+            event.what,
+            event.worker or event.policy,
+            str(event.life or ""),
+            cause,
+        )
+    return table

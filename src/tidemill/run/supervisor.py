@@ -1,0 +1,263 @@
+"""The supervisor of a run decides what follows from a worker's death: a new life, or the
+end of the run.
+
+A death is the end of a worker's process that nobody asked for; an error that a worker
+reports is none, since it would come again. With a worker die those that cannot go on
+without it: all that share its process, equal trainers, and with a replay memory whoever
+gathers for it. All of them begin their next life together. Each is told to be what the
+one before was told to be; trainers go back to their newest checkpoint. A group has so
+many lives (`WorkerConfig.restarts`), with pauses that grow between them; whoever dies
+twice before it ever ran ends the run at once.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time
+
+from tidemill.api.control_messages import Configure, Down, Exit, Facts, Start, State, pack
+from tidemill.api.edges import group_of
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Launcher
+from tidemill.core.clock import awake
+from tidemill.core.errors import RunError
+from tidemill.run.events import Event
+from tidemill.run.progress import Member
+
+# seconds for workers to become READY, since the last word of any that is not (of
+# environments that it has made, say)
+READY_DEADLINE = 120.0
+# the states of a worker that is to become READY, or RUNNING, and has not yet
+_SHORT_OF = {
+    State.READY: (State.CONFIGURING,),
+    State.RUNNING: (State.CONFIGURING, State.READY),
+}
+RECENT = 60.0  # seconds in which a group's third death, and each one more, has its next life wait longer
+LONGEST_PAUSE = 30.0  # seconds before a new life
+SAVING = 5.0  # seconds that a trainer has to save what it knows once an equal one has died
+
+
+def live_together(experiment: Experiment) -> dict[str, list[str]]:
+    """Return, by worker, all those that die with it and begin their next life together,
+    in order."""
+    together: dict[str, list[str]] = {}
+    for names in experiment.processes():
+        ours = list(names)
+        for name in names:
+            together[name] = ours
+    edges = experiment.edges()
+    grant = {edge.source for edge in edges if edge.name.startswith("credits/")}
+    for edge in edges:
+        kind = edge.name.partition("/")[0]
+        if kind in ("sums", "credits") or (kind == "parameters" and edge.source in grant):
+            for target in edge.targets:
+                if (theirs := together[target]) is not (ours := together[edge.source]):
+                    ours += theirs
+                    together |= dict.fromkeys(theirs, ours)
+    order = [name for name, _ in experiment.members()]
+    return {name: sorted(names, key=order.index) for name, names in together.items()}
+
+
+@dataclass
+class Burial:
+    """Workers that are to begin their next life together, and the second (of `awake`) at
+    which they do.
+
+    awaited: trainers among them that have not died, and save what they know first, until
+        second `patience` at most
+    """
+
+    names: Sequence[str]
+    at: float
+    awaited: Sequence[str]
+    patience: float
+
+
+@dataclass
+class Birth:
+    """Workers whose next life has begun.
+
+    rounds: who is to become what, a round after another
+    told: what each was told to become last
+    """
+
+    names: Sequence[str]
+    rounds: Sequence[tuple[State, Sequence[str]]]
+    told: dict[str, State] = field(default_factory=dict)
+
+
+def levels(experiment: Experiment) -> list[list[str]]:
+    """Return the workers that are configured together, in order: owners of environments,
+    those who send samples on, all others. Each is told what those before know."""
+    forwarders, every = experiment.forwarders(), dict(experiment.members())
+    owners = [name for name, config in every.items() if config.owns_environment]
+    others = every.keys() - set(owners).union(*forwarders)
+    return [owners, *map(list, forwarders), [name for name in every if name in others]]
+
+
+class Supervisor:
+    """The supervisor of an experiment's workers.
+
+    members: what the controller knows of each, by name
+    launcher: who begins their lives
+    note: function that takes note of an event
+    tell: function that tells the user
+    go_back: function that is called with the policies whose trainers go back to their
+        newest checkpoints
+    facts: function that returns what workers are configured with
+    orders: function that returns what a worker is told besides, before it starts and
+        after
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        members: Mapping[str, Member],
+        launcher: Launcher,
+        note: Callable[[Event], None],
+        tell: Callable[[str], None],
+        go_back: Callable[[Sequence[str]], None],
+        facts: Callable[[], Facts],
+        orders: Callable[[], tuple[list[Down], list[Down]]],
+    ) -> None:
+        self._members, self._launcher = members, launcher
+        self._note, self._tell, self._go_back = note, tell, go_back
+        self._facts, self._orders = facts, orders
+        self._processes = {name: names for names in experiment.processes() for name in names}
+        self._together = live_together(experiment)
+        self._deaths: dict[str, deque[float]] = {}  # when, by group
+        self._stillborn: set[str] = set()  # who died before it ran, and has not run since
+        self._buried: list[Burial] = []
+        self._births: list[Birth] = []
+        self._levels = levels(experiment)
+
+    def with_it(self, name: str) -> Sequence[str]:
+        """Return the workers that die with `name`, itself among them."""
+        return self._together[name]
+
+    def died(self, name: str, cause: str) -> None:
+        """Bury worker `name`, and all that die with it. Raises `RunError` where they are
+        to have no other life."""
+        said, now = f"{name} is gone: {cause}", awake()
+        member, dead, names = self._members[name], self._processes[name], self._together[name]
+        pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
+        if member.state is State.RUNNING:
+            self._stillborn.discard(name)
+        elif name in self._stillborn:
+            raise RunError(f"{name} is gone, for the second time before it ran: {cause}")
+        else:
+            self._stillborn.add(name)
+        self._births = [birth for birth in self._births if name not in birth.names]
+        for other in dead:
+            self._note(Event(time(), "died", other, self._members[other].life + 1, cause=cause))
+            self._members[other].bury()
+        if any(name in burial.names for burial in self._buried):
+            return  # it goes with those that died before it
+        awaited = [
+            other
+            for other in names
+            if other not in dead
+            and self._members[other].state is State.RUNNING
+            and any(port.role == "sum" for port in self._members[other].config.ports())
+        ]
+        for other in awaited:
+            self._members[other].leaving = True
+            self._members[other].link.send(pack(Exit(said, alone=True)))
+        self._buried.append(Burial(names, now + pause, awaited, now + SAVING))
+        with_it = [other for other in names if other != name]
+        goes = f" (and {', '.join(with_it)} with it)" if with_it else ""
+        when = f"in {pause:.0f} s" if pause else "now"
+        self._tell(f"{said}; life {member.life + 2} of {name}{goes} begins {when}")
+
+    def _count(self, group: str, now: float, said: str) -> float:
+        """Count a death in `group`, and return the seconds that its next life waits."""
+        if not self._launcher.restarts:
+            raise RunError(said)
+        config = next(m.config for name, m in self._members.items() if group_of(name) == group)
+        if config.restarts is None:
+            raise RunError(f"{said} (restarts = None of {group}: the first death ends the run)")
+        deaths = self._deaths.setdefault(group, deque())
+        while deaths and now - deaths[0] > config.restarts_within_s:
+            deaths.popleft()
+        deaths.append(now)
+        if len(deaths) > config.restarts:
+            raise RunError(
+                f"{said}.\nThat is death {len(deaths)} of {group} within {config.restarts_within_s:.0f} s; "
+                f"{config.restarts} are allowed (restarts, restarts_within_s)"
+            )
+        recent = sum(now - at < RECENT for at in deaths)
+        return min(2.0 ** (recent - 3), LONGEST_PAUSE) if recent > 2 else 0.0
+
+    def look(self) -> None:
+        """Begin the lives that are due, and bring those that have begun further."""
+        for burial in list(self._buried):
+            saving = awake() < burial.patience and any(
+                self._members[name].state is State.RUNNING for name in burial.awaited
+            )
+            if burial.at <= awake() and not saving:
+                self._buried.remove(burial)
+                self._revive(burial.names)
+        self._births = [birth for birth in self._births if not self._bring_up(birth)]
+
+    def _revive(self, names: Sequence[str]) -> None:
+        members = {name: self._members[name] for name in names}
+        links = self._launcher.restart(names)
+        for member in members.values():
+            member.bury()
+        policies = dict.fromkeys(
+            port.stream for m in members.values() for port in m.config.ports() if port.role == "publish"
+        )
+        if policies:
+            self._go_back(list(policies))
+        for name, link in links.items():
+            members[name].begin_life(link)
+        rounds = [(State.READY, level) for level in self._levels]
+        for order in sorted({member.config.order for member in members.values()}):
+            rounds.append(
+                (State.RUNNING, [n for n, member in members.items() if member.config.order == order])
+            )
+        self._births.append(Birth(names, rounds))
+
+    def bears(self, name: str) -> bool:
+        """True of a worker whose next life has begun, but is not yet what it is wanted to
+        be: the supervisor tells it."""
+        return any(name in birth.names for birth in self._births)
+
+    def _bring_up(self, birth: Birth) -> bool:
+        """Have each become what the one before was told to be, one after another as at
+        the start. True when all are. Raises `RunError` where that takes too long."""
+        before, after = self._orders()
+        for state, names in birth.rounds:
+            short = _SHORT_OF[state]
+            waiting = {
+                name: member
+                for name in names
+                if name in birth.names
+                and (member := self._members[name]).state in short
+                and member.wanted not in short
+            }
+            for name, member in waiting.items():
+                if birth.told.get(name) is not state:
+                    birth.told[name] = state
+                    orders = (
+                        [Configure(self._facts())] if state is State.READY else [*before, Start(), *after]
+                    )
+                    for order in orders:
+                        member.link.send(pack(order))
+            if waiting and awake() - max(member.heard for member in waiting.values()) > READY_DEADLINE:
+                raise RunError(
+                    f"{', '.join(waiting)} did not become {state.value} in a new life, and said nothing for "
+                    f"{READY_DEADLINE:.0f} s: look into the run's logs"
+                )
+            if waiting:
+                return False
+        return True
+
+    def entered(self, name: str, state: State) -> None:
+        """Take note of a worker's new state."""
+        member = self._members[name]
+        if state is State.RUNNING and member.died_at:
+            self._stillborn.discard(name)
+            gone = awake() - member.died_at
+            self._note(Event(time(), "lives", name, member.life + 1, seconds=round(gone, 3)))
+            member.died_at = 0.0

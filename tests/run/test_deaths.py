@@ -1,0 +1,77 @@
+"""Workers die at any moment, and what is trained on is what was lived: no row twice, none
+torn, none of an undone life."""
+
+import random
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of
+
+from tidemill.core.user_code_loading import load_file
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.events import read_events
+from tidemill.store.checkpoint import read_newest
+from tidemill.training.train import train
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
+]
+experiments = load_file(EXPERIMENTS, "test")
+UPDATES = 400
+
+
+def kill_in_turn(path: Path, over: threading.Event, draw: random.Random) -> None:
+    """Kill one worker after another, some time after the last one lives again."""
+    for number, name in enumerate(["actor-0", "server-0", "trainer-0", "actor-1", "trainer-0"], 1):
+        while sum(event.what == "lives" for event in read_events(path)) < number - 1:
+            if over.wait(0.05):
+                return
+        if over.wait(draw.uniform(0.2, 1.0)):
+            return
+        for process in psutil.Process().children():
+            if log_of(process) == path / "logs" / f"{name}.log":
+                process.kill()
+
+
+def test_every_row_that_is_trained_was_lived_once(tmp_path: Path) -> None:
+    path, over = tmp_path / "run", threading.Event()
+    made = experiments.numbered(str(tmp_path / "sample"))
+    made = made.replace(limits=made.limits.replace(updates=UPDATES))
+    killer = threading.Thread(target=kill_in_turn, args=(path, over, random.Random(5)))
+    killer.start()
+    try:
+        result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
+    finally:
+        over.set()
+        killer.join()
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", UPDATES)
+    died = [event.worker for event in read_events(path) if event.what == "died"]
+    assert len(died) >= 3 and "trainer-0" in died
+    # What an undone update has written down is written over by the one in its place.
+    count = int(read_newest(path / "checkpoints" / "policy").arrays["algorithm"]["count"])
+    seen: set[tuple[int, ...]] = set()
+    lives = set[int]()
+    for number in range(count):
+        with np.load(tmp_path / f"sample-{number}.npz") as file:
+            rows = dict(file)
+        where = rows["obs"].astype(np.int64)
+        final = rows["done"] | rows["truncated"]
+        assert (rows["version"][~final] >= 0).all()
+        lives |= set((rows["version"][~final] >> 32).tolist())
+        acted, following = where[:-1][~final[:-1]], where[1:][~final[:-1]]
+        assert (following - acted == [0, 0, 1]).all()
+        paid = experiments.Numbered.paid(*following.T)
+        assert (rows["reward"][:-1][~final[:-1]] == paid).all()
+        here = set(map(tuple, acted.tolist()))
+        assert len(here) == len(acted) and seen.isdisjoint(here)
+        seen |= here
+    assert len(lives) > 1
+    updates = [record["update"] for record in read_metrics(path)]
+    assert updates == sorted(set(updates)) and updates[-1] == UPDATES
+    assert leftovers(path) == []
+    check_versions(path)

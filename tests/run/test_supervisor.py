@@ -1,0 +1,94 @@
+"""What follows from a worker's death: who dies with it, how often a group lives again,
+and what is said."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.run.watching import EXPERIMENTS
+
+from tidemill import Experiment
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.user_code_loading import load_file
+from tidemill.run.events import Event, EventLog, read_events
+from tidemill.run.supervisor import live_together
+from tidemill.training.train import train
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
+]
+experiments = load_file(EXPERIMENTS, "test")
+
+
+def test_who_dies_with_whom() -> None:
+    assert live_together(experiments.cartpole()) == {
+        name: [name] for name in ("actor-0", "server-0", "trainer-0")
+    }
+    # equal trainers, each with the actor of its process
+    equal = live_together(experiments.equal())
+    every = ["actor-0", "actor-1", "trainer-0", "trainer-1"]
+    assert sorted(equal) == every and all(names == every for names in equal.values())
+    # who gathers for a replay memory
+    limited = live_together(experiments.slots())
+    assert list(limited) == limited["actor-0"] == limited["trainer-0"] == ["actor-0", "trainer-0"]
+
+
+def dying(environment: str, restarts: int | None) -> Experiment:
+    made: Experiment = experiments.dies(environment)
+    actors = made.workers["actor"].replace(restarts=restarts)
+    return made.replace(workers={**made.workers, "actor": actors})
+
+
+def end_of(made: Experiment, path: Path) -> str:
+    with pytest.raises(RunError) as caught:
+        train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
+    return str(caught.value)
+
+
+def test_a_group_that_dies_too_often_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    said = end_of(dying("DiesInStep", 2), tmp_path / "run")
+    assert re.search(r"actor-0 is gone: its process was killed by SIGKILL", said)
+    assert re.search(r"death 3 of actor within 600 s; 2 are allowed \(restarts, restarts_within_s\)", said)
+    events = read_events(tmp_path / "run")
+    assert [(event.worker, event.life) for event in events if event.what == "died"] == [
+        ("actor-0", 1),
+        ("actor-0", 2),
+    ]
+    assert [event.life for event in events if event.what == "lives"] == [2, 3]
+    assert events[-1].what == "ended" and events[-1].cause.startswith("failed: actor-0 is gone")
+
+
+def test_none_has_the_first_death_end_the_run(tmp_path: Path) -> None:
+    said = end_of(dying("DiesInStep", None), tmp_path / "run")
+    assert "restarts = None of actor: the first death ends the run" in said
+
+
+def test_who_dies_twice_before_it_runs_ends_the_run_at_once(tmp_path: Path) -> None:
+    made = dying("DiesAtOnce", 5)
+    actors = made.workers["actor"].replace(count=3)
+    said = end_of(made.replace(workers={**made.workers, "actor": actors}), tmp_path / "run")
+    assert re.search(r"actor-\d is gone, for the second time before it ran: .* SIGKILL", said)
+    assert not (tmp_path / "run" / "events.jsonl").exists()  # it never began
+
+
+@pytest.mark.parametrize("restarts", [0, -1])
+def test_a_budget_of_nothing_is_refused(restarts: int) -> None:
+    with pytest.raises(ConfigError, match=rf"restarts = {restarts} must be at least 1; None has the first"):
+        dying("DiesInStep", restarts)
+
+
+def test_events_are_read_back_but_for_torn_lines(tmp_path: Path) -> None:
+    told = [Event(time.time(), "died", "actor-0", 1, cause="it was killed"), Event(1.0, "ended", cause="…")]
+    log = EventLog(tmp_path)
+    log.write(told[:1])
+    log.write([])
+    log.write(told[1:])
+    path = tmp_path / "events.jsonl"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with path.open("ab") as file:
+        file.write(b'{"time":2.0,"wh')
+    assert read_events(tmp_path) == told
+    assert read_events(tmp_path / "nowhere") == []
