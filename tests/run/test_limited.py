@@ -563,7 +563,7 @@ def test_a_run_in_which_every_step_is_lost_fails_and_says_so(tmp_path: Path) -> 
     made = faulty(slots=2, steps=100, broken=True, max_backoff_s=0.01, max_no_progress_s=0.5)
     with pytest.raises(
         TidemillError,
-        match=r"no step was stored for 0\.5 s[\s\S]*\nMeanwhile, first: actor-0: slot \d(: a step is lost| rests)",
+        match=r"no step was stored for 0\.5 s[\s\S]*\nMeanwhile, first: actor-0: slot \d(: a step is| rests)",
     ):
         failed(made, tmp_path / "run")
 
