@@ -46,6 +46,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     mean_returns: dict[str, float | None]
     lag: float | None
     dropped: int
+    crash_cost: tuple[float, int]
     workers: list[WorkerStatus]
 
 
@@ -73,6 +74,7 @@ def status_of(controller: Controller) -> RunStatus:
         dict(now.mean_returns),
         now.lag,
         now.dropped,
+        now.crash_cost,
         workers,
     )
 
@@ -104,6 +106,7 @@ def _now(status: RunStatus) -> list[RenderableType]:
     returns = ", ".join(
         f"{policy} {mean:,.1f}".strip() for policy, mean in status.mean_returns.items() if mean is not None
     )
+    seconds, steps = status.crash_cost
     facts = {
         "state": status.state,
         "env steps": f"{status.steps:,}{limit}, {short(status.steps_per_second)} per second",
@@ -112,6 +115,7 @@ def _now(status: RunStatus) -> list[RenderableType]:
         "lag": "–" if status.lag is None else f"{status.lag:.1f} versions on average",
         "dropped": f"{status.dropped:,} samples",
         "trained for": f"{status.seconds:,.0f} s",
+        "a crash would cost": f"{seconds:.0f} s, {steps:,} env steps",
     }
     table = Table("worker", "life", "state", "does", "time", box=SIMPLE_HEAD)
     for worker in status.workers:

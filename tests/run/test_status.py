@@ -1,0 +1,78 @@
+"""What `tidemill status` tells of a run that goes on, of one that is over, and of one
+that was killed."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.run.watching import Run, wait_until
+
+from tidemill.core.errors import RunError
+from tidemill.run.control_socket import tell
+from tidemill.run.folder import RunFolder
+from tidemill.run.status import read_status, render_status
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
+]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(function: str) -> Run:
+        runs.append(Run(tmp_path / str(len(runs)), function))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill_all()
+
+
+def shown(path: Path) -> str:
+    output = io.StringIO()
+    Console(file=output, width=200).print(render_status(RunFolder.open(path)))
+    return output.getvalue()
+
+
+def test_a_run_tells_how_it_is_while_it_goes_on_and_how_it_ended(start: Callable[..., Run]) -> None:
+    run = start("cartpole")
+    run.wait_for_updates()
+    run.wait_for_worker("actor-0").kill()
+
+    def second_life() -> bool:
+        status = read_status(RunFolder.open(run.path))
+        assert status is not None
+        return [(w.name, w.life) for w in status.workers if w.state == "running"] == [
+            ("actor-0", 2), ("server-0", 1), ("trainer-0", 1)
+        ]  # fmt: skip
+
+    wait_until(second_life, 30, "the actor lives again")
+    status = read_status(RunFolder.open(run.path))
+    assert status is not None and status.state == "running" and status.updates > 0
+    text = shown(run.path)
+    assert "a crash would cost" in text and "actor-0" in text
+    assert "its process was killed by SIGKILL" in text and "it did not run for" in text
+    tell(run.path, "stop")
+    run.ended()
+    text = shown(run.path)
+    assert "completed" in text and "tidemill stop" in text and "SIGKILL" in text
+
+
+def test_a_run_that_was_killed_says_what_to_type(start: Callable[..., Run]) -> None:
+    run = start("cartpole")
+    run.wait_for_updates()
+    run.main.kill()
+    run.ended()
+    text = shown(run.path)
+    assert "it was killed" in text and "resume" in text
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        RunFolder.open(tmp_path)
