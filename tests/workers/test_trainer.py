@@ -30,7 +30,7 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, Limits, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.store.checkpoint import checkpoints, read_newest
@@ -60,7 +60,7 @@ class Adder(Algorithm):
     built: ClassVar[list["Adder"]] = []
 
     def __init__(self, policy: Policy, amount: float) -> None:
-        self.policy, self.amount = policy, amount
+        self.policy, self.amount, self.loss = policy, amount, 0.5
         self.seen: list[list[float]] = []
         self.steps: list[int] = []
         self.moment = np.zeros(2)
@@ -71,7 +71,7 @@ class Adder(Algorithm):
         self.steps.append(steps)
         self.policy.parameters()["w"][:] += self.amount  # type: ignore[index]
         self.moment += 10
-        return {"loss/policy": 0.5}
+        return {"loss/policy": self.loss}
 
     def state(self) -> dict[str, Any]:
         return {"moment": self.moment}
@@ -630,6 +630,42 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) ->
     assert bench.worker.state is State.RUNNING and bench.worker.learner.counters.updates == 2
     (told,) = (m.text for m in bench.heard() if isinstance(m, Notice))
     assert "Training goes on; this is tried again" in told
+
+
+def test_an_algorithm_that_spoils_its_weights_goes_back_at_once(tmp_path: Path) -> None:
+    """Of one that does not look itself its loss tells, and then its weights."""
+    bench = Bench(folder=tmp_path)
+    bench.two_updates()
+    before = bench.worker.learner.policy.parameters()["w"].copy()
+    saved = read_newest(tmp_path / "checkpoints" / "policy")
+    bench.algorithm.amount, bench.algorithm.loss = np.nan, np.nan
+    bench.send(2, 2)
+    bench.poll()
+    learner = bench.worker.learner
+    np.testing.assert_array_equal(learner.policy.parameters()["w"], saved.arrays["policy"]["w"])
+    assert not np.array_equal(before, saved.arrays["policy"]["w"])  # that of the first update
+    assert (learner.counters.updates, learner.policy.version, learner.counters.skipped) == (3, 3, 1)
+    texts = [m.text for m in bench.heard() if isinstance(m, Notice)]
+    assert "Adder has made weight w NaN or infinite" in texts[0]
+    assert "training goes on with the weights of checkpoint update-1" in texts[1]
+
+
+def test_weights_that_are_not_finite_are_never_on_the_disk(tmp_path: Path) -> None:
+    """Whatever an algorithm of one's own tells."""
+    bench = Bench(folder=tmp_path, checkpoint_seconds=1e-9, checkpoint_share=1)
+    bench.two_updates()
+    bench.algorithm.amount = np.nan
+    bench.send(2, 2)
+    bench.poll()
+    assert bench.worker.state is State.RUNNING
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints" / "policy")] == [
+        "update-1",
+        "update-2",
+    ]
+    (told,) = (m.text for m in bench.heard() if isinstance(m, Notice))
+    assert "no checkpoint after update 3 is written: w is not finite" in told
+    with pytest.raises(CheckpointError, match="w is not finite"):
+        bench.worker.exit()
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
