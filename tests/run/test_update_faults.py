@@ -10,9 +10,9 @@ import pytest
 import tidemill
 from tidemill.algorithms.dqn import DQNLearner
 from tidemill.algorithms.ppo import PPOLearner
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.store.checkpoint import checkpoints, read_checkpoint
+from tidemill.store.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from tidemill.trained.replay_fault import replay_fault
 
 
@@ -182,3 +182,30 @@ def test_the_command_shows_where(tmp_path, spoil):
     assert shown.exit_code == 0, shown.output
     assert "first: input obs[" in shown.output
     assert str(Path("faults") / "trainer-0" / "update-2") in shown.output
+
+
+def test_the_debugger_stops_where_the_number_was_read(tmp_path, spoil, monkeypatch):
+    stopped = []
+    monkeypatch.setattr("pdb.post_mortem", stopped.append)
+    spoil({2})
+    run(tmp_path / "run", 3)
+    replay_fault(tmp_path / "run", debugger=True)
+    (traceback,) = stopped
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    assert traceback.tb_frame.f_code.co_name == "trace"
+    assert isinstance(traceback.tb_frame.f_locals["self"], PPOLearner)
+
+
+def test_a_record_that_lacks_arrays_is_named(tmp_path, spoil):
+    spoil({2})
+    run(tmp_path / "run", 3)
+    record = tmp_path / "run/faults/trainer-0/update-2"
+    arrays, facts = read_checkpoint(record)
+    del arrays["minibatch"]["place"]
+    write_checkpoint(record.parent, "update-2", arrays, facts, 5)
+    with pytest.raises(CheckpointError, match="does not hold what PPO needs: KeyError"):
+        replay_fault(tmp_path / "run")
+    write_checkpoint(record.parent, "update-2", arrays, {**facts, "settings": {"kind": "Impala"}}, 5)
+    with pytest.raises(CheckpointError, match="is no record of an update of this run"):
+        replay_fault(tmp_path / "run")

@@ -98,8 +98,13 @@ def replay_fault(
     algorithm = settings.build(policy, derive_seed(experiment.seed, trainer))
     policy.load(weights, 0)
     algorithm.load_state(state)
-    with np.errstate(all="ignore"):  # what is not finite is looked for
-        lines, where = _follow(algorithm, algorithm.trace(stage, minibatch), facts, debugger)
+    try:
+        with np.errstate(all="ignore"):  # what is not finite is looked for
+            lines, where = _follow(algorithm, algorithm.trace(stage, minibatch), facts, debugger)
+    except (KeyError, ValueError, IndexError) as broken:
+        raise CheckpointError(
+            f"{path} does not hold what {type(settings).__name__} needs: {broken!r}"
+        ) from None
     return FaultReport(path, error, lines, where)
 
 
