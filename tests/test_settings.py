@@ -90,7 +90,7 @@ ALWAYS = {
     "Stage": "options until",
     "WorkerConfig": "count restarts one_core math_threads",
     "ActorConfig": "environment lanes ring max_episode_steps",
-    "Actors": "agents",
+    "Actors": "agents lane_restarts",
     "ReplayActors": "policy inference samples frame_stack",
     "PlayerSpec": "match policy inference samples deterministic",
     "TrainerConfig": "algorithm policy samples checkpoint_seconds checkpoint_share checkpoints "
@@ -151,6 +151,9 @@ IDLE = {
     "Limits.return_of": lambda: Limits(return_of="policy"),
     "WorkerConfig.restarts_within_s": lambda: trainer(restarts=None, restarts_within_s=5.0),
     "ActorConfig.flush_requests": lambda: Actors(environment=Scripted(), flush_requests=2),
+    "Actors.lane_restarts_within_s": lambda: Actors(
+        environment=Scripted(), lane_restarts=None, lane_restarts_within_s=60.0
+    ),
     "ActorConfig.slots": lambda: Actors(environment=Scripted(), agents=(AgentSpec(samples=None),), slots=3),
     "PlayerSpec.parameters": lambda: AgentSpec(inference="asked", parameters=Drawn()),
     "AgentSpec.mode": lambda: AgentSpec(samples=None, mode="after_done"),

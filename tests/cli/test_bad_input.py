@@ -48,13 +48,14 @@ class Env(gymnasium.Env):
                 reward = np.inf
         return observation, reward, self.steps % 10 == 0, False, {}
 
-def made(agents=(AgentSpec(sample_steps=8),), policies=("policy",), trainers=None, **kwargs):
+def made(agents=(AgentSpec(sample_steps=8),), policies=("policy",), trainers=None, lane_restarts=5, **kwargs):
     return Experiment(
         name="bad",
         policies={name: ActorCritic() for name in policies},
         workers={
             "actor": Actors(
-                environment=Gymnasium(make=f"{__file__}:Env", kwargs=kwargs), lanes=2, agents=agents
+                environment=Gymnasium(make=f"{__file__}:Env", kwargs=kwargs), lanes=2, agents=agents,
+                lane_restarts=lane_restarts,
             ),
             **(
                 trainers
@@ -73,8 +74,8 @@ def good(): return made()
 def init(): return made(fault="init")
 def reset(): return made(fault="reset")
 def step(): return made(fault="step")
-def late_step(): return made(fault="step", at=20)
-def late_nan(): return made(fault="nan", at=20)
+def late_step(): return made(fault="step", at=20, lane_restarts=None)
+def late_nan(): return made(fault="nan", at=20, lane_restarts=None)
 def shape(): return made(fault="shape")
 def nan(): return made(fault="nan")
 def reward(): return made(fault="reward")

@@ -67,14 +67,17 @@ class Tick:
         set for it and closes its open row
     info: name → [N]: the environment's own statistics of episodes (see
         `Environment.info`), meaningful where done or truncated
-    restarted: bool [N]: same-step environments only. The seat finished (done or
-        truncated, see `final`) *and* already began its next episode, whose first
+    restarted: bool [N]: the seat finished (in same-step environments, done or truncated,
+        see `final`; or `voided`) *and* already began its next episode, whose first
         observation is in `observation`
     final: leaf name → [N, ...]: final observations of restarted seats; empty for other
         environments
-    voided: bool [N]: only where `Environment.voids`. The seat's step was lost, and its
-        episode was cut after the observation before it. Never together with done or
-        truncated; nothing else of the seat means anything. The lane is reset
+    voided: bool [N]: the seat's step was lost, and its episode was cut after the
+        observation before it. Never together with done or truncated. With `restarted`,
+        the lane was made anew (`Environment.restart_lanes`) and its next episode has
+        begun: a present seat's `observation` is its first one. Without, which is only
+        where `Environment.voids`, nothing else of the seat means anything, and the lane
+        is reset in the next tick
     """
 
     observation: Arrays
@@ -127,8 +130,9 @@ class Environment(ABC):
         may be told to end with the thread that started it
     render_fps: pictures per second at which it is to be watched; 0 where that is not
         known
-    voids: whether a step may be lost: `Tick.voided` is filled in every tick. Only
-        `ReplayActors` can play in such an environment
+    voids: whether steps may be lost, and lanes not begin again in the same tick:
+        `Tick.voided` is filled in every tick. Only `ReplayActors` can play in such an
+        environment
     timed: whether episodes are cut by the clock, too: no exact run can have them
     resting: whether it failed often, and is tried again after pauses that grow (only
         where `voids`)
@@ -216,6 +220,14 @@ class Environment(ABC):
             f"the resets of a {type(self).__name__} take no options, so that it can have no curriculum; use "
             "an environment whose do"
         )
+
+    def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
+        """Make a lane that fails anew from now on, reset it in the same tick, and flag
+        its seats as `Tick.voided` and `restarted` where they were in an episode. `permit`
+        is called with each fault before: it returns the number of the restart, and raises
+        where there were too many. Return False where single lanes cannot be made anew,
+        and nothing changes."""
+        return False
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         """Return what the environment said in the infos of the tick that was received

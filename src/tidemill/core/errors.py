@@ -34,7 +34,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from tidemill.core.foreign_names import FOREIGN_NAMES
 
@@ -55,8 +55,17 @@ class SchemaError(TidemillError):
 
 
 class EnvironmentFault(TidemillError):
-    """An environment raised, or returned what its own spaces forbid (shape, dtype,
-    NaN)."""
+    """An environment raised, or returned what its own spaces forbid (shape, dtype, NaN).
+
+    lane: in which lane that was; None where it was none, or nobody knows
+    """
+
+    lane: int | None = None
+
+    def in_lane(self, lane: int) -> Self:
+        """Say which lane it was, and return this."""
+        self.lane = lane
+        return self
 
 
 class RemoteFault(EnvironmentFault):

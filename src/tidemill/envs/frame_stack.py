@@ -87,7 +87,7 @@ class _Group:
 
     def push(self, bare: Tick, tick: Tick) -> None:
         """Add the observations of a tick, and write what is seen then."""
-        over = (bare.restarted & ~self.begins).nonzero()[0]
+        over = (bare.restarted & ~bare.voided & ~self.begins).nonzero()[0]
         every = bool(bare.present.all())
         seats = slice(None) if every else bare.present.nonzero()[0]
         if bare.restarted.any():

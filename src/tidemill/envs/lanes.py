@@ -4,9 +4,10 @@ or each in a thread."""
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import count_nonzero
@@ -22,6 +23,7 @@ from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
+from tidemill.envs.lane_restarts import SEEDS_APART, made_again
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.space_values import ActionWriter, LeafReader, brief, readers_of
@@ -125,6 +127,7 @@ class Gymnasium(EnvironmentConfig):
             seed,
             self.threads,
             limit=limit if limited else 0,
+            make_one=(lambda: self.make_one().env) if limited else self.make_one,
         )
         loop.max_episode_steps = limit
         return loop
@@ -187,10 +190,12 @@ class LaneLoop(Environment):
         threads: int = 0,
         stepper: "LaneThreads | LaneCoroutines | None" = None,
         limit: int = 0,
+        make_one: Callable[[], Any] | None = None,
     ) -> None:
         """Take over `envs`, equal ones; `name` is what messages call them. `stepper`
         steps them, in place of threads, and is given Python's numbers. After `limit`
-        steps an episode is cut; 0: they see to that themselves."""
+        steps an episode is cut; 0: they see to that themselves. `make_one` returns
+        another such environment; None: nobody can make one."""
         self.name, self.lanes = name, len(envs)
         self.envs = list(envs)
         self.max_episode_steps = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None) or 0
@@ -199,6 +204,10 @@ class LaneLoop(Environment):
         self.render_fps = fps_of(envs[0])
         # env steps of each lane in its episode
         self._limit, self._counts = limit, np.zeros(self.lanes, np.int64)
+        self._make_one, self._seed = make_one, seed
+        self._permit: Callable[[Exception], int] | None = None  # asked before a lane is made anew
+        self._anew: list[int] = []  # lanes that were made anew in this tick
+        self._voided = False  # the tick before had such lanes
         self._options: dict[str, Any] | None = None  # of resets
         self._seeds: dict[int, int] = {}  # of next resets
         self.seed(seed)
@@ -207,10 +216,11 @@ class LaneLoop(Environment):
         self._check = TickCheck(self._spaces.observation, name, ("agent",))
         self._readers = readers_of(self._spaces.observation, LeafReader)
         self._writer = ActionWriter(self._spaces.action, plain=stepper is not None)
-        self._results: list[Result] = []
+        self._results: list[Any] = []  # of each lane a `Result`, or `RaisedError`
         self._arguments: list[Any] = []
         self._stepper = stepper or (LaneThreads(name, self.lanes, threads) if threads else None)
-        self._resets: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
+        self._none = np.zeros(self.lanes, np.bool_)
+        self._resets: NDArray[np.bool_] = self._none  # lanes that this tick resets
         self._pending = False  # with a crew: sent and not yet received
         # newest observation of each lane: what an idle one shows
         self._last: Sequence[Any] = [None] * self.lanes
@@ -220,10 +230,12 @@ class LaneLoop(Environment):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not
         reset does nothing."""
+        self._resets = self._none
         calls = self._copying() if self._aliases.active else self._steps
         self._counts += 1
         if count_nonzero(reset) or count_nonzero(self._idle):
             calls = calls.copy()
+            self._resets = reset.copy()
             others = np.flatnonzero(reset | self._idle)
             self._counts[others] = 0
             for lane in others.tolist():
@@ -233,28 +245,90 @@ class LaneLoop(Environment):
         else:
             self._absent = None
         given = self._writer.values(actions[0])
+        self._arguments = given
         if self._stepper is not None:
-            self._arguments, self._resets, self._pending = given, reset.copy(), True
+            self._pending = True
             self._stepper.begin(calls, given)
             return
-        results: list[Result] = []
+        results: list[Any] = []
         self._results = results
-        try:
-            results.extend(map(operator.call, calls, given))  # keeps those before one that raises
-        except BaseException as error:
-            self._raise(len(results), error, reset, given)
+        while True:
+            begun = len(results)
+            try:  # keeps those before one that raises
+                results.extend(
+                    map(operator.call, calls[begun:], given[begun:])
+                    if begun
+                    else map(operator.call, calls, given)
+                )
+                return
+            except BaseException as error:
+                lane = len(results)
+                results.append(RaisedError(error))
+                self._restart(self._fault_of(lane, error, bool(reset[lane])))
 
-    def _raise(
-        self, lane: int, error: BaseException, reset: NDArray[np.bool_], given: Sequence[Any]
-    ) -> NoReturn:
+    def _fault_of(self, lane: int, error: BaseException, resetting: bool) -> EnvironmentFault:
+        """Return what a lane raised as a fault. Raises what is none."""
         from asyncio import CancelledError  # 30 ms that a worker can do without
 
-        if isinstance(error, EnvironmentFault) or not isinstance(error, (Exception, CancelledError)):
+        if isinstance(error, EnvironmentFault):
+            return error.in_lane(lane)
+        if not isinstance(error, (Exception, CancelledError)):
             raise error
-        doing = "resetting" if reset[lane] else f"stepping with action {given[lane]}"
-        raise EnvironmentFault(
+        doing = "resetting" if resetting else f"stepping with action {self._arguments[lane]}"
+        fault = EnvironmentFault(
             f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
-        ) from error
+        ).in_lane(lane)
+        fault.__cause__ = error
+        return fault
+
+    def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
+        if self._make_one is None:
+            return False
+        self._permit = permit
+        return True
+
+    def _restart(self, fault: EnvironmentFault) -> None:
+        """Make the environment of the lane that failed anew, and reset it; again where
+        that fails. Raises the fault where that is not possible or not permitted."""
+        lane, make = fault.lane, self._make_one
+        if lane is None or make is None or self._permit is None:
+            raise fault
+        self._anew.append(lane)
+        while True:
+            number = self._permit(fault)
+            with suppress(Exception):
+                self.envs[lane].close()
+            who = f"{self.name}: lane {lane}"
+            env = made_again(make, who, fault)
+            if (found := spaces_of(env, self.name)) != self._spaces:
+                env.close()
+                raise EnvironmentFault(
+                    f"{who} came back with other spaces than it had ({found}): it is another environment, or "
+                    f"another version of it, now. It failed by this: {fault}"
+                )
+            self.envs[lane], self._steps[lane] = env, env.step
+            self._seeds[lane] = self._seed + SEEDS_APART * number + lane
+            self._counts[lane] = 0
+            answer = self._do(lane, self._beginner(lane))
+            if not isinstance(answer, RaisedError):
+                self._results[lane] = answer
+                return
+            fault = self._fault_of(lane, answer.error, resetting=True)
+
+    def _do(self, lane: int, call: Callable[[Any], Any]) -> Any:
+        """Return what this call returns, or raised (`RaisedError`), where `lane` is
+        stepped."""
+        if self._stepper is None:
+            try:
+                return call(None)
+            except BaseException as error:
+                return RaisedError(error)
+        told: list[Any] = list(self._results)
+        calls = [_returning(answer) for answer in told]
+        calls[lane] = call
+        self._stepper.begin(calls, self._arguments)
+        self._results = self._stepper.take()
+        return self._results[lane]
 
     def ready(self) -> bool:
         """True when all lanes have answered: without threads, always."""
@@ -270,25 +344,12 @@ class LaneLoop(Environment):
         if self._pending:
             self._take()
         tick = ticks[0]
-        try:
-            observations, rewards, terminated, truncated, _ = zip(*self._results, strict=True)
-            for reader in self._readers:
-                reader.write(observations, tick.observation[reader.name])
-            if not (NUMBERS.issuperset(map(type, rewards)) or all(map(is_number, rewards))):
-                raise TypeError("rewards")
-            tick.reward[:] = rewards
-            ends = terminated + truncated
-            if not (FLAGS.issuperset(map(type, ends)) or all(map(is_flag, ends))):
-                raise TypeError("flags")
-            if ends.count(False) == len(ends):  # a tenth of what it takes to write them
-                tick.done.fill(False)
-                tick.truncated.fill(False)
-            else:
-                tick.done[:] = terminated
-                tick.truncated[:] = truncated
-            self._check(tick)
-        except Exception as error:
-            self._explain(error)
+        while True:
+            try:
+                observations = self._write(tick)
+                break
+            except Exception as error:
+                self._restart(self._explained(error))
         if self._limit:
             tick.truncated |= self._counts >= self._limit
         self._last = observations
@@ -299,6 +360,11 @@ class LaneLoop(Environment):
         if self._absent is not None:
             tick.present[self._absent] = False
         tick.restarted.fill(False)
+        if self._anew or self._voided:
+            tick.voided.fill(False)
+            self._voided, lost = bool(self._anew), [lane for lane in self._anew if not self._resets[lane]]
+            tick.voided[lost] = tick.restarted[lost] = True
+            self._anew.clear()
         if self._aliases.active:
             self._aliases.next_tick()
             self.shared = self._aliases.found
@@ -339,13 +405,34 @@ class LaneLoop(Environment):
         return self._stepper is None or self._stepper.left(seconds)
 
     def _take(self) -> None:
-        """Take over what the crew's lanes returned; the first that raised is the one that
-        is told."""
+        """Take over what the crew's lanes returned; of those that raised, the first is
+        the one that is told where they cannot be made anew."""
         assert self._stepper is not None
         self._results, self._pending = self._stepper.take(), False
-        for lane, result in enumerate(self._results):
-            if isinstance(result, RaisedError):
-                self._raise(lane, result.error, self._resets, self._arguments)
+        for lane in range(self.lanes):
+            if isinstance(result := self._results[lane], RaisedError):
+                self._restart(self._fault_of(lane, result.error, bool(self._resets[lane])))
+
+    def _write(self, tick: Tick) -> Sequence[Any]:
+        """Write what the lanes returned as it is, and return their observations. Raises
+        whatever comes of what does not fit."""
+        observations, rewards, terminated, truncated, _ = zip(*self._results, strict=True)
+        for reader in self._readers:
+            reader.write(observations, tick.observation[reader.name])
+        if not (NUMBERS.issuperset(map(type, rewards)) or all(map(is_number, rewards))):
+            raise TypeError("rewards")
+        tick.reward[:] = rewards
+        ends = terminated + truncated
+        if not (FLAGS.issuperset(map(type, ends)) or all(map(is_flag, ends))):
+            raise TypeError("flags")
+        if ends.count(False) == len(ends):  # a tenth of what it takes to write them
+            tick.done.fill(False)
+            tick.truncated.fill(False)
+        else:
+            tick.done[:] = terminated
+            tick.truncated[:] = truncated
+        self._check(tick)
+        return observations
 
     def _beginner(self, lane: int) -> Callable[[Any], Result]:
         """A stand-in for `step` that resets instead. Each lane is seeded once, or
@@ -391,22 +478,35 @@ class LaneLoop(Environment):
         observation = self._last[lane]
         return lambda _: (observation, 0.0, False, False, None)
 
-    def _explain(self, error: Exception) -> None:
-        """Find which lane's answer does not fit, and raise a fault that says what it
+    def _explained(self, error: Exception) -> EnvironmentFault:
+        """Find which lane's answer does not fit, and return a fault that says what it
         should have been."""
         for lane, result in enumerate(self._results):
-            where = f"{self.name}: lane {lane}"
-            if not isinstance(result, tuple) or len(result) != 5:
-                raise EnvironmentFault(
-                    f"{where}: step returned {brief(result)} instead of (observation, reward, terminated, "
-                    "truncated, info)"
-                ) from error
-            observation, reward, terminated, truncated, _ = result
-            for reader in self._readers:
-                reader.check(observation, where)
-            check_number(reward, "reward of agent agent", where)
-            check_flag(terminated, "terminated of agent agent", where)
-            check_flag(truncated, "truncated of agent agent", where)
+            try:
+                self._look(result, f"{self.name}: lane {lane}")
+            except EnvironmentFault as fault:
+                fault.__cause__ = error
+                return fault.in_lane(lane)
         if isinstance(error, EnvironmentFault):
-            raise error
-        raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
+            return error
+        unknown = EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}")
+        unknown.__cause__ = error
+        return unknown
+
+    def _look(self, result: Any, where: str) -> None:
+        """Raise `EnvironmentFault` for what no step may return."""
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvironmentFault(
+                f"{where}: step returned {brief(result)} instead of (observation, reward, terminated, "
+                "truncated, info)"
+            )
+        observation, reward, terminated, truncated, _ = result
+        for reader in self._readers:
+            reader.check(observation, where)
+        check_number(reward, "reward of agent agent", where)
+        check_flag(terminated, "terminated of agent agent", where)
+        check_flag(truncated, "truncated of agent agent", where)
+
+
+def _returning(answer: Any) -> Callable[[Any], Any]:
+    return lambda _: answer

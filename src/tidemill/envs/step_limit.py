@@ -46,9 +46,11 @@ class StepLimit(Wrapper):
         steps = self._steps
         steps += 1
         steps[self._reset] = 0
-        if self.same_step:
-            for tick in ticks:
+        for finished, tick in zip(self._finished, ticks, strict=True):
+            if 1 in tick.restarted.tobytes():
                 steps[tick.restarted.reshape(self.lanes, -1).any(1)] = 0
+                if not self._alone:  # of those that do not begin again at once
+                    finished |= tick.restarted & tick.voided
         over = steps >= self._limit
         if np.count_nonzero(over):
             cut(ticks, self._finished, over, self._reset, self.same_step)

@@ -92,9 +92,12 @@ class TickCheck:
         if 0 not in finite.tobytes():  # `all` takes four times as long for few rows
             return
         row = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
-        raise EnvironmentFault(
-            f"{self._named(name, row, seats)} is not finite: {_short(array[row])}. Tidemill trains on finite "
-            "numbers only; find where the environment divides by zero or overflows, or clip there"
+        raise self._fault(
+            name,
+            row,
+            seats,
+            f"is not finite: {_short(array[row])}. Tidemill trains on finite numbers only; find where the "
+            "environment divides by zero or overflows, or clip there",
         )
 
     def _among(
@@ -105,14 +108,13 @@ class TickCheck:
             return
         row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
         start = leaf.start if isinstance(leaf, Discrete) else 0
-        raise EnvironmentFault(
-            f"{self._named(name, row, seats)} is {_short(array[row] + start)}; the observation space says "
-            f"{leaf}"
-        )
+        says = f"is {_short(array[row] + start)}; the observation space says {leaf}"
+        raise self._fault(name, row, seats, says)
 
-    def _named(self, name: str, row: int, seats: Array | None) -> str:
+    def _fault(self, name: str, row: int, seats: Array | None, says: str) -> EnvironmentFault:
         lane, agent = divmod(row if seats is None else int(seats[row]), len(self._agents))
-        return f"{self._what}: {name} of agent {self._agents[agent]} in lane {lane}"
+        text = f"{self._what}: {name} of agent {self._agents[agent]} in lane {lane} {says}"
+        return EnvironmentFault(text).in_lane(lane)
 
 
 def _limit(leaf: Space) -> tuple[str, Any] | None:

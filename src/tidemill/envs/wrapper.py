@@ -70,6 +70,9 @@ class Wrapper(Environment):
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._inner.enter_stage(options)
 
+    def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
+        return self._inner.restart_lanes(permit)
+
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return self._inner.episode_infos(group, seats)
 

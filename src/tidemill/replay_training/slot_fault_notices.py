@@ -1,14 +1,13 @@
 """How an actor's slots are: what went wrong in them, told now and then, and whether an
 exact run can go on."""
 
-import re
 from collections.abc import Callable, Sequence
 from time import monotonic
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import EnvironmentFault
+from tidemill.envs.lane_restarts import cause_of
 
-NUMBERED = re.compile(r"\w*\d[\w.]*")
 # seconds between notices of faults; the first one is told at once, and so is each slot's
 # first rest
 TELL = 10.0
@@ -45,7 +44,7 @@ class SlotFaults:
         if now - self._reported_at >= TELL or failed:
             self._report_faults()
         if failed:
-            last = f"; the last: {self._last}" if _kind(self._last) != _kind(self._first) else ""
+            last = f"; the last: {self._last}" if cause_of(self._last) != cause_of(self._first) else ""
             raise EnvironmentFault(
                 f"slot {failed[0]} fails again and again, and an exact run goes on with all of its slots or "
                 f"none; the first fault was: {self._first}{last}"
@@ -98,8 +97,3 @@ class SlotFaults:
             if count
         }
         return told | faults | {f"slot/{number}/resting": 1.0 for number in resting}
-
-
-def _kind(text: str) -> str:
-    """Return what a fault says, whichever slot, step or session it was in."""
-    return NUMBERED.sub("", text)

@@ -18,6 +18,7 @@ from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError
+from tidemill.envs.lane_restarts import LaneRestarts
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
@@ -57,6 +58,9 @@ class ActorWorker(Worker):
         super().__init__(context)
         self._config = config
         self._environments: list[Environment] = []
+        self._restarts: LaneRestarts | None = None
+        if isinstance(config, Actors) and config.lane_restarts is not None:
+            self._restarts = LaneRestarts(config.lane_restarts, config.lane_restarts_within_s, self._tell)
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
@@ -118,7 +122,9 @@ class ActorWorker(Worker):
             # in whichever thread: what it starts is no part of this process, and who
             # steps for it keeps to this one's core
             with every_core():
-                return build_environment(config, config.lanes, context.seed("target", number))
+                return build_environment(
+                    config, config.lanes, context.seed("target", number), permit=self._restarts
+                )
 
         for environment in make_all(make, range(config.ring)):
             self._environments.append(environment)
@@ -164,7 +170,7 @@ class ActorWorker(Worker):
         for environment in self._environments:
             if told := environment.statistics():
                 self.report(EnvironmentStatistics(told))
-        return self.order.stats()
+        return self.order.stats() | ({} if self._restarts is None else self._restarts.stats())
 
     def _report_episodes(self) -> None:
         by_spec = dict[int, list[Episode]]()
@@ -184,6 +190,8 @@ class ActorWorker(Worker):
 
     def _on_exit(self) -> None:
         self.order.end()
+        if self._restarts is not None:
+            self._restarts.end()
 
     def _close(self) -> None:
         close_all(self._environments)

@@ -140,11 +140,26 @@ class Actors(ActorConfig):
 
     agents: which policies play, and what becomes of their rows; of several that match an
         agent the first one plays it
+    lane_restarts: how often an actor's lanes that raise, or tell what is no number or not
+        what their spaces say, are made anew within `lane_restarts_within_s` seconds: the
+        step is void, its episode is cut before it. One more ends the run, with the first
+        cause; None: the first one does. An environment that cannot make a single lane
+        anew makes all of them anew; one of which there is only one, and simulators (which
+        have restarts of their own), are left as they are
+    lane_restarts_within_s: seconds within which restarts are counted
     """
 
     agents: tuple[AgentSpec, ...] = layout_setting((AgentSpec(),))
+    lane_restarts: int | None = 5
+    lane_restarts_within_s: float = acting(
+        600.0,
+        lambda actors: actors.lane_restarts is not None,
+        "without lane_restarts: the first fault ends the run",
+    )
 
     def __post_init__(self) -> None:
+        self.check_least(lane_restarts=1)
+        self.check_above_zero("lane_restarts_within_s")
         check_several("agents", self.agents)
         if not self.agents:
             raise ConfigError("agents is empty: an actor needs at least one AgentSpec")

@@ -1,22 +1,41 @@
 """The environments of an actor, as its agents see them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tidemill.api.environment import Environment
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, returned
 from tidemill.envs.frame_stack import FrameStack, stacked
+from tidemill.envs.lane_restarts import RestartedTogether
 from tidemill.envs.step_limit import StepLimit
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec, match_agents
 
 
-def build_environment(actors: ActorConfig, lanes: int, seed: int, render: bool = False) -> Environment:
+def build_environment(
+    actors: ActorConfig,
+    lanes: int,
+    seed: int,
+    render: bool = False,
+    permit: Callable[[Exception], int] | None = None,
+) -> Environment:
     """Return the environment of `actors` with `lanes` lanes, as its agents see it: with
-    their frame stacks and the step limit. See `EnvironmentConfig.build`."""
+    their frame stacks and the step limit. See `EnvironmentConfig.build`; and for `permit`
+    `Environment.restart_lanes`: None: a lane that fails ends it all."""
     build = actors.environment.build
-    environment: Environment = returned(build(lanes, seed, render), Environment, build)
+
+    def made(added: int) -> Environment:
+        return returned(build(lanes, seed + added, render), Environment, build)
+
+    environment = made(0)
     try:
+        if permit is not None and not (
+            actors.environment.single
+            or environment.independent
+            or environment.voids
+            or environment.restart_lanes(permit)
+        ):
+            environment = RestartedTogether(environment, made, permit)
         if actors.max_episode_steps:
             environment = StepLimit(environment, actors.max_episode_steps)
         return stack_frames(environment, actors.agents)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
@@ -116,8 +117,13 @@ class BlockAgent(Agent):
     def observe(self, tick: Tick) -> None:
         """See `Agent`; posts the request for the answers that the rows wait for."""
         writer = self.writer
+        restarted = 1 in tick.restarted.tobytes()
+        if restarted and count_nonzero(lost := tick.restarted & tick.voided):
+            self._abort(lost)
+            tick.restarted &= ~lost
+            restarted = bool(tick.restarted.any())
         if isinstance(writer, AlignedBlock):
-            if 0 not in tick.present.tobytes() and 1 not in tick.restarted.tobytes():
+            if 0 not in tick.present.tobytes() and not restarted:
                 self._observe_in_step(writer, tick)
                 return
             tick.observation = {name: array.copy() for name, array in tick.observation.items()}
@@ -291,6 +297,19 @@ class BlockAgent(Agent):
             block[info_numbers.FIELD][tuple(part if np.ndim(part) == 0 else part[place] for part in at)] = (
                 info_numbers.pack(numbers)
             )
+
+    def _abort(self, lost: NDArray[np.bool_]) -> None:
+        """The newest steps of these seats [N] are lost: the rows that they started from
+        become the final ones of their episodes, cut ones, and show the info."""
+        writer, seats = self.writer, (lost & ~self.finished).nonzero()[0]
+        rows = writer.position - 1 if isinstance(writer, AlignedBlock) else writer.position[seats] - 1
+        block, at = writer.arrays, (rows, seats)
+        block["truncated"][at] = block["info_mask"][at] = True
+        block["info.return"][at], block["info.length"][at] = self._return[seats], self._length[seats]
+        block["reward"][at] = 0
+        self.finished = self.finished | lost
+        if isinstance(writer, Columns):
+            writer.abort(seats)
 
     def _erase(self, block: Arrays, at: Any) -> None:
         """Rows on which nothing acts."""

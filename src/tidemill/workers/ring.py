@@ -126,10 +126,14 @@ class EnvTarget:
         lanes = self._environment.lanes
         resets = int(count_nonzero(self._reset)) if 1 in self._reset.tobytes() else 0
         self.steps += lanes - resets
-        if self._environment.voids:
-            self.steps -= int(count_nonzero(self._ticks[0].voided))
-        for agent in self.agents if resets and len(self.agents) > 1 else ():
-            agent.acting.reshape(lanes, -1)[self._reset] = -1
+        begins = self._reset if resets else None
+        if 1 in self._ticks[0].restarted.tobytes():
+            # lanes that were made anew began another episode in place of a step
+            lost = (self._ticks[0].restarted & self._ticks[0].voided).reshape(lanes, -1).any(axis=1)
+            self.steps -= int(count_nonzero(lost))
+            begins = self._reset | lost
+        for agent in self.agents if begins is not None and len(self.agents) > 1 else ():
+            agent.acting.reshape(lanes, -1)[begins] = -1
         if self._forced:
             every, before = np.ones(lanes, np.bool_), [agent.finished for agent in self.agents]
             cut(self._ticks, before, every, self._reset, self._environment.same_step)
@@ -185,9 +189,9 @@ class EnvRing(ServiceOrder):
     def check(cls, context: Context, config: ActorConfig, environment: Environment) -> None:
         if environment.voids:
             raise ConfigError(
-                f"{type(config.environment).__name__}: steps of this environment may be lost, which only a "
-                "replay memory can bear; take ReplayActors and a replay memory, or the environment itself, "
-                "whose faults end the run"
+                f"{type(config.environment).__name__}: lanes of this environment wait after a fault, which "
+                "only a replay memory can bear; take ReplayActors and a replay memory, or the environment "
+                "itself, whose lanes are made anew at once (Actors.lane_restarts)"
             )
 
     @classmethod

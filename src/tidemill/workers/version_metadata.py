@@ -67,7 +67,9 @@ class TrainingReturns:
         work is per finished episode."""
         for sample in samples:
             own = slice(sample.burn_in, len(sample["info_mask"]) - sample.bootstrap)
-            self._returns.extend(sample["info.return"][own][sample["info_mask"][own]][-EPISODES:].tolist())
+            # an episode whose next step was lost has its info on its final row
+            ended = sample["info_mask"][own] & ~sample["truncated"][own]
+            self._returns.extend(sample["info.return"][own][ended][-EPISODES:].tolist())
 
     def extend(self, returns: Iterable[float]) -> None:
         """Take the returns of episodes that ended."""

@@ -149,6 +149,11 @@ class Columns(SampleWriter):
     def close(self, seats: Seats) -> None:
         """The newest rows of `seats` are the last of their episodes."""
 
+    def abort(self, seats: Seats) -> None:
+        """The newest rows of `seats` are the last of episodes whose next steps are
+        lost."""
+        self.close(seats)
+
     def has_room(self) -> bool:
         if not self.send():
             return False

@@ -12,7 +12,7 @@ from typing import ClassVar
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.core.schema import Arrays, Field
 from tidemill.workers.info_numbers import FIELD, PACKED_INFO
-from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms
+from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms, Seats
 from tidemill.workers.sample_writers.full import Full
 
 
@@ -49,6 +49,10 @@ class Concise(Full):
             array[1, seats] = array[2, seats]
         self.position[seats] = 2
         return complete
+
+    def abort(self, seats: Seats) -> None:
+        """See `Columns`: nobody counts such episodes."""
+        self.position[seats] = self._closed[seats]
 
     def _write(self, slot: Arrays, seat: int, rows: int) -> None:
         last, acted = rows - 1, rows - 2

@@ -1,0 +1,250 @@
+"""Environments that are made anew after a fault: single lanes, or all of them together,
+and what they tell in that tick."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from tests.envs.driver import Driver
+
+from tidemill.api.environment import Environment
+from tidemill.core.errors import EnvironmentFault
+from tidemill.envs.frame_stack import FrameStack
+from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether, cause_of
+from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.step_limit import StepLimit
+from tidemill.envs.vector import VectorLanes
+from tidemill.testing.scripted import Scripted
+
+
+class Vector(gymnasium.vector.VectorEnv):
+    """Lane i's episodes have 4 + i steps; it shows (life, lane, step). In its `fault`-th
+    step it fails as `kind` says."""
+
+    def __init__(self, mode: str, life: int, fault: int, kind: str, lanes: int = 2) -> None:
+        self.num_envs, self.life, self.fault, self.kind = lanes, life, fault, kind
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode(mode)}
+        self.mode, self.steps, self.calls = mode, np.zeros(lanes, int), 0
+        self.over = np.zeros(lanes, bool)
+        self.closed = False
+
+    def _seen(self):
+        lanes = np.arange(self.num_envs)
+        return np.stack([np.full(self.num_envs, self.life), lanes, self.steps], 1).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        self.steps[mask] = 0
+        return self._seen(), {}
+
+    def step(self, actions):
+        self.calls += 1
+        if self.calls == self.fault and self.kind == "raise":
+            raise ZeroDivisionError("the pole is gone")
+        self.steps += 1
+        if self.mode == "NextStep":
+            self.steps[self.over] = 0
+        over = self.steps == 4 + np.arange(self.num_envs)
+        seen, infos = self._seen(), {}
+        reward = np.where(self.over & (self.mode == "NextStep"), 0.0, 1.0)
+        self.over = over
+        if self.mode == "SameStep" and over.any():
+            infos["final_obs"] = seen.copy()
+            self.steps[over] = 0
+            seen = self._seen()
+        if self.calls == self.fault and self.kind == "nan":
+            seen[1, 2] = np.nan
+        return seen, reward, over, np.zeros(self.num_envs, bool), infos
+
+    def close(self, **_: Any) -> None:
+        self.closed = True
+
+
+def together(mode: str, faults: list[int], kind: str, most: int = 9) -> tuple[Environment, list[Vector], Any]:
+    """`faults[life]` is the step in which that life fails; 0: none."""
+    made: list[Vector] = []
+    told: list[str] = []
+
+    def build(added: int) -> VectorLanes:
+        made.append(Vector(mode, len(made), faults[len(made)], kind))
+        mode_of = {"NextStep": "next-step", "SameStep": "same-step", "Disabled": "disabled"}[mode]
+        return VectorLanes(made[-1], "vector", added, mode_of)  # type: ignore[arg-type]
+
+    restarts = LaneRestarts(most, 60.0, told.append)
+    return RestartedTogether(build(0), build, restarts), made, (restarts, told)
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_all_lanes_of_a_vector_are_cut_and_begin_anew(mode, kind):
+    environment, made, (restarts, told) = together(mode, [3, 0], kind)
+    driver = Driver(environment)
+    seen = [driver.tick()[0].tick for _ in range(7)]
+    for number, tick in enumerate(seen):
+        lost = number == 3
+        if number >= 2:  # before, nobody has said anything about it
+            assert tick.voided.tolist() == [lost, lost]
+        if lost:
+            assert tick.restarted.tolist() == [True, True]
+            assert tick.reward.tolist() == [0, 0]
+            assert not (tick.done | tick.truncated).any()
+            assert tick.present.all()
+        assert tick.observation["obs"][:, 0].tolist() == [number >= 3] * 2
+        assert tick.observation["obs"][:, 2].tolist() == [number % 3] * 2 or number == 6
+    assert [each.closed for each in made] == [True, False]
+    assert restarts.count == 1
+    assert len(told) == 1
+    assert told[0].startswith("vector: ")
+
+
+def test_a_lane_that_was_to_be_reset_has_lost_nothing():
+    """Lane 0 ends with step 4; the step that would reset it fails."""
+    environment, _, _ = together("NextStep", [5, 0], "raise")
+    driver = Driver(environment)
+    for _ in range(5):
+        (told,) = driver.tick()
+    assert told.tick.done.tolist() == [True, False]
+    (told,) = driver.tick()
+    assert told.reset.tolist() == [True, False]
+    assert told.tick.voided.tolist() == told.tick.restarted.tolist() == [False, True]
+    assert told.tick.observation["obs"].tolist() == [[1, 0, 0], [1, 1, 0]]
+
+
+def test_the_tick_after_a_fault_is_like_any_other():
+    environment, _, _ = together("SameStep", [1, 1, 1, 2, 0], "raise")
+    driver = Driver(environment)
+    flags = [driver.tick()[0].tick.voided.tolist() for _ in range(8)][1:]
+    assert flags == [[True, True]] * 3 + [[False, False], [True, True]] + [[False, False]] * 2
+
+
+def test_a_frame_stack_begins_anew():
+    environment, _, _ = together("NextStep", [3, 0], "raise")
+    driver = Driver(FrameStack(environment, [2]))
+    steps = [driver.tick()[0].tick.observation["obs"][0, :, 2].tolist() for _ in range(6)]
+    assert steps == [[0, 0], [0, 1], [1, 2], [0, 0], [0, 1], [1, 2]]
+
+
+def test_a_step_limit_counts_anew():
+    environment, _, _ = together("Disabled", [2, 0], "raise")
+    driver = Driver(StepLimit(environment, 3))
+    cut = [driver.tick()[0].tick.truncated.tolist() for _ in range(6)]
+    assert cut == [[False, False]] * 5 + [[True, True]]
+
+
+def test_lanes_by_whole_arrays():
+    """What steps by whole arrays, one lane's NaN ends all lanes' episodes."""
+    told: list[str] = []
+    config = Gymnasium(id="CartPole-v1")
+    environment = RestartedTogether(
+        config.build(8, 0), lambda added: config.build(8, added), LaneRestarts(3, 60.0, told.append)
+    )
+    assert not isinstance(environment._inner, LaneLoop)
+    driver = Driver(environment)
+    driver.tick()
+    driver.tick()
+    environment._inner._stepped = None
+    step = environment._inner._step
+
+    def broken(actions):
+        seen, reward, done = step(actions)
+        seen[5] = np.nan
+        return seen, reward, done
+
+    environment._inner._step = broken
+    (told_now,) = driver.tick()
+    assert told_now.tick.voided.all()
+    assert np.isfinite(told_now.tick.observation["obs"]).all()
+    assert np.all(np.abs(told_now.tick.observation["obs"]) <= 0.05)  # where CartPole begins
+    assert "obs of agent agent in lane 5 is not finite" in told[0]
+    (told_now,) = driver.tick()
+    assert not told_now.tick.voided.any()
+
+
+def test_all_agents_of_an_environment_begin_anew():
+    first, later = Scripted(agents=3, fault="raise", fault_tick=4, shortest=9), Scripted(agents=3)
+    told: list[str] = []
+    environment = RestartedTogether(
+        first.build(2, 0), lambda added: later.build(2, added), LaneRestarts(1, 60.0, told.append)
+    )
+    driver = Driver(environment)
+    for number in range(6):
+        (tick,) = [each.tick for each in driver.tick()]
+        assert (number < 4) or tick.voided.all() == (number == 4)
+        assert tick.observation["obs"][:, 3].tolist() == [number % 4] * 6
+
+
+# ---- single lanes ----------------------------------------------------------------------
+
+
+class Once(gymnasium.Env):
+    """Fails in its third step; can be made so often."""
+
+    left = 0
+
+    def __init__(self, size: int = 2) -> None:
+        if Once.left == 0:
+            raise OSError("no licence left")
+        Once.left -= 1
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (size,))
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("segment lost")
+        return np.zeros(self.observation_space.shape, np.float32), 0.0, False, False, {}
+
+
+def loop_of(left: int, make_one=Once) -> Driver:
+    Once.left = left
+    loop = LaneLoop([Once(), Once()], "once", 0, make_one=make_one)
+    assert loop.restart_lanes(LaneRestarts(100, 60.0, lambda text: None))
+    driver = Driver(loop)
+    for _ in range(3):
+        driver.tick()
+    return driver
+
+
+def test_an_environment_that_cannot_be_made_a_second_time_is_named():
+    driver = loop_of(left=3)
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"once: lane 1 failed, and cannot be made a second time \(OSError: no licence left\).*"
+        r"lane_restarts=None.*segment lost",
+    ):
+        driver.tick()
+
+
+def test_one_that_comes_back_as_another_is_named():
+    driver = loop_of(left=9, make_one=lambda: Once(3))
+    with pytest.raises(EnvironmentFault, match="lane 0 came back with other spaces than it had"):
+        driver.tick()
+
+
+def test_what_cannot_be_made_anew_says_so():
+    Once.left = 1
+    assert not LaneLoop([Once()], "once", 0).restart_lanes(lambda fault: 1)
+
+
+def test_the_window_forgets(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("tidemill.envs.lane_restarts.awake", lambda: now[0])
+    restarts = LaneRestarts(2, 10.0, lambda text: None)
+    for now[0] in (0.0, 6.0, 11.0, 17.0, 22.0):
+        restarts(EnvironmentFault(f"lane 1 broke at {now[0]}"))
+    with pytest.raises(EnvironmentFault, match=r"lane 1 broke at 17.0. Its actor's lanes were made anew 2"):
+        restarts(EnvironmentFault("lane 1 broke at last"))
+
+
+def test_causes_are_told_apart_whatever_the_lane():
+    assert cause_of("lane 3 raised KeyError with action 7: x") == cause_of(
+        "lane 14 raised KeyError with action 2: x"
+    )
+    assert cause_of("lane 3 raised KeyError") != cause_of("lane 3 raised ValueError")
