@@ -49,7 +49,13 @@ def test_changed_settings_are_checked_and_counts_stay_whole() -> None:
 
 def sample(returns: dict[tuple[int, int], float], burn_in: int = 1, bootstrap: int = 1) -> Sample:
     """6 rows of 2 seats, with episodes that end at (row, seat)."""
-    made = Sample({"info_mask": np.zeros((6, 2), bool), "info.return": np.full((6, 2), np.nan, np.float32)})
+    made = Sample(
+        {
+            "info_mask": np.zeros((6, 2), bool),
+            "truncated": np.zeros((6, 2), bool),
+            "info.return": np.full((6, 2), np.nan, np.float32),
+        }
+    )
     made.burn_in, made.bootstrap = burn_in, bootstrap
     for place, value in returns.items():
         made["info_mask"][place], made["info.return"][place] = True, value
@@ -63,6 +69,13 @@ def test_an_episode_counts_once_although_samples_overlap() -> None:
     assert returns.mean() == 3.0
     returns.clear()
     assert returns.mean() is None
+
+
+def test_an_episode_whose_next_step_was_lost_does_not_count() -> None:
+    returns, lost = TrainingReturns(), sample({(2, 0): 1.0, (3, 1): 100.0})
+    lost["truncated"][3, 1] = True
+    returns.add([lost])
+    assert returns.mean() == 1.0
 
 
 def test_the_last_hundred_episodes_count() -> None:
