@@ -89,7 +89,7 @@ ALWAYS = {
     "Limits": "steps updates seconds mean_return window until",
     "Stage": "options until",
     "WorkerConfig": "count restarts one_core math_threads",
-    "ActorConfig": "environment lanes ring max_episode_steps",
+    "ActorConfig": "environment lanes ring max_episode_steps deadline_s",
     "Actors": "agents lane_restarts",
     "ReplayActors": "policy inference samples frame_stack",
     "PlayerSpec": "match policy inference samples deterministic",

@@ -241,6 +241,15 @@ def numbered(record: str) -> Experiment:
     return made.replace(workers=workers)
 
 
+def hangs_once(flag: str) -> Experiment:
+    """Its actor's environment hangs, once: then there is a file `flag`."""
+    environment = Gymnasium(make=f"{__file__}:HangsOnce", kwargs={"flag": flag})
+    made = experiment(environment, lanes=1)
+    actor = made.workers["actor"].replace(deadline_s=2.0)
+    limits = made.limits.replace(updates=100)
+    return made.replace(workers={**made.workers, "actor": actor}, limits=limits)
+
+
 def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
 
@@ -397,6 +406,20 @@ class Starts(Talker):
     def __init__(self) -> None:
         time.sleep(0.5)
         super().__init__()
+
+
+class HangsOnce(Talker):
+    """Never comes back from step 200, but when it has hung before."""
+
+    def __init__(self, flag: str) -> None:
+        super().__init__()
+        self.flag = Path(flag)
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 200 and not self.flag.exists():
+            self.flag.touch()
+            time.sleep(1000)
+        return super().step(action)
 
 
 class Hangs(Talker):

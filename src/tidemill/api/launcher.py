@@ -4,6 +4,7 @@ experiment or a worker knows."""
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tidemill.api.edges import group_of
 from tidemill.api.experiment import Context, Experiment, WorkerHandle
@@ -41,6 +42,14 @@ class Job:
             self.experiment, worker, config, endpoints, folder, resume, spin, math_threads, life
         )
         return returned(config.build(context), WorkerHandle, config.build)
+
+
+class Call(NamedTuple):
+    """A call that a thread is in: the function's name, its file and the line there."""
+
+    name: str
+    file: str
+    line: int
 
 
 class Launcher(ABC):
@@ -86,6 +95,11 @@ class Launcher(ABC):
         """Return why a worker makes no progress, where it cannot say so itself ("is
         stopped …"); "" where nothing is known."""
         return ""
+
+    def stack(self, worker: str) -> "Sequence[Call]":
+        """Return where the thread of a worker is, the innermost call first; () where that
+        cannot be known."""
+        return ()
 
     @property
     def restarts(self) -> bool:

@@ -1,5 +1,6 @@
 """What every worker process runs: receive the order, connect, build the workers, live."""
 
+import faulthandler
 import gc
 import importlib
 import json
@@ -7,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import traceback
 from contextlib import suppress
@@ -26,7 +28,7 @@ from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
-from tidemill.launchers.processes import ProcessSetup
+from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup
 from tidemill.launchers.worker_process import ENDING, receive_order
 from tidemill.native.library import use_threads
 from tidemill.transports.shared import EventBell, SocketLink
@@ -52,6 +54,8 @@ def main() -> None:
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)
+    # Where its threads are, into its log, when the runner asks for it.
+    faulthandler.register(ASK_FOR_STACK, sys.stderr)
     order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
     begin_to_work()
     travel(order.path)

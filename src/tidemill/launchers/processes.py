@@ -10,6 +10,7 @@ process ends.
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -26,7 +27,7 @@ import msgspec
 
 from tidemill.api.control_messages import Renew, pack
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Job, Launcher
+from tidemill.api.launcher import Call, Job, Launcher
 from tidemill.api.transport import Handle, Link, Transport
 from tidemill.core import memory
 from tidemill.core.config import encode
@@ -50,6 +51,10 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
     signal.SIGKILL: " (by hand, or by the system for want of memory: see dmesg)",
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
+_STACK = 0.5  # seconds that a process has to write down where its threads are
+ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
+"""The signal upon which a worker's process does so. None of those that environments and
+batch systems use."""
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -312,6 +317,20 @@ class ProcessesLauncher(Launcher):
         tail = log.read_text(errors="replace")[-_TAIL:].strip() if log.exists() else ""
         return how + (f"; its last output:\n{tail}" if tail else "")
 
+    def stack(self, worker: str) -> Sequence[Call]:
+        group = self._group_of[worker]
+        if group.process is None or not group.log.exists():
+            return ()
+        with open(group.log, "rb") as log, contextlib.suppress(ProcessLookupError):
+            log.seek(0, os.SEEK_END)
+            group.process.send_signal(ASK_FOR_STACK)
+            deadline, written = monotonic() + _STACK, b""
+            while monotonic() < deadline and not written.endswith(b"\n"):
+                sleep(0.02)
+                written += log.read()
+            return calls_of(written.decode(errors="replace"))
+        return ()
+
     def condition(self, worker: str) -> str:
         process = self._group_of[worker].process
         pid = process.pid if process is not None else 0
@@ -439,6 +458,16 @@ def allow_descriptors(count: int) -> None:
         )
     if soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def calls_of(dump: str) -> Sequence[Call]:
+    """Return where the worker's thread is, of what `faulthandler` has written of all, the
+    innermost call first; () where it is not among them."""
+    for thread in dump.split("\n\n"):
+        found = re.findall(r'File "(.*)", line (\d+) in (.*)', thread)
+        if any(file.endswith("workers/base.py") for file, _, _ in found):
+            return [Call(name, file, int(line)) for file, line, name in found]
+    return ()
 
 
 def kill_session(leader: int) -> None:

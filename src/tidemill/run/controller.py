@@ -53,6 +53,7 @@ from tidemill.metrics.record_pace import RecordPace
 from tidemill.run.events import Event
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.progress import Member, Progress
+from tidemill.run.silence import SilenceWatch
 from tidemill.run.stall_report import SILENT, explain_stall
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
@@ -135,6 +136,9 @@ class Controller:
         )
         # when, by which worker, and what notices said
         self._worker_notices: list[tuple[float, str, str]] = []
+        self._silence = SilenceWatch(
+            job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
+        )
         self._several, self._judged = job.experiment.measured_by_several(), job.experiment.judged()
         self._pace = RecordPace()
         self._warnings = TrainingWarnings(encode(job.experiment), whole=not self.progress.updates)
@@ -382,10 +386,15 @@ class Controller:
                 raise
         self._look()
 
-    def _bury(self, name: str) -> None:
+    def _hangs(self, name: str, cause: str) -> None:
+        """Take a worker that its environment holds for dead, where it may live again."""
+        if self._launcher.restarts and not self.reason:
+            self._bury(name, cause)
+
+    def _bury(self, name: str, cause: str = "") -> None:
         """Take note of a worker that has died, with what it and those that die with it
         have still told."""
-        cause = mask(self._launcher.obituary(name), self._secrets)
+        cause = mask(cause or self._launcher.obituary(name), self._secrets)
         limited = any(self.members[other].config.limited for other in self._supervisor.with_it(name))
         if (self.reason and self._running) or (limited and self._undo is None):
             self.members[name].state = State.FAILED
@@ -402,6 +411,9 @@ class Controller:
         except RunError:
             self.members[name].state = State.FAILED
             raise
+
+    def _say(self, text: str) -> None:
+        self.notices.append(mask(text, self._secrets))
 
     def _tell(self, text: str) -> None:
         """Tell the user of what stands among the events."""
@@ -448,6 +460,8 @@ class Controller:
     def _look(self) -> None:
         if awake() - self._last_watch >= 0.1:
             self._last_watch = awake()
+            if self._running and not (self.paused or self._finishing):
+                self._silence.look(self.members)
             self._record_when_due()
             self._watch(self)
 

@@ -38,6 +38,9 @@ class ActorConfig(WorkerConfig):
     slots: number of samples of each target that a stream holds at a time: one is filled
         while the others are trained on; fewer mean fresher samples. Where a sample is an
         episode (`AgentSpec.mode` "full" and "concise"), so many of each seat
+    deadline_s: seconds after which an actor in a process of its own that is still in its
+        environment is taken for dead, and lives again. None: 20 times its longest poll so
+        far and 10 s at least, 300 s as long as it has polled less than 100 times
     """
 
     order: ClassVar[int] = 6
@@ -54,6 +57,7 @@ class ActorConfig(WorkerConfig):
     lanes: int = layout_setting(64)
     ring: int = layout_setting(1)
     max_episode_steps: int = 0
+    deadline_s: float | None = None
     flush_requests: int = acting(
         1,
         lambda actors: actors.ring * len(actors.agents) > 1,
@@ -73,6 +77,7 @@ class ActorConfig(WorkerConfig):
 
     def __post_init__(self) -> None:
         self.check_least(lanes=1, ring=1, max_episode_steps=0, flush_requests=1, slots=1)
+        self.check_above_zero("deadline_s")
         super().__post_init__()
 
     def ports(self) -> tuple[Port, ...]:

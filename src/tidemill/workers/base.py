@@ -71,6 +71,7 @@ class Worker(WorkerHandle):
         self.rescues = 0  # sleeps that nobody ended although there was something to do
         self.polls = 0  # progress counter of the poll loop
         self._samples = self._batches = 0
+        self._longest_poll = 0.0  # seconds
         self._last_beat = awake()
         self._last_counts = (0, 0)
         self.stage = 0
@@ -165,11 +166,15 @@ class Worker(WorkerHandle):
         try:
             if not self._obey() or self.state is not State.RUNNING:
                 return False
+            began = awake()
             result = returned(self._poll(), PollResult, self._poll)
+            now = awake()
             self.polls += 1
             self._samples += result.sample_count
             self._batches += result.batch_count
-            if awake() - self._last_beat > HEARTBEAT:
+            if now - began > self._longest_poll:
+                self._longest_poll = now - began
+            if now - self._last_beat > HEARTBEAT:
                 self._beat()
             if self.ended:
                 self._close()
@@ -274,6 +279,7 @@ class Worker(WorkerHandle):
         time["samples_per_second"] = (self._samples - samples) / seconds
         time["batches_per_second"] = (self._batches - batches) / seconds
         time["rescues"] = self.rescues
+        time["longest_poll"] = self._longest_poll
         time["seconds"] = seconds
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
         self.report(WorkerStatistics(self.polls, self._stats(), time))

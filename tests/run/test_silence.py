@@ -1,0 +1,134 @@
+"""Workers that fall silent are told, with where they are; those that their environment
+holds for too long live again."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from tests.run.watching import EXPERIMENTS, leftovers
+
+from tidemill import PPO, Actors, Scripted, Trainer
+from tidemill.api.control_messages import State, WorkerStatistics
+from tidemill.api.launcher import Call
+from tidemill.core.clock import awake
+from tidemill.core.user_code_loading import load_file
+from tidemill.launchers.processes import calls_of
+from tidemill.run.events import read_events
+from tidemill.run.progress import Member
+from tidemill.run.silence import SilenceWatch, deadline
+from tidemill.training.train import train
+
+experiments = load_file(EXPERIMENTS, "test")
+IN_ENVIRONMENT = [Call("read", "/home/arm.py", 41), Call("send", "/lib/tidemill/envs/lanes.py", 7)]
+IN_TRAINING = [Call("matmul", "/lib/torch.py", 1)]
+
+
+class Watched:
+    """An actor and a trainer that share a process, and what is told of them."""
+
+    def __init__(self, stack: Sequence[Call], condition: str = "", **actors: float) -> None:
+        self.told: list[str] = []
+        self.hung: list[tuple[str, str]] = []
+        actor = Member(Actors(environment=Scripted(), **actors), Mock())
+        trainer = Member(Trainer(algorithm=PPO()), Mock(), update=WorkerStatistics(1, update=True))
+        self.members = {"actor-0": actor, "trainer-0": trainer}
+        for member in self.members.values():
+            member.state, member.polls = State.RUNNING, 1000
+            member.statistics = {"longest_poll": 0.1}
+        self.watch = SilenceWatch(
+            [["actor-0", "trainer-0"]],
+            lambda _: stack,
+            lambda _: condition,
+            self.told.append,
+            lambda *said: self.hung.append(said),
+        )
+
+    def after(self, seconds: float) -> None:
+        """Look once the process has been silent for so long."""
+        for member in self.members.values():
+            member.heard = awake() - seconds
+        self.watch.look(self.members)
+
+
+def test_a_process_that_falls_silent_is_told_once_and_when_it_speaks_again() -> None:
+    watched = Watched(IN_TRAINING)
+    watched.after(4.0)
+    assert not watched.told
+    watched.after(6.0)
+    watched.watch.look(watched.members)
+    assert watched.told == [
+        "actor-0, trainer-0 is silent for 6 s (no poll took longer than 0.1 s before): matmul (torch.py:1)"
+    ]
+    watched.members["trainer-0"].heard = awake()
+    watched.watch.look(watched.members)
+    assert watched.told[1:] == ["actor-0, trainer-0 speaks again, after 6 s"]
+
+
+@pytest.mark.parametrize("changed", ["saving", "paused", "slow", "begins"])
+def test_silence_that_is_known_is_not_told(changed: str) -> None:
+    watched = Watched(IN_ENVIRONMENT)
+    actor, trainer = watched.members.values()
+    if changed == "saving":
+        trainer.saving = True
+    elif changed == "paused":
+        actor.state = State.PAUSED
+    elif changed == "slow":
+        actor.statistics = {"longest_poll": 2.0}
+    else:
+        trainer.update = WorkerStatistics(0)
+    watched.after(9.0)
+    assert not watched.told and not watched.hung
+
+
+def test_an_actor_whose_environment_holds_it_for_too_long_is_gone() -> None:
+    watched = Watched(IN_ENVIRONMENT)
+    watched.after(9.0)
+    assert not watched.hung
+    watched.after(11.0)
+    (found,) = watched.hung
+    assert found == (
+        "actor-0", "its environment has not come back for 11 s: read (arm.py:41) ← send (lanes.py:7)"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stack", "condition"), [(IN_TRAINING, ""), (IN_ENVIRONMENT, "is stopped"), ((), "")]
+)
+def test_who_is_silent_for_another_reason_is_told_alone(stack: Sequence[Call], condition: str) -> None:
+    watched = Watched(stack, condition)
+    watched.after(400.0)
+    assert len(watched.told) == 1 and not watched.hung
+
+
+def test_deadlines() -> None:
+    assert deadline(None, 0.01, 99) == 300.0  # too few polls are known
+    assert deadline(None, 0.01, 100) == 10.0
+    assert deadline(None, 2.0, 100) == 40.0
+    assert deadline(2.5, 2.0, 3) == 2.5
+
+
+def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
+    dump = (
+        'Thread 0x01 (most recent call first):\n  File "/lib/threading.py", line 320 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/home/my arm.py", line 41 in read\n  File "/lib/tidemill/workers/base.py", line 9 in run\n'
+    )
+    assert calls_of(dump) == [
+        Call("read", "/home/my arm.py", 41), Call("run", "/lib/tidemill/workers/base.py", 9)
+    ]  # fmt: skip
+    assert calls_of("") == ()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> None:
+    made = experiments.hangs_once(str(tmp_path / "hung"))
+    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
+    events = read_events(tmp_path / "run")
+    (died,) = (event for event in events if event.what == "died")
+    assert died.worker == "actor-0"
+    assert "its environment has not come back for" in died.cause and "step (experiments.py:" in died.cause
+    assert [(event.worker, event.life) for event in events if event.what == "lives"] == [("actor-0", 2)]
+    assert leftovers(tmp_path / "run") == []
