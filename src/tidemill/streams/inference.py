@@ -6,9 +6,10 @@ rows, version, policy). Answers are matched by number, and no number is used twi
 answer that nobody waits for, because it is late or a repetition, is dropped. A server
 takes a request only when there is room for its answer.
 
-So `respond` never waits and never fails, however often is asked. `ask_again` sends a
-request whose answer does not come once more, and the first answer counts; nobody calls
-it yet, since the death of a policy worker ends the run.
+So `respond` never waits and never fails, however often is asked. A policy worker that
+dies and lives again takes what it had not answered once more, since a request is given
+back after its answer is sent. `ask_again` sends a request whose answer does not come once
+more, and the first answer counts; nobody needs that on one machine.
 """
 
 from collections import deque
