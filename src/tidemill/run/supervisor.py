@@ -33,8 +33,11 @@ _SHORT_OF = {
     State.RUNNING: (State.CONFIGURING, State.READY),
 }
 RECENT = 60.0  # seconds in which a group's third death, and each one more, has its next life wait longer
+_RAN = (State.RUNNING, State.PAUSED)
 LONGEST_PAUSE = 30.0  # seconds before a new life
-SAVING = 5.0  # seconds that a trainer has to save what it knows once an equal one has died
+# seconds that a trainer has to begin to save what it knows once an equal one has died, and
+# then to have saved it
+SAVING, LONG_SAVING = 5.0, 60.0
 
 
 def live_together(experiment: Experiment) -> dict[str, list[str]]:
@@ -141,7 +144,7 @@ class Supervisor:
         said, now = f"{name} is gone: {cause}", awake()
         member, dead, names = self._members[name], self._processes[name], self._together[name]
         pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
-        if member.state is State.RUNNING:
+        if member.state in _RAN:
             self._stillborn.discard(name)
         elif name in self._stillborn:
             raise RunError(f"{name} is gone, for the second time before it ran: {cause}")
@@ -157,7 +160,7 @@ class Supervisor:
             other
             for other in names
             if other not in dead
-            and self._members[other].state is State.RUNNING
+            and self._members[other].state in _RAN
             and any(port.role == "sum" for port in self._members[other].config.ports())
         ]
         for other in awaited:
@@ -191,8 +194,10 @@ class Supervisor:
     def look(self) -> None:
         """Begin the lives that are due, and bring those that have begun further."""
         for burial in list(self._buried):
-            saving = awake() < burial.patience and any(
-                self._members[name].state is State.RUNNING for name in burial.awaited
+            awaited = [self._members[name] for name in burial.awaited]
+            saving = any(
+                member.state in _RAN and awake() < burial.patience + LONG_SAVING * member.saving
+                for member in awaited
             )
             if burial.at <= awake() and not saving:
                 self._buried.remove(burial)
