@@ -35,8 +35,8 @@ _SHORT_OF = {
 RECENT = 60.0  # seconds in which a group's third death, and each one more, has its next life wait longer
 _RAN = (State.RUNNING, State.PAUSED)
 LONGEST_PAUSE = 30.0  # seconds before a new life
-# seconds that a trainer has to begin to save what it knows once an equal one has died, and
-# then to have saved it
+# seconds that a trainer has to begin to save what it knows once an equal one has died,
+# and then to have saved it
 SAVING, LONG_SAVING = 5.0, 60.0
 
 
