@@ -510,7 +510,8 @@ class Controller:
                 self.tracebacks.append(f"{name}: {mask(message.details, self._secrets)}")
             still = self._still(self.members) if message.waited else ""
             raise RunError(
-                f"{name}: {mask(message.error, self._secrets)}{self._causes(name, message.waited)}{still}"
+                f"{name}{f' (life {member.life + 1})' * bool(member.life)}: "
+                f"{mask(message.error, self._secrets)}{self._causes(name, message.waited)}{still}"
             )
         if message.state is State.READY:
             member.needs = message.facts.memory
