@@ -3,11 +3,13 @@ and what is said."""
 
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.run.watching import EXPERIMENTS
+from tests.run.watching import EXPERIMENTS, log_of, wait_until
 
 from tidemill import Experiment
 from tidemill.core.errors import ConfigError, RunError
@@ -56,6 +58,7 @@ def test_a_group_that_dies_too_often_ends_the_run_with_the_cause(tmp_path: Path)
     assert [(event.worker, event.life) for event in events if event.what == "died"] == [
         ("actor-0", 1),
         ("actor-0", 2),
+        ("actor-0", 3),
     ]
     assert [event.life for event in events if event.what == "lives"] == [2, 3]
     assert events[-1].what == "ended" and events[-1].cause.startswith("failed: actor-0 is gone")
@@ -70,8 +73,34 @@ def test_who_dies_twice_before_it_runs_ends_the_run_at_once(tmp_path: Path) -> N
     made = dying("DiesAtOnce", 5)
     actors = made.workers["actor"].replace(count=3)
     said = end_of(made.replace(workers={**made.workers, "actor": actors}), tmp_path / "run")
-    assert re.search(r"actor-\d is gone, for the second time before it ran: .* SIGKILL", said)
+    assert re.search(r"actor-\d is gone, for the second time before it ran, .* SIGKILL", said)
     assert not (tmp_path / "run" / "events.jsonl").exists()  # it never began
+
+
+def test_those_that_die_together_die_one_death(tmp_path: Path) -> None:
+    """As where a host is lost: equal trainers, each with its actor."""
+    made = experiments.equal()
+    workers = {name: config.replace(restarts=1) for name, config in made.workers.items()}
+    made = made.replace(workers=workers, limits=made.limits.replace(updates=300))
+    path = tmp_path / "run"
+
+    def kill_all() -> None:
+        metrics = path / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size, 60, "the first update")
+        for process in psutil.Process().children():
+            if log_of(process).parent == path / "logs":
+                process.kill()
+
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
+    killer.join()
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 300)
+    events = read_events(path)
+    assert sorted((event.worker, event.life) for event in events if event.what == "died") == [
+        ("actor-0", 1), ("actor-1", 1), ("trainer-0", 1), ("trainer-1", 1)
+    ]  # fmt: skip
+    assert sum(event.what == "went back" for event in events) == 1
 
 
 @pytest.mark.parametrize("restarts", [0, -1])

@@ -143,19 +143,21 @@ class Supervisor:
         to have no other life."""
         said, now = f"{name} is gone: {cause}", awake()
         member, dead, names = self._members[name], self._processes[name], self._together[name]
-        pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
-        if member.state in _RAN:
-            self._stillborn.discard(name)
-        elif name in self._stillborn:
-            raise RunError(f"{name} is gone, for the second time before it ran: {cause}")
-        else:
-            self._stillborn.add(name)
-        self._births = [birth for birth in self._births if name not in birth.names]
+        ran, self._births = member.state in _RAN, [birth for birth in self._births if name not in birth.names]
         for other in dead:
             self._note(Event(time(), "died", other, self._members[other].life + 1, cause=cause))
             self._members[other].bury()
         if any(name in burial.names for burial in self._buried):
-            return  # it goes with those that died before it
+            return  # it goes with those that died before it: one death more costs nothing
+        pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
+        if ran:
+            self._stillborn.discard(name)
+        elif name in self._stillborn:
+            raise RunError(
+                f"{name} is gone, for the second time before it ran, whatever restarts allows: {cause}"
+            )
+        else:
+            self._stillborn.add(name)
         awaited = [
             other
             for other in names
