@@ -3,6 +3,7 @@ slow way, from the same script of faults."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import sleep
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.lane_restarts import SEEDS_APART
 from tidemill.envs.lanes import LaneLoop
-from tidemill.testing.scripted import reward_of
+from tidemill.testing.scripted import Scripted, ScriptedEnvironment, reward_of
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.sample_writers.base import Columns
 
@@ -381,3 +382,111 @@ def test_without_a_budget_the_first_fault_ends_it() -> None:
 def test_budgets_that_cannot_be(settings, says) -> None:
     with pytest.raises(ConfigError, match=says):
         Actors(environment=Fragile(), **settings)
+
+
+# ---- several agents, out of step -------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragileTeams(EnvironmentConfig):
+    """`Scripted` whose lives fail in ticks `faults`, one after the other. Lanes are
+    numbered 8 · life + lane."""
+
+    scripted: Scripted
+    lives: ClassVar[int] = 0
+    faults: ClassVar[tuple[int, ...]] = ()
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> "Team":
+        life, FragileTeams.lives = FragileTeams.lives, FragileTeams.lives + 1
+        fault = self.faults[life] if life < len(self.faults) else None
+        scripted = self.scripted.replace(**({} if fault is None else {"fault": "nan", "fault_tick": fault}))
+        return Team(scripted, lanes, life)
+
+
+class Team(ScriptedEnvironment):
+    def __init__(self, config: Scripted, lanes: int, life: int) -> None:
+        super().__init__(config, lanes)
+        self.life = life
+
+    def recv(self, ticks) -> None:
+        super().recv(ticks)
+        for tick in ticks:
+            for leaves in (tick.observation, tick.final):
+                for leaf in leaves.values():
+                    leaf[:, 0] += 8 * self.life
+
+
+TEAMS = {
+    "in step": Scripted(agents=2, shortest=3, longest=9),
+    "by turns": Scripted(agents=2, turns=2, shortest=3, longest=9),
+    "deaths": Scripted(agents=3, deaths=True, shortest=3, longest=9),
+    "deaths by turns": Scripted(agents=3, turns=3, deaths=True, shortest=4, longest=9),
+    "two rows in a tick": Scripted(agents=2, deaths=True, same_step=True, shortest=3, longest=9),
+}
+
+
+@pytest.mark.parametrize("faults", [(5, 1, 7), (0, 3, 1, 1, 12)])
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("name", TEAMS)
+def test_all_agents_of_all_lanes(name, lockstep, faults) -> None:
+    """Every seat's rows go on without a gap, and end where its environment was lost."""
+    FragileTeams.lives, FragileTeams.faults = 0, faults
+    spec = AgentSpec(match=".*", policy="p", samples="s", sample_steps=STEPS)
+    environment = FragileTeams(scripted=TEAMS[name])
+    world = World(
+        Actors(environment=environment, lanes=2, agents=(spec,), slots=400, max_episode_steps=50),
+        lockstep=("s",) if lockstep else (),
+    )
+    world.begin()
+    for _ in range(400):
+        world.poll()
+        if any(consumer.waiting() for consumer in world.consumers.values()):
+            world.publish()
+            world.drain()
+    (got,) = world.got.values()
+    assert len(got) > 20
+    assert FragileTeams.lives == len(faults) + 1
+    seats: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for sample in got:
+        for column in range(sample["done"].shape[1]):
+            cells = [{n: a[at, column] for n, a in sample.items()} for at in range(STEPS + 1)]
+            cells = [cell for cell in cells if cell["version"] >= 0 or cell["done"] or cell["truncated"]]
+            lane, agent = cells[0]["obs"][:2].astype(int).tolist()
+            rows = seats.setdefault((lane % 8, agent), [])
+            if rows:  # the border row, as it is known now
+                assert rows[-1]["obs"].tolist() == cells[0]["obs"].tolist()
+                rows.pop()
+            rows += cells
+    scripted, lost = TEAMS[name], 0
+    for rows in seats.values():
+        total, began = 0.0, 0
+        for at, (row, after) in enumerate(pairwise(rows)):
+            lane, agent, episode, number, tick = row["obs"][:5].astype(int).tolist()
+            life, final = lane // 8, row["done"] or row["truncated"]
+            began = at if row["on_reset"] else began
+            total = 0.0 if row["on_reset"] else total
+            if not final or after["on_reset"] or not (lockstep and scripted.turns > 1):
+                assert after["on_reset"] == final
+            else:
+                total += row["reward"]  # who is absent where a sample ends is cut there for training alone
+                continue
+            assert not (row["done"] and row["truncated"])
+            if not final:
+                assert after["obs"][:4].tolist() in (
+                    [lane, agent, episode, number + 1],
+                    [lane, agent, episode, number],  # closed while absent: seen once more
+                )
+                total += row["reward"]
+                continue
+            assert row["reward"] == 0
+            gone = int(after["obs"][0]) // 8 != life
+            natural = row["done"] or tick >= int(scripted.length(lane % 8, episode)) or not gone
+            if natural:
+                assert rows[at - 1]["info_mask"] or lockstep
+                continue
+            lost += 1
+            assert row["truncated"]
+            assert row["version"] >= 0
+            assert row["info_mask"]
+            assert (row["info.return"], row["info.length"]) == (total, at - began)
+    assert lost >= len(faults) - 1

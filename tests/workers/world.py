@@ -144,7 +144,8 @@ class MarkedEnvironment(Environment):
         self.receipts += 1
         for tick in ticks:
             poison(tick.final)
-            poison(vars(tick) | {"observation": tick.reward, "info": tick.reward, "final": tick.reward})
+            kept = dict.fromkeys(("observation", "info", "final", "voided"), tick.reward)
+            poison(vars(tick) | kept)  # who never loses a step leaves `voided` alone
         self.inner.recv(ticks)
         inner = self.inner
         for group, tick in zip(self._groups, ticks, strict=True):

@@ -77,7 +77,7 @@ class Tick:
         the lane was made anew (`Environment.restart_lanes`) and its next episode has
         begun: a present seat's `observation` is its first one. Without, which is only
         where `Environment.voids`, nothing else of the seat means anything, and the lane
-        is reset in the next tick
+        is reset in the next tick. False at first: who never loses a step leaves it alone
     """
 
     observation: Arrays
