@@ -117,6 +117,13 @@ def test_events_are_read_back_but_for_torn_lines(tmp_path: Path) -> None:
     log.write(told[1:])
     path = tmp_path / "events.jsonl"
     assert path.stat().st_mode & 0o777 == 0o600
+    path.rename(tmp_path / "away")
+    path.mkdir()  # nothing can be written there
+    log.write([Event(2.0, "told", cause="later")])
+    path.rmdir()
+    (tmp_path / "away").rename(path)
+    log.write([])  # what had to wait
+    told.append(Event(2.0, "told", cause="later"))
     with path.open("ab") as file:
         file.write(b'{"time":2.0,"wh')
     assert read_events(tmp_path) == told

@@ -1,23 +1,22 @@
 """What happened in a run besides training, `events.jsonl`: workers that died and lived
 again, what was undone, what the user was told, how the run ended. A line per event."""
 
-import logging
+from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from tidemill.core.private_files import private
-from tidemill.core.resource_shortage import why
 from tidemill.core.untrusted_files import open_plain
 
 FILE = "events.jsonl"
 LONGEST = 1 << 20  # bytes of a line
+MOST_WAITING = 1000  # events for which there is no room on the disk
 
 What = Literal["began", "died", "lives", "went back", "told", "ended"]
-
-log = logging.getLogger(__name__)
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,26 +46,30 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EventLog:
-    """The log writes the events of the run in `folder`. A disk that cannot take them does
-    not stop training."""
+    """The log writes the events of the run in `folder`. What a disk cannot take waits
+    until there is room; that it cannot is told by whoever writes more than this."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._failed = False
+        self._lines = deque[bytes](maxlen=MOST_WAITING)  # that are not in the file yet
 
     def write(self, events: Iterable[Event]) -> None:
-        """Append events. A line goes to the file in one write: a kill tears at most the
-        last one."""
-        lines = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
-        if not lines:
+        """Append events. They go to the file in one write: a kill tears at most the last
+        line."""
+        self._lines += [msgspec.json.encode(event) + b"\n" for event in events]
+        if not self._lines:
             return
-        try:
-            with open(self._path, "ab", buffering=0, opener=private) as file:
-                file.write(lines)
-        except OSError as error:
-            if not self._failed:
-                log.warning("cannot write %s (%s): training goes on without it", self._path, why(error))
-            self._failed = True
+        data = b"".join(self._lines)
+        with suppress(OSError), open(self._path, "ab", buffering=0, opener=private) as file:
+            end = file.tell()
+            try:
+                written = file.write(data)
+            except OSError:
+                written = 0
+            if written == len(data):
+                self._lines.clear()
+            else:
+                file.truncate(end)  # no half of a line in the middle of the file
 
 
 def read_events(folder: Path) -> list[Event]:
