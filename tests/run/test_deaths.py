@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
 ]
 experiments = load_file(EXPERIMENTS, "test")
-UPDATES = 400
+UPDATES = 300
 
 
 def kill_in_turn(path: Path, over: threading.Event, draw: random.Random) -> None:

@@ -399,7 +399,7 @@ def test_a_worker_that_is_killed_at_any_point_lives_again_and_the_run_goes_on(
     draw = random.Random(worker)
     made = getattr(experiments, function)()
     killed = worker.split("+")
-    made = made.replace(limits=made.limits.replace(updates=300))
+    made = made.replace(limits=made.limits.replace(updates=200))
 
     def kill_after(path: Path, delay: float) -> None:
         def mine() -> list[psutil.Process]:
@@ -417,7 +417,7 @@ def test_a_worker_that_is_killed_at_any_point_lives_again_and_the_run_goes_on(
         killer.start()
         result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
         killer.join()
-        assert (result.summary["status"], result.summary["updates"]) == ("completed", 300)
+        assert (result.summary["status"], result.summary["updates"]) == ("completed", 200)
         events = read_events(path)
         died = [event for event in events if event.what == "died"]
         assert [event.worker for event in died] == killed
@@ -433,7 +433,7 @@ def test_a_worker_that_is_killed_at_any_point_lives_again_and_the_run_goes_on(
         _, arrays, facts, warnings = read_newest(path / "checkpoints" / "policy")
         assert warnings == [] and (arrays["policy"]["w"] == facts["updates"]).all()
         recorded = [record["update"] for record in read_metrics(path) if "update" in record]
-        assert recorded == sorted(set(recorded)) and recorded[-1] == 300
+        assert recorded == sorted(set(recorded)) and recorded[-1] == 200
 
     with nothing_left(), ThreadPoolExecutor(2) as pool:
         list(pool.map(one, range(KILLS)))
