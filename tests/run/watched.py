@@ -90,11 +90,11 @@ class Coded(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         wanted = action_of(self.copy, self.episode, self.step_)
         self.step_ += 1
-        Coded.steps += 1
+        number = Coded.steps = Coded.steps + 1  # its own: others step while this one sleeps
         time.sleep(self.wait.exponential(0.0005))
         if action != wanted:
             self._note("mistaken")  # by the action of another slot, say
-        if self.every and Coded.steps % self.every == 0:
+        if self.every and number % self.every == 0:
             self._note("lost")
             raise ConnectionError("lost")
         self._note("taken")
