@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from tidemill.api.external_code import Outside, quoted
 from tidemill.api.spaces import Space, Spaces, schema_of_space
 from tidemill.core.config import Config
-from tidemill.core.errors import ConfigError
+from tidemill.core.cut import Part
+from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.schema import Arrays, Field, Schema, allocate
 from tidemill.core.tally import TallyEntry
 
@@ -228,6 +229,22 @@ class Environment(ABC):
         where there were too many. Return False where single lanes cannot be made anew,
         and nothing changes."""
         return False
+
+    def keep_episodes(self) -> None:
+        """Keep from now on what `state` needs of open episodes. Called before the first
+        `send`, in runs that resume exactly."""
+
+    def state(self) -> Part | None:
+        """Return all that its ticks to come depend on besides what they are sent: its
+        lanes' open episodes and its random streams. Called between `recv` and `send`.
+        None where that cannot be told: a run that is resumed cuts its open episodes."""
+        return None
+
+    def load_state(self, state: Part) -> Mapping[int, str]:
+        """Be as the environment was that returned `state`, in place of the first `send`;
+        it has as many lanes. Return of each lane whose open episode could not be brought
+        back why not: that lane is reset with the next `send`."""
+        raise CheckpointError(f"a {type(self).__name__} has no state that could be loaded")
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         """Return what the environment said in the infos of the tick that was received

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
+from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import TallyEntry
 
@@ -72,6 +73,15 @@ class Wrapper(Environment):
 
     def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
         return self._inner.restart_lanes(permit)
+
+    def keep_episodes(self) -> None:
+        self._inner.keep_episodes()
+
+    def state(self) -> Part | None:
+        return self._inner.state()
+
+    def load_state(self, state: Part) -> Mapping[int, str]:
+        return self._inner.load_state(state)
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return self._inner.episode_infos(group, seats)
