@@ -20,6 +20,7 @@ from tidemill import (
     ActorCritic,
     Actors,
     AgentSpec,
+    Buffers,
     Experiment,
     Gymnasium,
     Limits,
@@ -258,6 +259,14 @@ def starts() -> Experiment:
     """Five targets, one after another, whose environment takes half a second to make."""
     made = experiment(Gymnasium(make=f"{__file__}:Starts"), lanes=1)
     return made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=5)})
+
+
+def forwarded() -> Experiment:
+    """An environment that takes half a second to make, and a buffer worker behind it."""
+    made = experiment(Gymnasium(make=f"{__file__}:Starts"), lanes=1)
+    actor = made.workers["actor"].replace(agents=(AgentSpec(samples="gathered", sample_steps=16),))
+    workers = {**made.workers, "actor": actor, "buffers": Buffers(process=())}
+    return made.replace(workers=workers, limits=made.limits.replace(updates=100))
 
 
 def speaks() -> Experiment:

@@ -439,6 +439,30 @@ def test_a_worker_that_is_killed_at_any_point_lives_again_and_the_run_goes_on(
         list(pool.map(one, range(KILLS)))
 
 
+@pytest.mark.parametrize(("function", "worker"), [("cartpole", "trainer-0"), ("equal", "actor-0+trainer-0")])
+def test_a_trainer_that_is_killed_as_the_run_ends_ends_it_in_its_next_life(
+    start: Callable[..., Run], function: str, worker: str
+) -> None:
+    settings = ("algorithm.save_seconds=0.5", "checkpoint_seconds=60", "checkpoint_share=0.02")
+    run = start(function, *(word for each in settings for word in ("--set", f"workers.trainer.{each}")))
+    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
+    wait_until(lambda: len(read_metrics(run.path)) > 1, 30, "updates of which it does not know")
+    (run.folder / "saving").unlink()
+    run.main.send_signal(signal.SIGTERM)
+    run.wait_for_file(run.folder / "saving", "the last checkpoint")
+    run.wait_for_worker(worker).kill()
+    status, text = run.ended(30)
+    assert status == 143 and "Traceback" not in text, text
+    ended_well(run.path, "interrupted", "SIGTERM")
+    events = read_events(run.path)
+    assert "trainer-0" in {event.worker for event in events if event.what == "died"}
+    assert ("trainer-0", 2) in {(event.worker, event.life) for event in events if event.what == "lives"}
+    recorded = [record["update"] for record in read_metrics(run.path)]
+    assert recorded == sorted(set(recorded)) and recorded[-1] == run.summary()["updates"]
+    check_versions(run.path)
+    run.nothing_is_left()
+
+
 def test_the_mark_finds_orphans() -> None:
     """The tests above are worth what this is."""
     run = subprocess.Popen(["sh", "-c", "sleep 1000 & exit"], env={**os.environ, MARK: "orphan"})

@@ -38,6 +38,13 @@ def test_who_dies_with_whom() -> None:
     assert list(limited) == limited["actor-0"] == limited["trainer-0"] == ["actor-0", "trainer-0"]
 
 
+def process_of(path: Path, worker: str) -> psutil.Process | None:
+    """Return the process of a worker of this process's run in `path`, None where there is
+    none."""
+    log = path / "logs" / f"{worker}.log"
+    return next((process for process in psutil.Process().children() if log_of(process) == log), None)
+
+
 def dying(environment: str, restarts: int | None) -> Experiment:
     made: Experiment = experiments.dies(environment)
     actors = made.workers["actor"].replace(restarts=restarts)
@@ -101,6 +108,28 @@ def test_those_that_die_together_die_one_death(tmp_path: Path) -> None:
         ("actor-0", 1), ("actor-1", 1), ("trainer-0", 1), ("trainer-1", 1)
     ]  # fmt: skip
     assert sum(event.what == "went back" for event in events) == 1
+
+
+def test_a_buffer_worker_waits_for_those_who_fill_it_to_live_again(tmp_path: Path) -> None:
+    made, path = experiments.forwarded(), tmp_path / "run"
+
+    def kill_both() -> None:
+        metrics = path / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size, 60, "the first update")
+        actor, buffers = process_of(path, "actor-0"), process_of(path, "buffers-0")
+        actor.kill()
+        wait_until(
+            lambda: process_of(path, "actor-0") not in (None, actor), 30, "the actor's next life begins"
+        )
+        buffers.kill()
+
+    killer = threading.Thread(target=kill_both)
+    killer.start()
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
+    killer.join()
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 100)
+    lives = [event.worker for event in read_events(path) if event.what == "lives"]
+    assert sorted(lives) == ["actor-0", "buffers-0"]
 
 
 @pytest.mark.parametrize("restarts", [0, -1])

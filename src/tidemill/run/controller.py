@@ -147,6 +147,7 @@ class Controller:
         self._secrets = known(encode(job.experiment))  # nothing that is told, or written down, holds them
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
+        self._deadline: float | None = None  # until which trainers have, once they were told to
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
         self._stalled = False
@@ -318,29 +319,28 @@ class Controller:
 
     def _loop(self) -> None:
         limited = {name: member for name, member in self.members.items() if member.config.limited}
-        deadline: float | None = None
         while not all(
-            member.state in ENDED or (deadline is not None and self._left(name))
+            member.state in ENDED or (self._deadline is not None and self._left(name))
             for name, member in limited.items()
         ):
             self._look_for_signal()
             if not self.reason:
                 self._look_at_returns()
-            if self.reason and deadline is None:
-                deadline = awake() + EXIT_DEADLINE
+            if self.reason and self._deadline is None:
+                self._deadline = awake() + EXIT_DEADLINE
                 for name, member in self.members.items():
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
-            if deadline is not None and awake() > deadline:
+            if self._deadline is not None and awake() > self._deadline:
                 living = {
                     name: member
                     for name, member in limited.items()
                     if member.state not in ENDED and not self._left(name)
                 }
-                if awake() > deadline + self._farewell or not all(
+                if awake() > self._deadline + self._farewell or not all(
                     member.works(EXIT_DEADLINE) for member in living.values()
                 ):
-                    seconds = EXIT_DEADLINE + awake() - deadline
+                    seconds = EXIT_DEADLINE + awake() - self._deadline
                     raise RunError(
                         f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
                         f"({self.reason}){self._still(living)}"
@@ -366,7 +366,7 @@ class Controller:
 
     def _hear(self, least: float = 0.0) -> None:
         self._wait(0.1, least)
-        self._supervisor.look()
+        self._supervisor.look(ending=bool(self.reason))
         for name, member in self.members.items():
             if member.buried:
                 continue
@@ -395,22 +395,26 @@ class Controller:
         """Take note of a worker that has died, with what it and those that die with it
         have still told."""
         cause = mask(cause or self._launcher.obituary(name), self._secrets)
-        limited = any(self.members[other].config.limited for other in self._supervisor.with_it(name))
-        if (self.reason and self._running) or (limited and self._undo is None):
+        with_it = {other: self.members[other] for other in self._supervisor.with_it(name)}
+        for other, member in with_it.items():
+            if other != name and not member.buried:
+                for data in member.link.receive() or ():
+                    self._take(other, member, unpack_up(data, other))
+        limited = any(member.config.limited and member.state not in ENDED for member in with_it.values())
+        if limited and self._undo is None:
             self.members[name].state = State.FAILED
-            if limited or not self.reason:
-                raise RunError(f"{name} is gone: {cause}")
+            raise RunError(f"{name} is gone: {cause}")
+        if self.reason and self._running and not limited:
+            self.members[name].state = State.FAILED
             self.notices.append(f"{name} is gone, as the run ended: {cause}")
             return
-        for other in self._supervisor.with_it(name):
-            if other != name and not self.members[other].buried:
-                for data in self.members[other].link.receive() or ():
-                    self._take(other, self.members[other], unpack_up(data, other))
         try:
             self._supervisor.died(name, cause)
         except RunError:
             self.members[name].state = State.FAILED
             raise
+        if self._deadline is not None:  # the next life ends the run as this one would have
+            self._deadline = awake() + EXIT_DEADLINE
 
     def _say(self, text: str) -> None:
         self.notices.append(mask(text, self._secrets))

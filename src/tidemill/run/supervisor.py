@@ -98,6 +98,18 @@ def levels(experiment: Experiment) -> list[list[str]]:
     return [owners, *map(list, forwarders), [name for name in every if name in others]]
 
 
+def fillers(experiment: Experiment) -> dict[str, list[str]]:
+    """Return, by worker that sends samples on, those who fill what it takes from: it is
+    configured once these have made their slots."""
+    forwarders = {name for level in experiment.forwarders() for name in level}
+    found: dict[str, list[str]] = {name: [] for name in forwarders}
+    for edge in experiment.edges():
+        if edge.name.startswith("samples/"):
+            for target in forwarders.intersection(edge.targets):
+                found[target].append(edge.source)
+    return found
+
+
 class Supervisor:
     """The supervisor of an experiment's workers.
 
@@ -133,6 +145,7 @@ class Supervisor:
         self._buried: list[Burial] = []
         self._births: list[Birth] = []
         self._levels = levels(experiment)
+        self._fillers = fillers(experiment)
 
     def with_it(self, name: str) -> Sequence[str]:
         """Return the workers that die with `name`, itself among them."""
@@ -193,15 +206,16 @@ class Supervisor:
         recent = sum(now - at < RECENT for at in deaths)
         return min(2.0 ** (recent - 3), LONGEST_PAUSE) if recent > 2 else 0.0
 
-    def look(self) -> None:
-        """Begin the lives that are due, and bring those that have begun further."""
+    def look(self, ending: bool = False) -> None:
+        """Begin the lives that are due, and bring those that have begun further. None
+        waits longer where the run is `ending`."""
         for burial in list(self._buried):
             awaited = [self._members[name] for name in burial.awaited]
             saving = any(
                 member.state in _RAN and awake() < burial.patience + LONG_SAVING * member.saving
                 for member in awaited
             )
-            if burial.at <= awake() and not saving:
+            if (ending or burial.at <= awake()) and not saving:
                 self._buried.remove(burial)
                 self._revive(burial.names)
         self._births = [birth for birth in self._births if not self._bring_up(birth)]
@@ -226,9 +240,11 @@ class Supervisor:
         self._births.append(Birth(names, rounds))
 
     def bears(self, name: str) -> bool:
-        """True of a worker whose next life has begun, but is not yet what it is wanted to
-        be: the supervisor tells it."""
-        return any(name in birth.names for birth in self._births)
+        """True of a worker whose next life has begun, but was not yet told to be what it
+        is wanted to be: the supervisor tells it."""
+        return any(
+            name in birth.names and birth.told.get(name) is not State.RUNNING for birth in self._births
+        )
 
     def _bring_up(self, birth: Birth) -> bool:
         """Have each become what the one before was told to be, one after another as at
@@ -243,15 +259,22 @@ class Supervisor:
                 and (member := self._members[name]).state in short
                 and member.wanted not in short
             }
+            awaited = list(waiting.values())
             for name, member in waiting.items():
-                if birth.told.get(name) is not state:
+                unready = [
+                    filler
+                    for other in self._fillers.get(name, ())
+                    if (filler := self._members[other]).state in _SHORT_OF[State.READY]
+                ]
+                awaited += unready  # they live again themselves
+                if birth.told.get(name) is not state and not unready:
                     birth.told[name] = state
                     orders = (
                         [Configure(self._facts())] if state is State.READY else [*before, Start(), *after]
                     )
                     for order in orders:
                         member.link.send(pack(order))
-            if waiting and awake() - max(member.heard for member in waiting.values()) > READY_DEADLINE:
+            if waiting and awake() - max(member.heard for member in awaited) > READY_DEADLINE:
                 raise RunError(
                     f"{', '.join(waiting)} did not become {state.value} in a new life, and said nothing for "
                     f"{READY_DEADLINE:.0f} s: look into the run's logs"
