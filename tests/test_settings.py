@@ -85,7 +85,7 @@ class Own(TorchNetwork):
 
 
 ALWAYS = {
-    "Experiment": "name policies workers limits together curriculum seed",
+    "Experiment": "name policies workers limits together curriculum exact_resume seed",
     "Limits": "steps updates seconds mean_return window until",
     "Stage": "options until",
     "WorkerConfig": "count restarts one_core math_threads",

@@ -68,6 +68,8 @@ from tidemill.trained.evaluate import evaluate as evaluate
 from tidemill.trained.load import load as load
 from tidemill.trained.plot import plot as plot
 from tidemill.training.check_env import check_env as check_env
+from tidemill.training.check_resume import ResumeCheck as ResumeCheck
+from tidemill.training.check_resume import check_resume as check_resume
 from tidemill.training.iteration_runners import AsyncTrainRunner as AsyncTrainRunner
 from tidemill.training.iteration_runners import TrainRunner as TrainRunner
 from tidemill.training.iteration_runners import read_iterations as read_iterations

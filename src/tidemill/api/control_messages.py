@@ -1,9 +1,9 @@
 """Messages of the control link between the runner and one worker: typed msgpack, nothing
 else is understood.
 
-Down: `Configure`, `Start`, `Pause`, `Exit`, `Save`, `EnterStage`, `Adopt`,
+Down: `Configure`, `Start`, `Pause`, `Hold`, `Exit`, `Save`, `EnterStage`, `Adopt`,
 `ChangeSettings`, `Renew`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
-`EnvironmentStatistics`, `Relay`, `Saving`, `Saved`, `Notice`.
+`EnvironmentStatistics`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`, `Notice`.
 """
 
 import enum
@@ -82,16 +82,30 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
     """The message tells a worker to stop polling and keep everything."""
 
 
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """The message tells a worker to stay as it is, between two polls, and answer
+    `Holding`, so that the run may be cut; or (`on` False) to go on as if nothing had
+    been."""
+
+    on: bool = True
+
+
 class Exit(msgspec.Struct, frozen=True, tag=True):
     """The message tells a worker to finish; a trainer saves a final checkpoint first.
-    `alone`: an equal trainer has died, so that there is none to finish an update with."""
+    `alone`: an equal trainer has died, so that there is none to finish an update with.
+    `checkpoints`: see `Save`."""
 
     reason: str = ""
     alone: bool = False
+    checkpoints: dict[str, int] = {}
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """The message tells a trainer to write a checkpoint now."""
+    """The message tells a trainer to write a checkpoint now; another worker, of a run
+    that resumes exactly, to write its part of the cut that goes with these `checkpoints`:
+    by policy, after how many updates. Whoever is held answers `Holding` then."""
+
+    checkpoints: dict[str, int] = {}
 
 
 class EnterStage(msgspec.Struct, frozen=True, tag=True):
@@ -193,6 +207,15 @@ class Relay(msgspec.Struct, frozen=True, tag=True):
     message: Adopt
 
 
+class SaveDue(msgspec.Struct, frozen=True, tag=True):
+    """The message says that it is time for a checkpoint of a run that resumes exactly,
+    which must be cut for that."""
+
+
+class Holding(msgspec.Struct, frozen=True, tag=True):
+    """The message says that the worker is held, and has done what it was told before."""
+
+
 class Saving(msgspec.Struct, frozen=True, tag=True):
     """The message says that a trainer writes the checkpoint of `policy` after so many
     `updates` from now on, and is silent until that is there."""
@@ -216,8 +239,9 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Down = Configure | Start | Pause | Exit | Save | EnterStage | Adopt | ChangeSettings | Renew
-Up = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Saving | Saved | Notice
+Down = Configure | Start | Pause | Hold | Exit | Save | EnterStage | Adopt | ChangeSettings | Renew
+_Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Notice
+Up = _Told | SaveDue | Holding | Saving | Saved
 
 
 def _plain(value: Any) -> float:

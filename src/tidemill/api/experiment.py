@@ -246,6 +246,11 @@ class Experiment(Config):
     curriculum: the stages that environments go through, in order; none: their resets are
         given nothing. The last one is what is trained for: `evaluate` and `play` are in
         that
+    exact_resume: whether a resumed run goes on as if it had never ended, in every bit: a
+        checkpoint is a cut through all workers then, with what actors have in hand, their
+        environments and random streams. For runs inline, and for those in lockstep
+        (`Trainer.max_policy_lag` = 0); what cannot be cut so is refused. Layouts are as
+        given then
     seed: the root of every random stream
     """
 
@@ -255,6 +260,7 @@ class Experiment(Config):
     limits: Limits = field(default_factory=Limits)
     together: tuple[str, ...] = layout_setting(())
     curriculum: tuple[Stage, ...] = ()
+    exact_resume: bool = False
     seed: int = 1
 
     def __post_init__(self) -> None:

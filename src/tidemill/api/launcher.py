@@ -66,6 +66,9 @@ class Launcher(ABC):
     """Whether workers have processes of their own. Then their code must be where another
     process finds it, each process takes memory, and how many there are may follow from
     what the work costs (`layouts/`)."""
+    takes_turns = False
+    """Whether workers take turns in one thread, so that what they do does not depend on
+    how long anything takes."""
     outlives_stops = False
     """Whether workers go on while the runner's process is stopped (SIGSTOP, Ctrl-Z), so
     that it has to pause them first."""

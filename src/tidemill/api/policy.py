@@ -10,6 +10,7 @@ from typing import Self
 
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import Config
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import Array, Arrays, Field, check_finite
 
@@ -61,6 +62,18 @@ class Policy(ABC):
             "action depends on slot, episode and step alone; add it (self._rng = "
             "np.random.default_rng(seed), say), or train with exact = False"
         )
+
+    def random_state(self) -> Part:
+        """Return where the random stream is that `act` draws from, as
+        `core.cut.generator_state` has it."""
+        raise ConfigError(
+            f"{type(self).__name__} has no random_state(), which runs with exact_resume need, so that a "
+            "resumed run draws what it would have drawn; add it and set_random_state(state) "
+            "(tidemill.core.cut.generator_state of its generator, say), or take exact_resume = False"
+        )
+
+    def set_random_state(self, state: Part) -> None:
+        """Go on drawing from where `random_state` was."""
 
     @abstractmethod
     def parameters(self) -> Arrays:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidemill.api.algorithm import Sample
+from tidemill.core.cut import Part
 from tidemill.core.schema import Array, Arrays, Schema
 
 
@@ -100,6 +101,15 @@ class SampleProducer(ABC):
     def settled(self) -> bool:
         """True when whoever goes in lockstep with this producer has given back every
         block that it was sent."""
+
+    @abstractmethod
+    def state(self, cut: bool = False) -> Part:
+        """Return what was sent and not given back, and to whom. `cut`: a block's rows end
+        with its final one."""
+
+    @abstractmethod
+    def load_state(self, state: Part) -> None:
+        """Send again what `state` holds, once the blocks are made."""
 
 
 @dataclass(frozen=True)

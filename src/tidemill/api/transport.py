@@ -62,6 +62,11 @@ class Producer(ABC):
     def free(self) -> int:
         """Return the number of slots that can be reserved and committed now."""
 
+    @abstractmethod
+    def unreleased(self) -> list[Arrays]:
+        """Return the slots that were committed and not yet given back, the oldest
+        first."""
+
 
 class Consumer(ABC):
     """The receiving end of a channel."""

@@ -1,5 +1,5 @@
-"""The commands that look things over, ``check-env``, ``doctor env`` and ``doctor run``,
-and ``serve-env``."""
+"""The commands that look things over, ``check-env``, ``check-resume``, ``doctor env`` and
+``doctor run``, and ``serve-env``."""
 
 import signal
 from collections.abc import Iterable
@@ -11,12 +11,27 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.arguments import EnvArg, Trained, Wrap, environments, pairs, settings
+from tidemill.cli.arguments import (
+    EnvArg,
+    Set,
+    Trained,
+    Wrap,
+    changed,
+    environments,
+    experiment_from,
+    pairs,
+    settings,
+)
 from tidemill.cli.error_output import friendly, print_table
 from tidemill.core.errors import needing
+from tidemill.launchers.table import LAUNCHERS
+from tidemill.presets.experiments import ALGORITHMS
 
 if TYPE_CHECKING:
     from tidemill.testing.check_env import Finding
+
+
+MOST_DIFFERENCES = 5
 
 
 @friendly
@@ -37,6 +52,35 @@ def check_env(
     ]
     if any(failed):
         raise typer.Exit(1)
+
+
+@friendly
+def check_resume(
+    what: Trained,
+    updates: Annotated[int, typer.Option(help="Of each run.", min=2)] = 8,
+    launch: Annotated[str, typer.Option(help=f"{' | '.join(LAUNCHERS)}.")] = "inline",
+    algorithm: Annotated[str | None, typer.Option(help=" | ".join(ALGORITHMS))] = None,
+    env_arg: EnvArg = None,
+    wrap: Wrap = None,
+    set_: Set = None,
+) -> None:
+    """Prove that an experiment resumes exactly: two short runs, one of which is ended and
+    resumed half-way, must leave the same in every bit."""
+    from tidemill.training.check_resume import check_resume as check
+
+    experiment, source = experiment_from(what, env_arg, None, algorithm, wrap)
+    found = check(changed(experiment, set_), updates=updates, launch=launch, source=source)
+    runs = f"{updates} updates, and {found.ended} resumed for {updates - found.ended} more"
+    if found.exact:
+        print(f"exact: {runs} leave the same in every bit ({found.compared:,} arrays and numbers compared)")
+        return
+    for text in found.differences[:MOST_DIFFERENCES]:
+        print(text)
+    if (more := len(found.differences) - MOST_DIFFERENCES) > 0:
+        print(f"and {more:,} more")
+    print(f"not exact: {runs} differ in {len(found.differences):,} of {found.compared:,} arrays and numbers.")
+    print(f"Likely cause: {found.cause}")
+    raise typer.Exit(1)
 
 
 @friendly

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, Wrap, changed, experiment_from, pairs
-from tidemill.cli.environment_commands import check_env, doctor_env, doctor_run, serve_env
+from tidemill.cli.environment_commands import check_env, check_resume, doctor_env, doctor_run, serve_env
 from tidemill.cli.error_output import Commands, friendly, print_table, width, word
 from tidemill.cli.examples import examples
 from tidemill.cli.measuring import bench, tune
@@ -460,6 +460,7 @@ def params(
 
 
 app.command("check-env")(check_env)
+app.command("check-resume")(check_resume)
 app.command("serve-env")(serve_env)
 doctor.command("env")(doctor_env)
 doctor.command("run")(doctor_run)

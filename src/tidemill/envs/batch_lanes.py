@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
+from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.gymnasium_registry import fps_of
@@ -100,6 +101,35 @@ class BatchLanes(Environment):
     @abstractmethod
     def _load(self, lane: int) -> None:
         """Take over the state of `env`, which has just been reset, as that of `lane`."""
+
+    def _lane_states(self) -> Part | None:
+        """Return the states of all lanes' episodes; None where that is not known."""
+        return None
+
+    def _load_lane_states(self, state: Part) -> None:
+        """Take back what `_lane_states` returned."""
+
+    def state(self) -> Part | None:
+        lanes = self._lane_states()
+        if lanes is None:
+            return None
+        drawn = {
+            str(lane): generator_state(generator)
+            for lane, generator in enumerate(self._generators)
+            if generator is not None
+        }
+        seeds = {str(lane): seed for lane, seed in self._seeds.items()}
+        counts, idle = self._counts, self._idle
+        return {"lanes": lanes, "generators": drawn, "seeds": seeds, "counts": counts, "idle": idle}
+
+    def load_state(self, state: Part) -> Mapping[int, str]:
+        self._load_lane_states(state["lanes"])
+        self._counts[:], self._idle[:] = state["counts"], state["idle"]
+        self._seeds = {int(lane): seed for lane, seed in state["seeds"].items()}
+        for lane, drawn in state["generators"].items():
+            generator = self._generators[int(lane)] = np.random.default_rng(0)
+            set_generator_state(generator, drawn)
+        return {}
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from numpy.typing import NDArray
 
+from tidemill.core.cut import Part
 from tidemill.core.schema import Array
 from tidemill.envs.batch_lanes import BatchLanes
 from tidemill.native.library import KernelCartPoles, address, asked_for, choices
@@ -95,6 +96,12 @@ class CartPole(BatchLanes):
         self._poles = _CartPoles(env, lanes)
         self._punished = bool(env._sutton_barto_reward)
 
+    def _lane_states(self) -> Part:
+        return {"state": self._poles.state}
+
+    def _load_lane_states(self, state: Part) -> None:
+        self._poles.state[:] = state["state"]
+
     @classmethod
     def fits(cls, env: Any) -> bool:
         return bool(env.kinematics_integrator == "euler")
@@ -146,6 +153,12 @@ class Pendulum(BatchLanes):
         super().__init__(env, name, lanes, seed, limit)
         self._angle, self._speed = np.zeros((2, lanes))
 
+    def _lane_states(self) -> Part:
+        return {"angle": self._angle, "speed": self._speed}
+
+    def _load_lane_states(self, state: Part) -> None:
+        self._angle, self._speed = state["angle"], state["speed"]
+
     def _load(self, lane: int) -> None:
         self._angle[lane], self._speed[lane] = self.env.state
 
@@ -173,6 +186,12 @@ class MountainCar(BatchLanes):
         super().__init__(env, name, lanes, seed, limit)
         self._position, self._velocity = np.zeros((2, lanes))
 
+    def _lane_states(self) -> Part:
+        return {"position": self._position, "velocity": self._velocity}
+
+    def _load_lane_states(self, state: Part) -> None:
+        self._position, self._velocity = state["position"], state["velocity"]
+
     def _load(self, lane: int) -> None:
         self._position[lane], self._velocity[lane] = self.env.state
 
@@ -195,6 +214,13 @@ class MountainCarContinuous(BatchLanes):
         super().__init__(env, name, lanes, seed, limit)
         self._state = np.zeros((2, lanes), np.float32)
         self._fresh: dict[int, Array] = {}  # states of the lanes that have been reset and not stepped
+
+    def _lane_states(self) -> Part:
+        return {"state": self._state, "fresh": {str(lane): state for lane, state in self._fresh.items()}}
+
+    def _load_lane_states(self, state: Part) -> None:
+        self._state[:] = state["state"]
+        self._fresh = {int(lane): fresh for lane, fresh in state["fresh"].items()}
 
     def _load(self, lane: int) -> None:
         self._fresh[lane] = self.env.state
@@ -231,6 +257,12 @@ class Acrobot(BatchLanes):
         super().__init__(env, name, lanes, seed, limit)
         self._state = np.zeros((4, lanes))  # two angles, two speeds
         self._torques = np.array(env.AVAIL_TORQUE)
+
+    def _lane_states(self) -> Part:
+        return {"state": self._state}
+
+    def _load_lane_states(self, state: Part) -> None:
+        self._state = state["state"]
 
     def _load(self, lane: int) -> None:
         self._state[:, lane] = self.env.state

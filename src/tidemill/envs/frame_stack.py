@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.api.spaces import Box, Dict, Space, Spaces, Tuple, leaves
+from tidemill.core.cut import Part
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.wrapper import Wrapper
 
@@ -50,6 +51,14 @@ class FrameStack(Wrapper):
             Tick.allocate(space, count, self.info, self.same_step)
             for space, count in zip(spaces, seats, strict=True)
         ]
+
+    def _own_state(self) -> Part:
+        return {str(number): group.state() for number, group in enumerate(self._groups) if group is not None}
+
+    def _load_own_state(self, state: Part) -> None:
+        for number, group in enumerate(self._groups):
+            if group is not None:
+                group.load_state(state[str(number)])
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         for group in self._groups:
@@ -85,6 +94,19 @@ class _Group:
         self.begins = np.ones(seats, np.bool_)
         """[N]: the next observation of the seat is the first of an episode."""
 
+    def state(self) -> Part:
+        """Return all frames."""
+        return {
+            "begins": self.begins,
+            "frames": {name: stack.frames for name, stack in self._stacks.items()},
+        }
+
+    def load_state(self, state: Part) -> None:
+        """Take back what `state` returned."""
+        self.begins[:] = state["begins"]
+        for name, stack in self._stacks.items():
+            stack.frames[:] = state["frames"][name]
+
     def push(self, bare: Tick, tick: Tick) -> None:
         """Add the observations of a tick, and write what is seen then."""
         over = (bare.restarted & ~bare.voided & ~self.begins).nonzero()[0]
@@ -116,25 +138,25 @@ class _Stack:
     """The newest frames of one leaf, [N, k, ...], the oldest first."""
 
     def __init__(self, leaf: Box, count: int, seats: int) -> None:
-        self._frames = np.zeros(
+        self.frames = np.zeros(
             (seats, count, *leaf.shape), "float32" if leaf.dtype == "float64" else leaf.dtype
         )
         self._channels_last = _is_image(leaf) and leaf.shape[0] > leaf.shape[2]
 
     def push(self, seats: slice | NDArray[np.intp], frame: Array) -> None:
         """Add a newest frame."""
-        frames = self._frames
+        frames = self.frames
         frames[seats, :-1] = frames[seats, 1:]
         frames[seats, -1] = frame[seats]
 
     def fill(self, seats: NDArray[np.intp], frame: Array) -> None:
         """Make all frames this one."""
-        self._frames[seats] = frame[seats, None]
+        self.frames[seats] = frame[seats, None]
 
     def show(self, seats: slice | NDArray[np.intp], out: Array) -> None:
         """Write the stacks [n, k·c, height, width], [n, height, width, k·c] or [n, k,
         ...]."""
-        frames = self._frames[seats]
+        frames = self.frames[seats]
         if self._channels_last:
             frames = np.moveaxis(frames, 1, -2)
         out[seats] = frames.reshape(len(frames), *out.shape[1:])

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
+from tidemill.core.cut import Part
 from tidemill.core.errors import EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.wrapper import Wrapper
@@ -125,6 +126,17 @@ class RestartedTogether(Wrapper):
         self._reset: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
         # the tick under way is the first of an environment that was made anew
         self._anew = self._flagged = False
+        self._keeps = False
+
+    def keep_episodes(self) -> None:
+        self._keeps = True
+        super().keep_episodes()
+
+    def _own_state(self) -> Part:
+        return {"flagged": self._flagged}
+
+    def _load_own_state(self, state: Part) -> None:
+        self._flagged = state["flagged"]
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._groups = groups
@@ -186,6 +198,8 @@ class RestartedTogether(Wrapper):
                 made.on_ready(self._wake)
             if self._options is not None:
                 made.enter_stage(self._options)
+            if self._keeps:
+                made.keep_episodes()
             self._inner, self._anew = made, True
             try:
                 made.send(self._sent, np.ones(self.lanes, np.bool_))

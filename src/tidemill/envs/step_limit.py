@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
 from tidemill.envs.wrapper import Wrapper
@@ -36,6 +37,15 @@ class StepLimit(Wrapper):
         self._alone = len(groups) == len(groups[0]) == 1
         if not self._alone:
             self._finished = [np.ones(self.lanes * len(group), np.bool_) for group in groups]
+
+    def _own_state(self) -> Part:
+        finished = {} if self._alone else {str(group): each for group, each in enumerate(self._finished)}
+        return {"steps": self._steps, "finished": finished}
+
+    def _load_own_state(self, state: Part) -> None:
+        self._steps[:] = state["steps"]
+        for group, finished in state["finished"].items():
+            self._finished[int(group)][:] = finished
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         self._reset[:] = reset

@@ -78,10 +78,21 @@ class Wrapper(Environment):
         self._inner.keep_episodes()
 
     def state(self) -> Part | None:
-        return self._inner.state()
+        inner, own = self._inner.state(), self._own_state()
+        return None if inner is None or own is None else {"inner": inner, "own": own}
 
     def load_state(self, state: Part) -> Mapping[int, str]:
-        return self._inner.load_state(state)
+        lost = self._inner.load_state(state["inner"])
+        self._load_own_state(state["own"])
+        return lost
+
+    def _own_state(self) -> Part | None:
+        """Return what the wrapper knows itself of open episodes; None where it cannot
+        tell."""
+        return None
+
+    def _load_own_state(self, state: Part) -> None:
+        """Take back what `_own_state` returned."""
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return self._inner.episode_infos(group, seats)

@@ -15,6 +15,8 @@ _NAP = 0.001
 class InlineLauncher(Launcher):
     """One `wait` gives each worker one turn."""
 
+    takes_turns = True
+
     def __init__(self) -> None:
         self._workers: dict[str, WorkerHandle] = {}
         self._links: list[LocalLink] = []

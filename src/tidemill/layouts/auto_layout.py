@@ -101,6 +101,8 @@ def lay_out(
         the experiment stays as it is
     processes: whether workers get processes, for which alone anything is measured
     """
+    if experiment.exact_resume and layout in (AUTO, MEASURE):  # costs differ from run to run
+        layout = GIVEN
     found = _lay_out(experiment, source, layout, fixed, processes)
     if found.costs is None and processes and layout != GIVEN and _measurable(experiment):
         try:

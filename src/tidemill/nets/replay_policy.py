@@ -8,6 +8,7 @@ import numpy as np
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.policy import Policy
+from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.native.library import Kernels
 from tidemill.nets.encoders import ObservationEncoder
@@ -85,6 +86,12 @@ class ReplayPolicy(Policy):
 
     def reseed(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
+
+    def random_state(self) -> Part:
+        return generator_state(self._rng)
+
+    def set_random_state(self, state: Part) -> None:
+        set_generator_state(self._rng, state)
 
     def parameters(self) -> Arrays:
         """Return the weights, and what normalises observations, as views."""

@@ -11,6 +11,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from tidemill.api.policy import Policy
+from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.moved import Gone
 from tidemill.core.schema import Array, Arrays
 from tidemill.native.library import Kernels
@@ -185,6 +186,12 @@ class TrainablePolicy(Policy):
 
     def reseed(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
+
+    def random_state(self) -> Part:
+        return generator_state(self._rng)
+
+    def set_random_state(self, state: Part) -> None:
+        set_generator_state(self._rng, state)
 
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         """See `Policy.act`."""

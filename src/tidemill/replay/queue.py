@@ -86,6 +86,8 @@ class _SlotQueue(Buffer):
                 break
             else:
                 return None
+        if self._demand.lockstep:  # one of each producer: which one came first is chance
+            self._batch.sort(key=lambda buffered: buffered.sample.channel)
         self.counts.reused += sum(buffered.uses > 0 for buffered in self._batch)
         return self._batch
 

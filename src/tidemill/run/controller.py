@@ -50,6 +50,7 @@ from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import known, mask
 from tidemill.layouts.memory_plan import MemoryPlan, make_plan
 from tidemill.metrics.record_pace import RecordPace
+from tidemill.run.cuts import Cuts
 from tidemill.run.events import Event
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.progress import Member, Progress
@@ -138,6 +139,9 @@ class Controller:
         self._worker_notices: list[tuple[float, str, str]] = []
         self._silence = SilenceWatch(
             job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
+        )
+        self._cuts = Cuts(
+            job.experiment.trained(), self.members, self._send, self._hear_and_look, lambda: bool(self.reason)
         )
         self._several, self._judged = job.experiment.measured_by_several(), job.experiment.judged()
         self._pace = RecordPace()
@@ -228,7 +232,10 @@ class Controller:
             if member.buried:
                 member.state = State.FAILED
             if member.state not in ENDED:
-                member.link.send(pack(Exit(self.reason)))
+                # what they hold goes with the last checkpoints, where these are of now
+                exact = self.job.experiment.exact_resume and self._cuts.whole
+                checkpoints = self._cuts.checkpoints if exact else {}
+                member.link.send(pack(Exit(self.reason, checkpoints=checkpoints)))
         deadline = awake() + CLOSE_DEADLINE
         while living := {name: member for name, member in self.members.items() if member.state not in ENDED}:
             if awake() > deadline + max(
@@ -328,6 +335,8 @@ class Controller:
                 self._look_at_returns()
             if self.reason and self._deadline is None:
                 self._deadline = awake() + EXIT_DEADLINE
+                if self.job.experiment.exact_resume:
+                    self._cuts.hold()
                 for name, member in self.members.items():
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
@@ -346,7 +355,13 @@ class Controller:
                         f"({self.reason}){self._still(living)}"
                     )
             self._hear(UNHEARD if self.progress.updates and not self.reason else 0.0)
+            if self._cuts.due and not self.reason:
+                self._cuts.cut()
             self._look_for_stall()
+
+    def _hear_and_look(self) -> None:
+        self._hear()
+        self._look_for_signal()
 
     def _left(self, name: str) -> bool:
         """True of a silent trainer whose equal has finished, and so has saved what all of
@@ -478,6 +493,7 @@ class Controller:
 
     def _take(self, name: str, member: Member, message: Any) -> None:
         member.heard, member.saving = awake(), isinstance(message, Saving)
+        self._cuts.take(name, message)
         match message:
             case Saving():
                 self.progress.keep(message.policy, message.updates)
@@ -714,6 +730,9 @@ class Controller:
         and at its end, which writes one by itself."""
         if self.phase in ("starting", "ending"):
             return False
+        if self.job.experiment.exact_resume:
+            self._cuts.due = True
+            return True
         for name, member in self.members.items():
             if member.config.limited:
                 self._send(name, Save())

@@ -6,6 +6,7 @@ import numpy as np
 from tidemill.api.policy import Policy, check_next_state, misfit
 from tidemill.api.stream import Answer, InferenceClient
 from tidemill.core.clock import Clock
+from tidemill.core.cut import Part
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.streams.parameters import Subscription
 
@@ -113,6 +114,43 @@ class InlineInferenceClient(InferenceClient):
     def refresh(self) -> None:
         if self._parameters is not None:
             self._parameters.refresh(self._policy)
+
+    def state(self) -> Part:
+        """Return what was asked and not yet consumed, and the policy as it plays."""
+        policy = self._policy
+        posted = {
+            str(number): {"observation": observation, "state": state, "deterministic": deterministic}
+            for number, observation, state, deterministic in self._posted
+        }
+        answers = {
+            str(number): {"fields": answer.fields, "version": answer.version}
+            for number, (answer, _) in self._answers.items()
+        }
+        return {
+            "number": self._number,
+            "posted": posted,
+            "answers": answers,
+            "version": policy.version,
+            "parameters": policy.parameters(),
+            "random": policy.random_state(),
+        }
+
+    def load_state(self, state: Part) -> None:
+        """Be as the client was whose state this is."""
+        self._number = state["number"]
+        self._posted[:] = [
+            (int(number), asked["observation"], asked.get("state", {}), asked["deterministic"])
+            for number, asked in sorted(state["posted"].items(), key=lambda item: int(item[0]))
+        ]
+        for number, held in state["answers"].items():
+            out = allocate(self._answer_schema, (self._rows,))
+            rows = rows_of(held["fields"])
+            for name, array in held["fields"].items():
+                out[name][:rows] = array
+            fields = {name: array[:rows] for name, array in out.items()}
+            self._answers[int(number)] = Answer(fields, held["version"], self._policy_index), out
+        self._policy.load(state["parameters"], state["version"])
+        self._policy.set_random_state(state["random"])
 
 
 def rows_of(arrays: Arrays) -> int:

@@ -14,6 +14,7 @@ from tidemill.api.edges import group_of
 from tidemill.api.experiment import Context
 from tidemill.api.stream import Offered, SampleConsumer, SampleProducer
 from tidemill.api.transport import Consumer, Producer
+from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, Schema, allocate
 
 
@@ -30,7 +31,7 @@ class ChannelSampleProducer(SampleProducer):
     def __init__(self, groups: Sequence[Sequence[Producer]], lockstep: Sequence[Producer] = ()) -> None:
         # the next in turn is the first
         self._groups, self._lockstep = [deque(channels) for channels in groups], lockstep
-        self._slots = 0
+        self._slots = self._sent = 0
 
     def offer(self, schema: Schema, rows: int, seats: int, slots: int) -> None:
         self._slots = slots
@@ -52,9 +53,35 @@ class ChannelSampleProducer(SampleProducer):
         for channels in self._groups:
             channels[0].commit()
             channels.rotate(-1)
+        self._sent += 1
 
     def settled(self) -> bool:
         return all(channel.free() == self._slots for channel in self._lockstep)
+
+    def state(self, cut: bool = False) -> Part:
+        held = {
+            f"{group}.{place}": {
+                str(number): _to_its_end(slot) if cut else slot
+                for number, slot in enumerate(channel.unreleased())
+            }
+            for group, channels in enumerate(self._groups)
+            for place, channel in enumerate(channels)
+        }
+        return {"sent": self._sent, "held": held}
+
+    def load_state(self, state: Part) -> None:
+        self._sent = state["sent"]
+        for group, channels in enumerate(self._groups):
+            channels.rotate(-self._sent)
+            for place, channel in enumerate(channels):
+                held = state["held"][f"{group}.{place}"]
+                for number in range(len(held)):
+                    slot = channel.reserve()
+                    assert slot is not None  # it had one when it was saved
+                    for name, array in slot.items():
+                        saved = held[str(number)][name]
+                        array[: len(saved)] = saved
+                    channel.commit()
 
 
 class NullSampleProducer(SampleProducer):
@@ -75,6 +102,12 @@ class NullSampleProducer(SampleProducer):
 
     def settled(self) -> bool:
         return True
+
+    def state(self, cut: bool = False) -> Part:
+        return {}
+
+    def load_state(self, state: Part) -> None:
+        pass
 
 
 def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -> SampleProducer:
@@ -105,7 +138,8 @@ class ChannelSampleConsumer(SampleConsumer):
         self._burn_in, self._bootstrap, self._cut = burn_in, bootstrap, cut
         self._next = 0
         self._attached = False  # all of them
-        self._taken: deque[Consumer] = deque()
+        self._taken: deque[int] = deque()
+        self._again: deque[int] = deque()  # channels to take from first, once they have anything
 
     def offered(self) -> list[Offered] | None:
         self._attached = self._attached or all(channel.attach() for channel in self._channels)
@@ -115,18 +149,43 @@ class ChannelSampleConsumer(SampleConsumer):
         return [Offered(c.schema, c.lead, c.slots, (c.lead[0] - kept) * c.lead[1]) for c in self._channels]
 
     def consume(self) -> Sample | None:
+        if self._again:
+            sample = self._take(self._again[0])
+            if sample is not None:
+                self._again.popleft()
+            return sample
         for _ in self._channels:
-            number, channel = self._next, self._channels[self._next]
+            number = self._next
             self._next = (number + 1) % len(self._channels)
-            if (self._attached or channel.attach()) and (views := channel.take()) is not None:
-                self._taken.append(channel)
-                if self._cut:
-                    rows = int((views["done"] | views["truncated"])[:, 0].argmax()) + 1
-                    views = {name: array[:rows] for name, array in views.items()}
-                sample = Sample(views)
-                sample.burn_in, sample.bootstrap, sample.channel = self._burn_in, self._bootstrap, number
+            if (sample := self._take(number)) is not None:
                 return sample
         return None
 
+    def _take(self, number: int) -> Sample | None:
+        channel = self._channels[number]
+        if not (self._attached or channel.attach()) or (views := channel.take()) is None:
+            return None
+        self._taken.append(number)
+        if self._cut:
+            views = _to_its_end(views)
+        sample = Sample(views)
+        sample.burn_in, sample.bootstrap, sample.channel = self._burn_in, self._bootstrap, number
+        return sample
+
     def release(self) -> None:
-        self._taken.popleft().release()
+        self._channels[self._taken.popleft()].release()
+
+    def state(self) -> Part:
+        """Return whose samples are held, and whose is next. The samples themselves are
+        their producers' to keep."""
+        return {"held": [*self._taken, *self._again], "next": self._next}
+
+    def load_state(self, state: Part) -> None:
+        """Take first what was held, in the same order."""
+        self._again, self._next = deque(state["held"]), state["next"]
+
+
+def _to_its_end(views: Arrays) -> Arrays:
+    """Return the rows of one seat's episode, whatever its slot holds behind that."""
+    rows = int((views["done"] | views["truncated"])[:, 0].argmax()) + 1
+    return {name: array[:rows] for name, array in views.items()}

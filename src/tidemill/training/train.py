@@ -19,6 +19,7 @@ from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.launchers.table import LAUNCHERS, make_launcher
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
+from tidemill.run.cuts import check_exact, go_back_to_cut
 from tidemill.run.folder import LAUNCHER, RunFolder
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.resume_point import ResumePoint, without_met_limit
@@ -146,6 +147,7 @@ def _train(
         given, experiment = experiment, laid_out.experiment
         experiment.check()
         launcher.check(experiment)
+        check_exact(experiment, launcher.takes_turns)
         if not quiet:
             for line in filter(None, (laid_out.note, *(f"note: {remark}" for remark in remarks(experiment)))):
                 Console().print(Text(line), soft_wrap=True)
@@ -204,10 +206,12 @@ def resume(
     experiment = without_met_limit(folder, experiment, limits or {})
     experiment.check_judged()
     launcher.check(experiment)
+    check_exact(experiment, launcher.takes_turns)
     with Interrupts() as interrupts:
         folder.lock()
         try:
             folder.tidy()
+            go_back_to_cut(folder, experiment)
             past = ResumePoint.of(folder, experiment)
             past.refuse_reached(folder.path, experiment.limits)
             folder.write_experiment(experiment, source)

@@ -126,6 +126,9 @@ class SlotProducer(Producer):
     def free(self) -> int:
         return self._count - (self._head - self._words[_TAIL])
 
+    def unreleased(self) -> list[Arrays]:
+        return [self._slots[number % self._count] for number in range(self._words[_TAIL], self._head)]
+
 
 class SlotConsumer(Consumer):
     """The receiving end of a channel over a segment. `wake` is the producer's bell."""

@@ -8,7 +8,7 @@ is stored as rows, by the writer of its mode of samples (`sample_writers`). Requ
 flushed when enough are buffered, or when nothing can proceed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -17,9 +17,10 @@ from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
 from tidemill.core.cores import every_core
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.envs.lane_restarts import LaneRestarts
 from tidemill.envs.parallel_build import close_all, make_all
+from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.actor_environments import build_environment
@@ -27,10 +28,12 @@ from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.cut_files import read_part, write_part
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
+from tidemill.workers.ring import EnvRing
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -59,6 +62,7 @@ class ActorWorker(Worker):
         self._config = config
         self._environments: list[Environment] = []
         self._restarts: LaneRestarts | None = None
+        self._ring: EnvRing | None = None  # what is cut, in runs that resume exactly
         if isinstance(config, Actors) and config.lane_restarts is not None:
             self._restarts = LaneRestarts(config.lane_restarts, config.lane_restarts_within_s, self._tell)
 
@@ -95,6 +99,9 @@ class ActorWorker(Worker):
                 self._tell,
             )
         )
+        if context.experiment.exact_resume and isinstance(self.order, EnvRing):
+            self._ring = self.order
+        self._go_on_from_cut()
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
             samples={
@@ -111,6 +118,48 @@ class ActorWorker(Worker):
             },
             memory=tuple(needs),
         )
+
+    def _go_on_from_cut(self) -> None:
+        """Be where the actor was when the run was cut, if it was."""
+        if self._ring is None:
+            return
+        self._ring.keep_episodes()
+        if self.context.life:
+            self._tell(
+                "it begins another life, so that the run does not go on as it would have without this death "
+                "(exact_resume goes back further: stop the run, and resume it)"
+            )
+        elif self.context.resume is not None:
+            part = read_part(self.context)
+            for key, client in self._inline_clients():
+                client.load_state(part["clients"][key])
+            self._refresh.load_state(part["refresh"])
+            for target, lanes in self._ring.load_state(part["ring"]).items():
+                for why in sorted(set(lanes.values())):
+                    cut = [lane for lane in lanes if lanes[lane] == why]
+                    self._tell(
+                        f"target {target}: the open episodes of {len(cut)} of {self._config.lanes} lanes "
+                        f"(lane {cut[0]} first) are cut, so that the run does not go on exactly as it would "
+                        f"have: {why}"
+                    )
+
+    def _inline_clients(self) -> Iterator[tuple[str, InlineInferenceClient]]:
+        for number, client in enumerate(self._clients.values()):
+            assert isinstance(client, InlineInferenceClient)  # `check_exact` has seen to that
+            yield str(number), client
+
+    def _save_part(self, checkpoints: Mapping[str, int]) -> None:
+        if self._ring is None:
+            return
+        part = {
+            "clients": {key: client.state() for key, client in self._inline_clients()},
+            "refresh": self._refresh.state(),
+            "ring": self._ring.state(),
+        }
+        try:
+            write_part(self.context, part, checkpoints)
+        except CheckpointError as error:
+            self._tell(f"{error}. Training goes on; a resumed run goes on from the cut before")
 
     def _tell(self, text: str) -> None:
         self.report(Notice(text))

@@ -22,6 +22,8 @@ from tidemill.api.control_messages import (
     EnterStage,
     Exit,
     Facts,
+    Hold,
+    Holding,
     Pause,
     Renew,
     Save,
@@ -74,6 +76,7 @@ class Worker(WorkerHandle):
         self._longest_poll = 0.0  # seconds
         self._last_beat = awake()
         self._last_counts = (0, 0)
+        self._held = False  # nothing is polled while the run is cut
         self.stage = 0
         """Stage of the curriculum, from 0."""
 
@@ -109,6 +112,9 @@ class Worker(WorkerHandle):
 
     def _save(self) -> None:
         """Write a checkpoint, where the worker has one to write."""
+
+    def _save_part(self, checkpoints: Mapping[str, int]) -> None:
+        """Write what the worker has of a cut that goes with these checkpoints."""
 
     def _close(self) -> None:
         """Free everything. Called once, after the last poll, also after errors."""
@@ -164,7 +170,7 @@ class Worker(WorkerHandle):
             return False
         self.clock.enter("python")
         try:
-            if not self._obey() or self.state is not State.RUNNING:
+            if not self._obey() or self.state is not State.RUNNING or self._held:
                 return False
             began = awake()
             result = returned(self._poll(), PollResult, self._poll)
@@ -239,8 +245,16 @@ class Worker(WorkerHandle):
                     self.start()
                 case Pause():
                     self.pause()
-                case Save():
+                case Hold(on=on):
+                    self._held = on
+                    if on:
+                        self.report(Holding())
+                case Save(checkpoints=checkpoints):
                     self._save()
+                    if checkpoints:
+                        self._save_part(checkpoints)
+                    if self._held:
+                        self.report(Holding())
                 case EnterStage(stage=stage, options=options):
                     self.stage = stage
                     self._enter_stage(options)
@@ -250,9 +264,11 @@ class Worker(WorkerHandle):
                     self._change(settings)
                 case Renew(edges=edges):
                     self.context.endpoints.renew(edges)
-                case Exit(reason=reason, alone=alone):
+                case Exit(reason=reason, alone=alone, checkpoints=checkpoints):
                     if alone:
                         self._leave_alone()
+                    if checkpoints:
+                        self._save_part(checkpoints)
                     self.exit(reason)
                     if self.ended:
                         self._close()

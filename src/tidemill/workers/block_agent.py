@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
+from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, Schema, allocate
 from tidemill.workers import info_numbers
 from tidemill.workers.agent import Agent
-from tidemill.workers.sample_writers.base import Columns, Seats
+from tidemill.workers.sample_writers.base import Columns, Seats, put
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 
 _NOBODY = np.empty(0, np.intp)
@@ -119,7 +120,7 @@ class BlockAgent(Agent):
         writer = self.writer
         restarted = 1 in tick.restarted.tobytes()
         if restarted and count_nonzero(lost := tick.restarted & tick.voided):
-            self._abort(lost)
+            self.abort(lost)
             tick.restarted &= ~lost
             restarted = bool(tick.restarted.any())
         if isinstance(writer, AlignedBlock):
@@ -260,6 +261,52 @@ class BlockAgent(Agent):
             )
             self._request = self.client.post_request(observation, state, self._deterministic)
 
+    # ---- a cut -------------------------------------------------------------------------
+
+    def state(self) -> Part:
+        """Return what is known of each seat, of the rows that are being written, and of
+        the request in flight."""
+        asked: Part = {}
+        if isinstance(self._asked, tuple):
+            rows, seats = np.broadcast_arrays(*self._asked)
+            asked = {"rows": rows, "seats": seats}
+        return {
+            "finished": self.finished,
+            "return": self._return,
+            "length": self._length,
+            "actions": self._actions,
+            "remembered": self._state,
+            "stages": self._stages,
+            "stage": self.stage,
+            "acting": self.acting,
+            "writer": self.writer.state(),
+            "by_index": isinstance(self.writer, Columns),
+            "version": self._version,
+            "policy": self.policy,
+            "begun": self.begun,
+            "request": self._request,
+            "row": self._asked if isinstance(self._asked, int) else None,
+            "asked": asked,
+            "asking": {} if self._asking is None else {"seats": self._asking},
+            "extra": self._extra,
+        }
+
+    def load_state(self, state: Part) -> None:
+        """Be as the agent was whose state this is."""
+        if state["by_index"] and isinstance(self.writer, AlignedBlock):
+            self.writer = self.writer.by_index()
+        self.writer.load_state(state["writer"])
+        self.finished, self.stage = state["finished"], state["stage"]
+        self._return[:], self._length[:] = state["return"], state["length"]
+        self._stages[:], self.acting[:] = state["stages"], state["acting"]
+        put(self._actions, state["actions"])
+        put(self._state, state["remembered"])
+        self._version, self.policy, self.begun = state["version"], state["policy"], state["begun"]
+        self._request, self._extra = state["request"], state["extra"]
+        self._asking = state["asking"].get("seats")
+        asked = state["asked"]
+        self._asked = (asked["rows"], asked["seats"]) if asked else state["row"]
+
     # ---- the parts both share ----------------------------------------------------------
 
     def _gather(self, name: str, source: NDArray[Any], seats: Seats, start: int) -> NDArray[Any]:
@@ -298,12 +345,13 @@ class BlockAgent(Agent):
                 info_numbers.pack(numbers)
             )
 
-    def _abort(self, lost: NDArray[np.bool_]) -> None:
+    def abort(self, lost: NDArray[np.bool_]) -> None:
         """The newest steps of these seats [N] are lost: the rows that they started from
         become the final ones of their episodes, cut ones, and show the info."""
         writer, seats = self.writer, (lost & ~self.finished).nonzero()[0]
         rows = writer.position - 1 if isinstance(writer, AlignedBlock) else writer.position[seats] - 1
-        block, at = writer.arrays, (rows, seats)
+        block = writer.newest if isinstance(writer, AlignedBlock) else writer.arrays
+        at = rows, seats
         block["truncated"][at] = block["info_mask"][at] = True
         block["info.return"][at], block["info.length"][at] = self._return[seats], self._length[seats]
         block["reward"][at] = 0

@@ -454,6 +454,8 @@ class Learner:
         now = self.counters.updates, self.counters.steps
         if not self.equal_trainers.first or self._folder is None or (self._saved == now and not again):
             self._pace.start(awake(), True)  # until the next one
+            if self.equal_trainers.first and self._folder is not None:
+                self._report(Saved(self._config.policy, *now))
             return
         began, refused = awake(), self._refused
         try:

@@ -142,18 +142,26 @@ def lockstep_writer(terms: WriterTerms) -> LockstepRows | LockstepColumns:
 class LockstepGate:
     """Lets a target step until a sample of one of `agents` has all of its rows; then it
     sends what all of them have, and opens again once that was given back: the rows that
-    are to act next are asked for again, the newest version."""
+    are to act next are asked for again, the newest version.
 
-    def __init__(self, agents: Sequence[BlockAgent], refresh: ParameterRefresh) -> None:
-        self._agents, self._refresh = agents, refresh
-        self._waits = False  # samples were sent, and not yet all given back
+    ring: the gates of all of the actor's targets, which open together, when it is the
+        first one's turn: else chance would say whose actions are drawn first
+    """
+
+    def __init__(
+        self, agents: Sequence[BlockAgent], refresh: ParameterRefresh, ring: "list[LockstepGate]"
+    ) -> None:
+        self._agents, self._refresh, self._ring = agents, refresh, ring
+        ring.append(self)
+        self.waits = False
+        """Samples were sent, and not yet all given back."""
 
     def _writers(self) -> list[LockstepRows | LockstepColumns]:
         return [cast("LockstepRows | LockstepColumns", agent.writer) for agent in self._agents]
 
     def opens(self) -> bool:
         """True when the target may step. Asked when no agent waits for an answer."""
-        if not self._waits:
+        if not self.waits:
             for agent in self._agents:
                 agent.complete()
             writers = self._writers()
@@ -161,11 +169,18 @@ class LockstepGate:
                 return True
             for each in writers:
                 each.cut()
-            self._waits = True
-        if not all(each.settled() for each in self._writers()):
+            self.waits = True
+        if self is not self._ring[0] or not all(gate.waits and gate._settled() for gate in self._ring):
             return False
-        self._waits = False
+        for gate in self._ring:
+            gate._open()
+        return all(agent.is_ready() for agent in self._agents)
+
+    def _settled(self) -> bool:
+        return all(each.settled() for each in self._writers())
+
+    def _open(self) -> None:
+        self.waits = False
         for agent in self._agents:
             self._refresh.next_samples(agent.client)
             agent.ask_again()
-        return all(agent.is_ready() for agent in self._agents)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Experiment
 from tidemill.api.stream import InferenceClient
+from tidemill.core.cut import Part
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.inference_clients import ClientKey
 
@@ -71,6 +72,7 @@ class ParameterRefresh:
         self._endless = not environment.max_episode_steps
         self._ticks = 0  # since parameters were last taken
         self._sent = False  # a sample, since then
+        self._cut = False  # the actor goes on from a cut, with the parameters of then
 
     def _take(self, clients: Iterable[InferenceClient]) -> None:
         for client in clients:
@@ -79,7 +81,17 @@ class ParameterRefresh:
 
     def start(self) -> None:
         """The actor begins, or goes on after a pause."""
-        self._take(self._all)
+        if not self._cut:
+            self._take(self._all)
+        self._cut = False
+
+    def state(self) -> Part:
+        """Return what it goes by."""
+        return {"ticks": self._ticks, "sent": self._sent}
+
+    def load_state(self, state: Part) -> None:
+        """Go on from there: the clients have their parameters."""
+        self._ticks, self._sent, self._cut = state["ticks"], state["sent"], True
 
     def sample_sent(self) -> None:
         """A sample was sent in this tick."""

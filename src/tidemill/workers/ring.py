@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
 from tidemill.core.clock import Clock
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError
 from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
@@ -22,6 +23,22 @@ from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 from tidemill.workers.service_order import ServiceOrder
+
+
+class RoomGate:
+    """Lets a target step only where the rows of the tick have a place to go, so that no
+    tick is ever under way between two polls (of an environment that answers at once)."""
+
+    waits = False
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        self._agents = agents
+
+    def opens(self) -> bool:
+        """True when the target may step. Asked when no agent waits for an answer."""
+        for agent in self._agents:
+            agent.get_action()  # completes the newest rows, and sends what is full
+        return all(agent.has_room() for agent in self._agents)
 
 
 class EnvTarget:
@@ -40,7 +57,7 @@ class EnvTarget:
         clock: Clock,
         info_reader: InfoReader,
         number: int = 0,
-        gate: LockstepGate | None = None,
+        gate: LockstepGate | RoomGate | None = None,
     ) -> None:
         self._environment, self.agents, self._ticks = environment, list(agents), list(ticks)
         self._pairs = list(zip(self.agents, self._ticks, strict=True))
@@ -142,6 +159,54 @@ class EnvTarget:
             agent.observe(tick)
         self._reset = self._finished(lanes)
 
+    # ---- a cut -------------------------------------------------------------------------
+
+    def keep_episodes(self) -> None:
+        """See `Environment.keep_episodes`."""
+        self._environment.keep_episodes()
+
+    def _block_agents(self) -> list[BlockAgent]:
+        return cast("list[BlockAgent]", self.agents)  # only a ring's targets are cut
+
+    def state(self) -> Part:
+        """Return where the target is: its agents, its environment, its gate. Raises
+        `ConfigError` in the midst of a tick."""
+        if self._stepping:
+            raise ConfigError("exact_resume needs environments that answer at once")
+        environment = self._environment.state()
+        return {
+            "agents": {str(number): agent.state() for number, agent in enumerate(self._block_agents())},
+            "environment": {} if environment is None else {"state": environment},
+            "reset": self._reset,
+            "stage": self._stage,
+            "forced": self._forced,
+            "steps": self.steps,
+            "waits": self._gate is not None and self._gate.waits,
+        }
+
+    def load_state(self, state: Part) -> dict[int, str]:
+        """Be as the target was whose state this is. Return of each lane whose open
+        episode was cut why."""
+        for number, agent in enumerate(self._block_agents()):
+            agent.load_state(state["agents"][str(number)])
+        self._reset, self._stage = state["reset"], state["stage"]
+        self._forced, self.steps = state["forced"], state["steps"]
+        if self._gate is not None:
+            self._gate.waits = state["waits"]
+        lanes = self._environment.lanes
+        if held := state["environment"]:
+            lost = dict(self._environment.load_state(held["state"]))
+        else:
+            why = "it cannot tell the state of its episodes"
+            lost = dict.fromkeys(range(lanes), why)
+        gone = np.zeros(lanes, np.bool_)
+        gone[[*lost]] = True
+        cut = {lane: why for lane, why in lost.items() if not self._reset[lane]}
+        for agent in self._block_agents():
+            agent.abort(np.repeat(gone & ~self._reset, len(agent.finished) // lanes) & ~agent.finished)
+        self._reset = self._reset | gone
+        return cut
+
     def _finished(self, lanes: int) -> NDArray[np.bool_]:
         """Return bool [L]: all of the lane's seats are between two episodes."""
         if len(self.agents) == 1 and len(alone := self.agents[0].finished) == lanes:
@@ -152,8 +217,9 @@ class EnvTarget:
         return finished
 
 
-def build_target(parts: ActorContext, number: int) -> EnvTarget:
-    """Return target `number` of an actor, its agents with it."""
+def build_target(parts: ActorContext, number: int, gates: list[LockstepGate]) -> EnvTarget:
+    """Return target `number` of an actor, its agents with it; its gate is one of
+    `gates`."""
     environment, config = parts.environments[number], parts.config
     environment.bind(parts.groups)
     environment.on_ready(parts.context.endpoints.bell.ring)
@@ -171,7 +237,9 @@ def build_target(parts: ActorContext, number: int) -> EnvTarget:
         ticks.append(Tick.allocate(space, terms.seats, environment.info, environment.same_step))
     for spec, agent in zip(config.agents, agents, strict=True):
         agent.meet(agents, config.lanes, spec.parameters.numbered)
-    gate = LockstepGate(lockstep, parts.refresh) if lockstep else None
+    gate: LockstepGate | RoomGate | None = LockstepGate(lockstep, parts.refresh, gates) if lockstep else None
+    if gate is None and parts.context.experiment.exact_resume:
+        gate = RoomGate(agents)
     return EnvTarget(environment, agents, ticks, parts.clock, parts.info_reader, number, gate)
 
 
@@ -196,7 +264,8 @@ class EnvRing(ServiceOrder):
 
     @classmethod
     def build(cls, parts: ActorContext) -> Self:
-        return cls([build_target(parts, number) for number in range(parts.config.ring)], parts)
+        gates: list[LockstepGate] = []
+        return cls([build_target(parts, number, gates) for number in range(parts.config.ring)], parts)
 
     @property
     def steps(self) -> int:
@@ -226,6 +295,23 @@ class EnvRing(ServiceOrder):
                 moved = flush(least) or moved
             if not moved and not flush(1):
                 return
+
+    def keep_episodes(self) -> None:
+        """See `Environment.keep_episodes`."""
+        for target in self.targets:
+            target.keep_episodes()
+
+    def state(self) -> Part:
+        """Return where all targets are, and whose turn it is."""
+        targets = {str(target.number): target.state() for target in self.targets}
+        return {"targets": targets, "at": self._at, "ticks": self.ticks}
+
+    def load_state(self, state: Part) -> dict[int, dict[int, str]]:
+        """Be as the ring was whose state this is. Return of each target the lanes whose
+        open episodes were cut, and why."""
+        self._at, self.ticks = state["at"], state["ticks"]
+        saved = state["targets"]
+        return {target.number: target.load_state(saved[str(target.number)]) for target in self.targets}
 
     def __iter__(self) -> Iterator[EnvTarget]:
         """Yield each target once, beginning with the one whose turn it is; the turn moves

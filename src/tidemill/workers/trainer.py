@@ -13,12 +13,13 @@ import numpy as np
 
 from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
-from tidemill.api.control_messages import Adopt, Facts, State
+from tidemill.api.control_messages import Adopt, Facts, SaveDue, State
 from tidemill.api.experiment import Context
 from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.errors import ConfigError, returned
+from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.learner import Learner
+from tidemill.workers.learner import Extras, Learner
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -27,6 +28,7 @@ class TrainerWorker(Worker):
     saves its policy."""
 
     _buffer: Buffer
+    _source: ChannelSampleConsumer
 
     def __init__(self, context: Context, config: Trainer) -> None:
         super().__init__(context)
@@ -37,15 +39,20 @@ class TrainerWorker(Worker):
             self.clock,
             self.report,
             self._beat,
+            self._extras,
             first_version=context.life * VERSIONS_OF_LIFE,
         )
+        self._exact = context.experiment.exact_resume
+        self._told = False  # that a checkpoint is due
         self._batch_steps = 0  # of the last update
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
 
     def _configure(self, facts: Facts) -> Facts:
         config, learner = self._config, self.learner
-        source = learner.connect(facts)
+        source = self._source = learner.connect(facts)
+        if learner.found is not None and not self.context.life and "taken" in learner.found.facts:
+            source.load_state(learner.found.facts["taken"])
         if learner.samples.mode == "transitions":
             raise ConfigError(
                 f'sample stream "{config.samples}" has steps that are sent one by one, for a replay memory; '
@@ -139,7 +146,7 @@ class TrainerWorker(Worker):
             learner.limits.count_time()
             learner.report_update(metrics, self.polls)
             if learner.save_due():
-                learner.save()
+                self._save_when_due()
             learner.look_at_versions()
             self._end_at_limits()
             result = PollResult(sum(buffered.trained for buffered in batch), 1)
@@ -164,8 +171,22 @@ class TrainerWorker(Worker):
     def _leave_alone(self) -> None:
         self.learner.equal_trainers.alone = True
 
+    def _save_when_due(self) -> None:
+        """Write a checkpoint; or say that it is due where the run is to be cut for it."""
+        if not self._exact:
+            self.learner.save()
+        elif not self._told:
+            self._told = True
+            self.report(SaveDue())
+
     def _save(self) -> None:
+        self._told = False
         self.learner.save()
+
+    def _extras(self) -> Extras:
+        # in lockstep a batch has a sample of each producer, in their order
+        ordered = self._config.max_policy_lag == 0
+        return Extras({}, {"taken": self._source.state()} if self._exact and not ordered else {}, {})
 
     def _on_exit(self) -> None:
         self.learner.limits.count_time()

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tidemill.core.cut import Part
 from tidemill.workers.sample_writers.base import BlockSizes, SampleTerms, Seats, Slot, WriterTerms
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
 
@@ -24,6 +25,13 @@ class AfterDone(ClosedEpisodes):
     def __init__(self, terms: WriterTerms) -> None:
         super().__init__(terms)
         self._slot = Slot(terms, {})
+
+    def state(self) -> Part:
+        return {**super().state(), **self._slot.state()}
+
+    def load_state(self, state: Part) -> None:
+        super().load_state(state)
+        self._slot.load_state(state)
 
     def send(self) -> bool:
         self._post_process()

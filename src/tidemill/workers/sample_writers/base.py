@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.algorithm import FILLER, ROW_FIELDS, PostProcessor
 from tidemill.api.stream import SampleProducer
+from tidemill.core.cut import Part
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Arrays, Field, Schema, allocate
 
@@ -154,6 +155,17 @@ class Columns(SampleWriter):
         lost."""
         self.close(seats)
 
+    def state(self) -> Part:
+        """Return the rows that are being written, where the next ones go, and what was
+        sent and not given back."""
+        return {"rows": self.arrays, "position": self.position, "samples": self._terms.samples.state()}
+
+    def load_state(self, state: Part) -> None:
+        """Be as the writer was whose state this is."""
+        self._terms.samples.load_state(state["samples"])
+        self.position[:] = state["position"]
+        put(self.arrays, state["rows"])
+
     def has_room(self) -> bool:
         if not self.send():
             return False
@@ -191,6 +203,26 @@ class Slot:
             self._terms.samples.commit()
             self.arrays, self._filled = {}, 0
             self._terms.on_sent()
+
+    def state(self) -> Part:
+        """Return what was written of the slot."""
+        written = {name: array[:, : self._filled] for name, array in self.arrays.items()}
+        return {"slot": written, "filled": self._filled}
+
+    def load_state(self, state: Part) -> None:
+        """Go on with a slot whose state this is."""
+        self._filled = state["filled"]
+        if written := state["slot"]:
+            slot = self._terms.samples.reserve()
+            assert slot is not None  # it had one when it was saved
+            self.arrays = slot
+            put({name: array[:, : self._filled] for name, array in slot.items()}, written)
+
+
+def put(arrays: Arrays, saved: Part) -> None:
+    """Write what was saved into arrays of the same names."""
+    for name, array in arrays.items():
+        array[...] = saved[name]
 
 
 def fill(arrays: Arrays, where: NDArray[np.bool_] | slice = slice(None)) -> None:

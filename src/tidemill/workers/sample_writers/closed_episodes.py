@@ -8,6 +8,7 @@ is sized by the limit of an episode's steps, so that an agent spec without one i
 
 import numpy as np
 
+from tidemill.core.cut import Part
 from tidemill.workers.sample_writers.base import Columns, Seats, WriterTerms, fill
 
 
@@ -19,6 +20,13 @@ class ClosedEpisodes(Columns):
     def __init__(self, terms: WriterTerms) -> None:
         super().__init__(terms)
         self._begin, self._closed = self.position.copy(), self.position.copy()
+
+    def state(self) -> Part:
+        return {**super().state(), "begin": self._begin, "closed": self._closed}
+
+    def load_state(self, state: Part) -> None:
+        super().load_state(state)
+        self._begin[:], self._closed[:] = state["begin"], state["closed"]
 
     def close(self, seats: Seats) -> None:
         self._closed[seats] = self.position[seats]

@@ -11,6 +11,7 @@ but always consecutive rows of one seat.
 from collections.abc import Collection
 from typing import ClassVar
 
+from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, allocate
 from tidemill.workers.sample_writers.base import (
     BlockSizes,
@@ -20,6 +21,7 @@ from tidemill.workers.sample_writers.base import (
     Slot,
     WriterTerms,
     fill,
+    put,
 )
 
 # what is written after the row is, or in few rows
@@ -70,6 +72,33 @@ class AlignedBlock(SampleWriter):
             self._terms.on_sent()
         return True
 
+    @property
+    def newest(self) -> Arrays:
+        """The rows that end with the newest one, which is at `position` - 1."""
+        return self.arrays or self._carry
+
+    def state(self) -> Part:
+        """See `Columns`."""
+        return {
+            "rows": {name: array[: self.position] for name, array in self.arrays.items()},
+            "position": self.position,
+            "carry": self._carry,
+            "samples": self._terms.samples.state(),
+        }
+
+    def load_state(self, state: Part) -> None:
+        """See `Columns`."""
+        self._terms.samples.load_state(state["samples"])
+        put(self._carry, state["carry"])
+        self.position = state["position"]
+        if state["rows"]:
+            slot = self._terms.samples.reserve()
+            assert slot is not None  # it had one when it was saved
+            self.arrays = slot
+            put({name: array[: self.position] for name, array in slot.items()}, state["rows"])
+            for name in self._cleared:
+                slot[name][self.position :] = 0
+
     def by_index(self) -> "Columns":
         """Return the same rows as columns, because seats are at different rows from now
         on."""
@@ -90,6 +119,13 @@ class FixedColumns(Columns):
     def __init__(self, terms: WriterTerms, slot: Arrays) -> None:
         super().__init__(terms)
         self._slot = Slot(terms, slot)
+
+    def state(self) -> Part:
+        return {**super().state(), **self._slot.state()}
+
+    def load_state(self, state: Part) -> None:
+        super().load_state(state)
+        self._slot.load_state(state)
 
     def send(self) -> bool:
         position, rows, step = self.position, self._terms.spec.rows, self._terms.spec.sample_steps

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import ClassVar
 
+from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays
 from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms, fill
 from tidemill.workers.sample_writers.closed_episodes import ClosedEpisodes
@@ -34,6 +35,11 @@ class Full(ClosedEpisodes):
                 array[:begun, seat] = array[rows : rows + begun, seat]
             self.position[seat], self._begin[seat], self._closed[seat] = begun, 0, 0
         return True
+
+    def state(self) -> Part:
+        # what lies behind an episode in its slot is of an older one
+        cut = not self._terms.spec.padded
+        return {**super().state(), "samples": self._terms.samples.state(cut=cut)}
 
     def _write(self, slot: Arrays, seat: int, rows: int) -> None:
         """Write a seat's episode into its slot."""

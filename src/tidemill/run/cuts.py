@@ -1,0 +1,194 @@
+"""Cuts of a run that resumes exactly (`Experiment.exact_resume`): all workers are held
+between two polls, trainers write their checkpoints, the others their parts of the cut,
+and all go on as if nothing had been.
+
+Of a run inline a cut lies between two rounds of turns. In lockstep it may lie anywhere:
+what each worker does next depends on nothing but what it holds and what it was sent.
+Samples in flight are their producers' to keep, since slots that nobody has given back are
+theirs.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from tidemill.api.control_messages import (
+    Down,
+    Hold,
+    Holding,
+    Save,
+    Saved,
+    SaveDue,
+    State,
+    WorkerStatistics,
+)
+from tidemill.api.experiment import Experiment
+from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.replay.queue import Queue
+from tidemill.replay_training.trainer_config import ReplayTrainer
+from tidemill.run.folder import RunFolder
+from tidemill.run.progress import Member
+from tidemill.store.checkpoint import checkpoint_name, checkpoints, readable
+from tidemill.streams.sources import Drawn
+from tidemill.workers.actor_config import ActorConfig, Actors
+from tidemill.workers.agent_spec import INLINE
+from tidemill.workers.cut_files import CUTS
+from tidemill.workers.trainer_config import Trainer, TrainerConfig
+
+
+class Cuts:
+    """The cuts of a run.
+
+    policies: the policies that are trained
+    members: the workers
+    send: function that sends a message to one
+    hear: function that reads what they have told; it hands `take` each message
+    over: function that says whether the run is to end
+
+    due: it is time for one
+    """
+
+    def __init__(
+        self,
+        policies: Collection[str],
+        members: Mapping[str, Member],
+        send: Callable[[str, Down], None],
+        hear: Callable[[], None],
+        over: Callable[[], bool],
+    ) -> None:
+        self._policies, self._members = policies, members
+        self._send, self._hear, self._over = send, hear, over
+        self.due = False
+        self.checkpoints: dict[str, int] = {}
+        """By policy, after how many updates its newest checkpoint was written; of those
+        whose checkpoint is of now."""
+        self._held: set[str] = set()
+
+    def take(self, name: str, message: Any) -> None:
+        """Take in a message of a worker's."""
+        config = self._members[name].config
+        match message:
+            case SaveDue():
+                self.due = True
+            case Holding():
+                self._held.add(name)
+            case Saved():
+                self.checkpoints[message.policy] = message.updates
+            case WorkerStatistics(update=True) if isinstance(config, TrainerConfig):
+                self.checkpoints.pop(config.policy, None)
+
+    @property
+    def whole(self) -> bool:
+        """True when there is a checkpoint of now of every policy."""
+        return self.checkpoints.keys() == {*self._policies}
+
+    def hold(self) -> None:
+        """Have everybody stay as they are."""
+        for name in self._members:
+            self._send(name, Hold())
+
+    def cut(self) -> None:
+        """Cut the run. Given up where it ends, or somebody dies: the cut before stays."""
+        self.due = False
+        limited = [name for name, member in self._members.items() if member.config.limited]
+        others = [name for name in self._members if name not in limited]
+        self._held.clear()
+        self.hold()
+        # to a checkpoint that could not be written nothing belongs
+        if self._await(self._members) and self._save(limited, {}) and self.whole:
+            self._save(others, self.checkpoints)
+        if not self._over():
+            for name in self._members:
+                self._send(name, Hold(on=False))
+
+    def _save(self, names: Iterable[str], with_checkpoints: Mapping[str, int]) -> bool:
+        names = list(names)
+        self._held.difference_update(names)
+        for name in names:
+            self._send(name, Save(dict(with_checkpoints)))
+        return self._await(names)
+
+    def _await(self, names: Iterable[str]) -> bool:
+        """Wait until these are held. False where that will not be."""
+        names = set(names)
+        while names - self._held:
+            self._hear()
+            if self._over() or any(
+                member.buried or member.state is not State.RUNNING for member in self._members.values()
+            ):
+                return False
+        return True
+
+
+def check_exact(experiment: Experiment, inline: bool) -> None:
+    """Raise `ConfigError` for an experiment with `exact_resume` that cannot be resumed
+    exactly. `inline`: its workers take turns in one thread."""
+    if not experiment.exact_resume:
+        return
+    wrong = ""
+    if experiment.curriculum:
+        wrong = "a curriculum, whose stages begin when the runner hears of it"
+    for name, config in experiment.workers.items():
+        match config:
+            case ReplayTrainer():
+                if not config.exact:
+                    wrong = f"workers.{name} is a ReplayTrainer with exact = False; set exact = True"
+            case Trainer():
+                if config.count > 1:
+                    wrong = f"workers.{name}.count = {config.count} equal trainers; take one"
+                elif config.max_policy_lag != 0 and not inline:
+                    wrong = (
+                        f"workers.{name}.max_policy_lag = {config.max_policy_lag}, so that what is "
+                        "trained on which weights is a matter of time; set it to 0, or launch inline"
+                    )
+                elif config.buffer != Queue():
+                    wrong = f"workers.{name}.buffer = {config.buffer}; take Queue()"
+                elif config.device != "cpu":
+                    wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
+            case ActorConfig():
+                for spec in config.agents:
+                    if spec.inference != INLINE:
+                        wrong = (
+                            f'the agents "{spec.match}" are answered by "{spec.inference}", whose batches '
+                            'are a matter of time; take inference = "inline"'
+                        )
+                    elif isinstance(spec.parameters, Drawn):
+                        wrong = (
+                            f'the agents "{spec.match}" play versions that are drawn ({spec.parameters}), '
+                            "and which there are is a matter of time; take Newest or Fixed"
+                        )
+            case _:
+                wrong = f"workers.{name}, a {type(config).__name__}, works by the clock; leave it out"
+        if wrong:
+            break
+    if wrong:
+        raise ConfigError(f"exact_resume = True cannot be had here: {wrong}; or leave out exact_resume")
+
+
+def go_back_to_cut(folder: RunFolder, experiment: Experiment) -> None:
+    """Put aside the checkpoints and parts that are newer than the newest whole cut of a
+    run that resumes exactly. Raises `CheckpointError` where there is none."""
+    actors = [name for name, config in experiment.members() if isinstance(config, Actors)]
+    policies = experiment.trained()
+    if not experiment.exact_resume or not actors or not folder.has_checkpoints(policies):
+        return
+    parts = {name: list(readable(folder.path / CUTS / name)) for name in actors}
+    for part in parts[actors[0]]:
+        goes_with = part.facts["checkpoints"]
+        same = [[each for each in held if each.facts["checkpoints"] == goes_with] for held in parts.values()]
+        named = {policy: checkpoint_name(goes_with.get(policy, -1)) for policy in policies}
+        paths = {policy: folder.checkpoints(policy) / name for policy, name in named.items()}
+        if not all(same) or not all(
+            any(found.path == path for found in readable(path.parent)) for path in paths.values()
+        ):
+            continue
+        kept = [*paths.values(), *(each[0].path for each in same)]
+        for path in kept:
+            newer = checkpoints(path.parent)
+            for later in newer[newer.index(path) + 1 :]:
+                later.rename(later.with_name(f"later-{later.name}"))
+        return
+    raise CheckpointError(
+        f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run was killed before "
+        "all its workers had written the first one. Train anew; or set exact_resume to false in its "
+        "experiment.json, and it goes on from its newest checkpoint with new episodes"
+    )

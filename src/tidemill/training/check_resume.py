@@ -1,0 +1,218 @@
+"""Does a resumed run go on as if it had never ended? Two short runs of one experiment
+say: one that goes straight through, and one that ends about half-way and is resumed. All
+that they leave is compared, in every bit.
+
+The second one ends by its time, which no schedule depends on: those that follow the share
+of the run that is over would be others in a run of half as many updates.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.launcher import Launcher
+from tidemill.core.errors import ConfigError
+from tidemill.core.schema import Array
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.events import read_events
+from tidemill.store.checkpoint import MANIFEST, FoundCheckpoint, checkpoints, read_newest
+from tidemill.training.train import resume, train
+from tidemill.workers.cut_files import CUTS
+from tidemill.workers.trainer_config import TrainerConfig
+
+UPDATES = 8
+TRIES = 6
+"""How often a run is begun anew that was over before its time."""
+CLOCK = ("seconds",)
+"""Facts of checkpoints that tell of the clock."""
+FIRST, SECOND = "straight", "resumed"
+
+
+@dataclass(frozen=True)
+class ResumeCheck:
+    """What `check_resume` has found.
+
+    updates: number of updates of each run
+    ended: after how many of them the second run ended, and was resumed
+    compared: number of arrays, numbers and files that were compared
+    differences: those that differ, and how, in the order in which one leads to another
+    cause: the likely cause of the first one, "" where nothing differs
+    """
+
+    updates: int
+    ended: int
+    compared: int
+    differences: tuple[str, ...]
+    cause: str
+
+    @property
+    def exact(self) -> bool:
+        """True when nothing differs."""
+        return not self.differences
+
+
+def check_resume(
+    experiment: Experiment,
+    *,
+    updates: int = UPDATES,
+    launch: str | type[Launcher] = "inline",
+    source: str | Path | None = None,
+) -> ResumeCheck:
+    """Return whether a run of `experiment` that is resumed goes on exactly as one that
+    was never ended, by two short runs in a folder of temporary files.
+
+    updates: number of updates of each run, at least 2
+    launch, source: as of `train`
+
+    Raises `ConfigError` for an experiment that cannot be resumed exactly at all, saying
+    why, and what `train` raises.
+    """
+    if updates < 2:
+        raise ConfigError(f"updates = {updates} must be at least 2, so that a run can end before its last")
+    limits = Limits(updates=updates, window=experiment.limits.window)
+    asked = experiment.replace(exact_resume=True, limits=limits)
+    with TemporaryDirectory(prefix="tidemill-check-resume-") as folder:
+        straight, resumed = (Path(folder) / name for name in (FIRST, SECOND))
+        settings: dict[str, Any] = {"launch": launch, "quiet": True, "log": "csv"}
+        train(asked, run_dir=straight, source=source, **settings)
+        ended = _cut_short(asked, straight, resumed, source, settings)
+        resume(resumed, limits={"seconds": None}, trust=True, **settings)
+        policies = asked.trained()
+        actors = [name for name, config in asked.members() if not isinstance(config, TrainerConfig)]
+        places = [*(f"{CUTS}/{name}" for name in actors), *(f"checkpoints/{policy}" for policy in policies)]
+        compared, differences = 0, list[str]()
+        for place in places:
+            if not checkpoints(straight / place):
+                continue  # what a replay memory's actors hold is their trainer's to keep
+            count, found = compare(place, read_newest(straight / place), read_newest(resumed / place))
+            compared += count
+            differences += found
+        count, first = _compare_metrics(asked, straight, resumed)
+        cause = _cause(resumed, ended, differences, first) if differences or first else ""
+        if first and not differences:
+            differences.append(first[1])
+        return ResumeCheck(updates, ended, compared + count, tuple(differences), cause)
+
+
+def _cut_short(
+    experiment: Experiment, straight: Path, folder: Path, source: str | Path | None, settings: dict[str, Any]
+) -> int:
+    """Train into `folder` for about half of the time that the run in `straight` took.
+    Return after how many updates that was."""
+    last = experiment.limits.updates
+    times = [record["time/seconds"] for record in read_metrics(straight) if "time/seconds" in record]
+    seconds = times[(len(times) - 1) // 2]
+    for _ in range(TRIES):
+        limits = experiment.limits.replace(seconds=seconds)
+        made = train(experiment.replace(limits=limits), run_dir=folder, source=source, **settings)
+        if made.summary["updates"] != last:
+            return int(made.summary["updates"])
+        rmtree(folder)
+        seconds /= 2
+    raise ConfigError(
+        f"{last} updates are over too soon to end a run before its last one; ask for more of them (--updates)"
+    )
+
+
+def _flat(part: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
+
+
+def compare(place: str, ours: FoundCheckpoint, theirs: FoundCheckpoint) -> tuple[int, list[str]]:
+    """Return how many things were compared in two checkpoints of `place`, and which
+    differ, and how."""
+    differences = list[str]()
+    mine, others = (
+        {name: value for name, value in _flat({**each.arrays, **each.facts}) if name not in CLOCK}
+        for each in (ours, theirs)
+    )
+    for name in [*mine, *(name for name in others if name not in mine)]:
+        if name not in mine or name not in others:
+            where = SECOND if name not in mine else FIRST
+            differences.append(f"{place}: {name} is in the {where} run alone")
+        elif isinstance(mine[name], np.ndarray):
+            if text := _unequal(mine[name], others[name]):
+                differences.append(f"{place}: {name}: {text}")
+        elif mine[name] != others[name]:
+            differences.append(f"{place}: {name}: {_short(mine[name])} and {_short(others[name])}")
+    sums = [json.loads((each.path / MANIFEST).read_text())["sha256"] for each in (ours, theirs)]
+    files = [file for file in sums[0] | sums[1] if "/" in file]  # of whoever wrote them: replay memories
+    differences += [f"{place}: {file} differs" for file in files if sums[0].get(file) != sums[1].get(file)]
+    return len(mine) + len(files), differences
+
+
+def _unequal(ours: Array, theirs: Array) -> str:
+    """Return how two arrays differ; "" where they do not, in any bit."""
+    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        return f"{ours.dtype}{list(ours.shape)} and {theirs.dtype}{list(theirs.shape)}"
+    if ours.tobytes() == theirs.tobytes():
+        return ""
+    same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
+    at = tuple(int(place) for place in np.argwhere(~same)[0]) if not np.all(same) else ()
+    return (
+        f"{int(np.size(same) - np.count_nonzero(same)):,} of {ours.size:,} numbers differ, first "
+        f"{ours[at]} and {theirs[at]} at {list(at)}"
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _compare_metrics(
+    experiment: Experiment, straight: Path, resumed: Path
+) -> tuple[int, tuple[int, str] | None]:
+    """Return how many metrics of updates were compared, and of the first that differs
+    the update and a sentence. Those of episodes are left out: how many the runner has
+    heard of by then is chance."""
+    told = {name for config in experiment.groups(TrainerConfig).values() for name in config.measures() or ()}
+    ours, theirs = (
+        {int(record["update"]): record for record in read_metrics(path) if "update" in record}
+        for path in (straight, resumed)
+    )
+    count = 0
+    for update in sorted(ours.keys() & theirs.keys()):
+        for name, value in ours[update].items():
+            if name not in told and not any(name.endswith(f"/{each}") for each in told):
+                continue
+            count += 1
+            other = theirs[update].get(name)
+            if value != other and not (value != value and other is not None and other != other):
+                return count, (update, f"metric {name} of update {update}: {value} and {other}")
+    return count, None
+
+
+def _cause(resumed: Path, ended: int, differences: list[str], first: tuple[int, str] | None) -> str:
+    """Return what most likely led to the differences."""
+    cut = [event.cause for event in read_events(resumed) if "are cut, so that" in event.cause]
+    if first is not None and first[0] <= ended:
+        return (
+            f"the two runs differ before either was resumed ({first[1]}): something draws random numbers "
+            "from elsewhere than its seed, or goes by the clock. tidemill check-env says whether it is the "
+            "environment"
+        )
+    if cut:
+        return f"the environment's episodes could not be brought back: {cut[0]}"
+    when = f" The first metric that differs: {first[1]}." if first else ""
+    if differences and all(text.startswith("checkpoints/") for text in differences):
+        return (
+            "what the trainer holds: the algorithm's state() does not return all that its next update "
+            f"depends on, or load_state() does not take it back.{when}"
+        )
+    return (
+        "what an actor holds: the environment's state() does not return all that its next steps depend on, "
+        "or its random_state() is not all that the policy draws from; the first difference above lies "
+        f"nearest to it.{when}"
+    )

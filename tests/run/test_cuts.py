@@ -1,0 +1,223 @@
+"""Runs with `exact_resume` go on as if they had never ended: after a clean end at every
+update, after a kill at any moment, in all modes; and what cannot is named."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    RecurrentActorCritic,
+    Stage,
+    Trainer,
+    check_resume,
+    resume,
+    train,
+)
+from tidemill.algorithms.ppo import PPOLearner
+from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.training.check_resume import compare
+
+FILE = Path(__file__)
+
+
+class Drifting(gymnasium.Env[Any, Any]):
+    """Its rewards come from numpy's global generator, not from its own."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), np.random.random(), False, False, {}
+
+
+class ForgetfulPPO(PPO):
+    """An algorithm whose learner forgets its optimiser."""
+
+    def build(self, policy: Any, seed: int) -> Any:
+        return Forgetful(self, policy, seed)
+
+
+class Forgetful(PPOLearner):
+    def load_state(self, state: Any) -> None:
+        pass
+
+
+def experiment(
+    lag: int | None = None, updates: int = 6, policy: Any = None, algorithm: Any = None, **actors: Any
+) -> Experiment:
+    return Experiment(
+        name="cuts",
+        policies={"policy": policy or ActorCritic(hidden=(16,))},
+        workers={
+            "actor": Actors(
+                **{
+                    "environment": Gymnasium(id="CartPole-v1"),
+                    "lanes": 4,
+                    "ring": 2,
+                    "agents": (AgentSpec(sample_steps=16),),
+                    **actors,
+                }
+            ),
+            "trainer": Trainer(
+                algorithm=algorithm or PPO(minibatch_size=32, epochs=2), max_policy_lag=lag, checkpoints=100
+            ),
+        },
+        limits=Limits(updates=updates),
+        exact_resume=True,
+        seed=5,
+    )
+
+
+INLINE = {
+    "two targets, samples ahead": {"slots": 3},
+    "several actors, requests joined": {"ring": 3, "count": 2, "flush_requests": 3},
+    "one slot": {"slots": 1, "ring": 1, "lanes": 8},
+    "held back until episodes are done": {
+        "environment": Gymnasium(id="Acrobot-v1", max_episode_steps=40),
+        "agents": (AgentSpec(mode="after_done", sample_steps=16, burn_in=2, frame_stack=3),),
+        "max_episode_steps": 30,
+    },
+    "whole episodes": {
+        "agents": (AgentSpec(mode="full", frame_stack=2),),
+        "max_episode_steps": 25,
+    },
+    "memory and normaliser": {
+        "environment": Gymnasium(id="Pendulum-v1", max_episode_steps=50),
+        "policy": RecurrentActorCritic(hidden=(8,), normalise_observations=True),
+    },
+}
+
+
+@pytest.mark.parametrize("settings", INLINE.values(), ids=INLINE)
+def test_inline_runs_resume_exactly_in_all_modes(settings: dict[str, Any]) -> None:
+    found = check_resume(experiment(**settings), updates=6)
+    assert found.exact and found.compared > 60 and 0 <= found.ended < 6, found
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
+def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str) -> None:
+    found = check_resume(experiment(lag=0, count=2), updates=6, launch=launch, source=FILE)
+    assert found.exact and found.compared > 60, found
+
+
+def differences(first: Path, second: Path) -> list[str]:
+    """Return what differs between the newest cuts of two runs."""
+    found = list[str]()
+    for place in ("checkpoints/policy", "cuts/actor-0", "cuts/actor-1"):
+        compared, differing = compare(place, read_newest(first / place), read_newest(second / place))
+        assert compared > 20
+        found += differing
+    return found
+
+
+def test_a_run_may_be_cut_at_every_update(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    made = experiment(count=2)
+    train(made, launch="inline", run_dir=whole, quiet=True)
+
+    def at_once(record: dict[str, float], control: Any) -> None:
+        control.stop()
+
+    ended = [train(made, launch="inline", run_dir=cut, quiet=True, on_update=at_once).summary]
+    while ended[-1]["updates"] < 6:
+        ended.append(resume(cut, quiet=True, trust=True, on_update=at_once).summary)
+    assert [each["updates"] for each in ended] == [1, 2, 3, 4, 5, 6]
+    assert differences(whole, cut) == []
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.run.test_cuts import FILE, experiment
+from tidemill import train
+train(experiment(0, 150, count=2), launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
+"""
+
+
+def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(experiment(0, 150, count=2), launch="processes", run_dir=whole, source=FILE, quiet=True)
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], cwd=FILE.parents[2])
+    parts = killed / "cuts" / "actor-1"
+    deadline = time.monotonic() + 120
+    while not checkpoints(parts) and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.002)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    # as if the kill had come between the trainer's part of a later cut and the actors'
+    newest = checkpoints(killed / "checkpoints" / "policy")[-1]
+    half = newest.with_name(f"update-{int(newest.name.split('-')[1]) + 1}")
+    shutil.copytree(newest, half)
+    result = resume(killed, quiet=True, trust=True)
+    assert result.summary["status"] == "completed"
+    assert differences(whole, killed) == []
+    assert [path.name for path in half.parent.glob("later-*")] == [f"later-{half.name}"]
+
+
+def test_without_a_whole_cut_nothing_is_guessed(tmp_path: Path) -> None:
+    train(experiment(), launch="inline", run_dir=tmp_path / "run", quiet=True)
+    for path in (tmp_path / "run" / "cuts" / "actor-0").iterdir():
+        (path / "part.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no whole cut to resume exactly from"):
+        resume(tmp_path / "run", limits={"updates": 8}, quiet=True, trust=True)
+
+
+def test_an_environment_that_cannot_be_brought_back_is_named() -> None:
+    made = experiment(environment=Gymnasium(make=Drifting), max_episode_steps=20)
+    found = check_resume(made, source=FILE)
+    assert not found.exact and found.differences and "random numbers from elsewhere" in found.cause
+
+
+def test_an_algorithm_that_forgets_is_named() -> None:
+    found = check_resume(experiment(algorithm=ForgetfulPPO(minibatch_size=32)), source=FILE)
+    assert not found.exact
+    assert "state() does not return all" in found.cause or "depends on" in found.cause
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "asynchronous": ({}, "threads", "max_policy_lag = None"),
+    "equal trainers": ({"workers.trainer.count": 2}, "inline", "2 equal trainers"),
+    "reused samples": ({"workers.trainer.buffer.reuses": 2}, "inline", r"take Queue\(\)"),
+    "a GPU": ({"workers.trainer.device": "auto"}, "inline", 'device = "auto"'),
+}
+
+
+@pytest.mark.parametrize(("settings", "launch", "match"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_resumed_exactly_is_refused_by_name(
+    settings: dict[str, Any], launch: str, match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"exact_resume = True cannot be had here: .*{match}"):
+        train(experiment(), launch=launch, run_dir=tmp_path / "run", quiet=True, **settings)
+
+
+def test_other_workers_and_curricula_are_refused_by_name(tmp_path: Path) -> None:
+    made = experiment()
+    served = experiment(agents=(AgentSpec(sample_steps=16, inference="served"),))
+    served = served.replace(workers={**served.workers, "served": PolicyWorkers(stream="served")})
+    for each, match in (
+        (served, "whose batches are a matter of time"),
+        (made.replace(curriculum=(Stage(),)), "a curriculum"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            train(each, launch="inline", run_dir=tmp_path / "run", quiet=True)
