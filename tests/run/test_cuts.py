@@ -109,31 +109,28 @@ INLINE = {
 }
 
 
-@pytest.mark.parametrize("settings", INLINE.values(), ids=INLINE)
-def test_inline_runs_resume_exactly_in_all_modes(settings: dict[str, Any]) -> None:
-    found = check_resume(experiment(**settings), updates=6)
-    assert found.exact and found.compared > 60 and 0 <= found.ended < 6, found
-
-
 @pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
 def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str) -> None:
     found = check_resume(experiment(lag=0, count=2), updates=6, launch=launch, source=FILE)
-    assert found.exact and found.compared > 60, found
+    assert found.exact and found.compared > 40, found
 
 
-def differences(first: Path, second: Path) -> list[str]:
-    """Return what differs between the newest cuts of two runs."""
+def differences(first: Path, second: Path, *places: str) -> list[str]:
+    """Return what differs between the newest checkpoints of two runs, and in other
+    `places`."""
     found = list[str]()
-    for place in ("checkpoints/policy", "cuts/actor-0", "cuts/actor-1"):
+    for place in ("checkpoints/policy", *places):
         compared, differing = compare(place, read_newest(first / place), read_newest(second / place))
-        assert compared > 20
+        assert compared > 15
         found += differing
     return found
 
 
-def test_a_run_may_be_cut_at_every_update(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    made = experiment(count=2)
+@pytest.mark.parametrize("settings", INLINE.values(), ids=INLINE)
+def test_inline_runs_of_all_modes_may_be_cut_at_every_update(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    whole, cut, made = tmp_path / "whole", tmp_path / "cut", experiment(**settings)
     train(made, launch="inline", run_dir=whole, quiet=True)
 
     def at_once(record: dict[str, float], control: Any) -> None:
@@ -143,7 +140,7 @@ def test_a_run_may_be_cut_at_every_update(tmp_path: Path) -> None:
     while ended[-1]["updates"] < 6:
         ended.append(resume(cut, quiet=True, trust=True, on_update=at_once).summary)
     assert [each["updates"] for each in ended] == [1, 2, 3, 4, 5, 6]
-    assert differences(whole, cut) == []
+    assert differences(whole, cut, *(f"cuts/{path.name}" for path in (whole / "cuts").iterdir())) == []
 
 
 KILLED = """

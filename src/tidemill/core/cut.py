@@ -22,8 +22,8 @@ def flatten(part: Part) -> tuple[Arrays, dict[str, Any]]:
     it as plain data."""
     arrays, facts = Arrays(), dict[str, Any]()
     for name, value in part.items():
-        if isinstance(value, np.ndarray):
-            arrays[name] = value
+        if isinstance(value, np.ndarray | np.generic):
+            arrays[name] = np.asarray(value)
         elif isinstance(value, Mapping):
             inner, facts[name] = flatten(value)
             arrays |= {f"{name}/{place}": array for place, array in inner.items()}

@@ -15,13 +15,23 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
+from tidemill.api.spaces import schema_of_space
 from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.cores import every_core
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.schema import Arrays
+from tidemill.core.schema import Arrays, allocate
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
+from tidemill.envs.episode_replay import (
+    LONGEST,
+    KeptEpisodes,
+    draw_from,
+    drawn_from,
+    play_again,
+    tells_state,
+)
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
 from tidemill.envs.lane_restarts import SEEDS_APART, made_again
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
@@ -226,11 +236,14 @@ class LaneLoop(Environment):
         self._last: Sequence[Any] = [None] * self.lanes
         self._idle = np.ones(self.lanes, np.bool_)  # finished and not yet reset
         self._absent: NDArray[np.bool_] | None = None  # lanes that were idle in the tick under way
+        self._kept: KeptEpisodes | None = None  # for a cut
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not
         reset does nothing."""
         self._resets = self._none
+        if self._kept is not None:
+            self._kept.add(actions[0])
         calls = self._copying() if self._aliases.active else self._steps
         self._counts += 1
         if count_nonzero(reset) or count_nonzero(self._idle):
@@ -378,6 +391,97 @@ class LaneLoop(Environment):
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = take_options(self.envs[0], self.name, options)
 
+    # ---- a cut -------------------------------------------------------------------------
+
+    def keep_episodes(self) -> None:
+        if not all(map(tells_state, self.envs)):
+            self._kept = KeptEpisodes(self.lanes)
+
+    def state(self) -> Part | None:
+        if self._stepper is not None and not isinstance(self._stepper, LaneThreads):
+            return None
+        return {
+            "lanes": {str(lane): self._state_of(lane) for lane in range(self.lanes)},
+            "seeds": {str(lane): seed for lane, seed in self._seeds.items()},
+            "counts": self._counts,
+            "idle": self._idle,
+            "voided": self._voided,
+        }
+
+    def _state_of(self, lane: int) -> Part:
+        """Return what is known of a lane; no "episode" where it is between two, or too
+        long."""
+        env = self.envs[lane]
+        if tells_state(env):
+            return {"own": env.tidemill_state()}
+        drawn = {"generator": drawn_from(env)}
+        if self._idle[lane] or self._kept is None or (episode := self._kept.state(lane)) is None:
+            return drawn
+        return {**drawn, "episode": episode, "seen": self._seen(self._last[lane])}
+
+    def _seen(self, observation: Any) -> Arrays:
+        """Return an observation as its rows have it."""
+        seen = {}
+        for reader in self._readers:
+            row = np.empty((1, *reader.field.shape), reader.field.dtype)
+            reader.write([observation], row)
+            seen[reader.name] = row[0]
+        return seen
+
+    def load_state(self, state: Part) -> Mapping[int, str]:
+        lanes = [state["lanes"][str(lane)] for lane in range(self.lanes)]
+        self._counts[:], self._idle[:] = state["counts"], state["idle"]
+        self._voided = state["voided"]
+        calls = [self._bringer(lane, saved) for lane, saved in enumerate(lanes)]
+        if self._stepper is None:
+            answers = [call(None) for call in calls]
+        else:  # each in the thread that steps it
+            self._stepper.begin(calls, [None] * self.lanes)
+            answers = self._stepper.take()
+        self._last = [observation for observation, _ in answers]
+        self._seeds = {int(lane): seed for lane, seed in state["seeds"].items()}
+        if self._kept is not None:
+            episodes = {lane: saved["episode"] for lane, saved in enumerate(lanes) if "episode" in saved}
+            blank = allocate(schema_of_space(self._spaces.action, "action"), (self.lanes,))
+            self._kept = KeptEpisodes.of(episodes, blank)
+        return {lane: why for lane, (_, why) in enumerate(answers) if why}
+
+    def _bringer(self, lane: int, saved: Part) -> Callable[[Any], tuple[Any, str]]:
+        """Return a function that brings a lane back to where it was. It returns what the
+        lane shows, and why its open episode is lost, "" where it is not."""
+        env, idle = self.envs[lane], bool(self._idle[lane])
+
+        def bring(_: Any) -> tuple[Any, str]:
+            try:
+                # an idle lane's last observation, which nobody looks at, is any
+                seen, why = reset_env(env, 0, self._options)[0], ""
+                if "own" in saved:
+                    env.load_tidemill_state(saved["own"])
+                    return seen, why
+                if not idle and "episode" not in saved:
+                    why = f"it has more than {LONGEST:,} steps, and so many are not played again"
+                elif not idle:
+                    seen, why = play_again(env, saved["episode"], self._done(saved["episode"]), self._options)
+                    now = {} if why else self._seen(seen)
+                    other = [name for name in now if now[name].tobytes() != saved["seen"][name].tobytes()]
+                    why = why or (f"another {other[0]} in the end" if other else "")
+                    if why:
+                        why = (
+                            "played again from its seed with the same actions an episode was another one "
+                            f"({why}), so that the environment does not follow from these alone; it may "
+                            "have tidemill_state() and load_tidemill_state(state)"
+                        )
+                draw_from(env, saved["generator"])
+                return seen, why
+            except Exception as error:
+                return None, f"it raised {type(error).__name__} as an episode was played again: {error}"
+
+        return bring
+
+    def _done(self, episode: Part) -> list[Any]:
+        """Return the actions of an episode as the environment takes them."""
+        return self._writer.values(episode["actions"]) if episode["steps"] else []
+
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render`."""
         if getattr(self.envs[0], "render_mode", None) != "rgb_array":
@@ -440,6 +544,8 @@ class LaneLoop(Environment):
         env, seed = self.envs[lane], self._seeds.pop(lane, None)
 
         def begin(_: Any) -> Result:
+            if self._kept is not None:
+                self._kept.begin(lane, env, seed)
             with every_core():  # a simulator that it starts is no part of this process
                 answer = reset_env(env, seed, self._options)
             return self._begun(lane, answer)

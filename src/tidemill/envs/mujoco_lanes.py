@@ -25,6 +25,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.core.cut import Part
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.batch_lanes import BatchLanes
@@ -149,6 +150,20 @@ class MujocoLanes(BatchLanes):
         reward, ended, self._parts = self.judge(before, self._state, actions)
         over = np.zeros(self.lanes, np.bool_) if ended is None else ended
         return np.concatenate(self.observe(self._state), axis=1), reward, over
+
+    def _lane_states(self) -> Part:
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        states = np.empty((self.lanes, mujoco.mj_stateSize(self._model, kind)))
+        for data, state in zip(self._data, states, strict=True):
+            mujoco.mj_getState(self._model, data, state, kind)
+        return {"states": states, "read": self._state}
+
+    def _load_lane_states(self, state: Part) -> None:
+        self._state = state["read"]
+        for lane, (data, each) in enumerate(zip(self._data, state["states"], strict=True)):
+            mujoco.mj_setState(self._model, data, each, mujoco.mjtState.mjSTATE_INTEGRATION)
+            for name, views in self._views.items():
+                views[lane][...] = self._state[name][lane]
 
     def _load(self, lane: int) -> None:
         mujoco.mj_copyData(self._data[lane], self._model, self.env.data)

@@ -285,12 +285,17 @@ class Controller:
     def _start(self) -> None:
         if self.job.experiment.curriculum:
             self._enter_stage()
+        exact = self.job.experiment.exact_resume
+        if exact:  # nobody is ahead of who starts last
+            self._cuts.hold()
         orders = sorted({member.config.order for member in self.members.values()})
         for order in orders:
             names = [name for name, member in self.members.items() if member.config.order == order]
             for name in names:
                 self._send(name, Start())
             self._await(names, State.RUNNING)
+        if exact:
+            self._cuts.go_on()
         self._running = True
         self.events.append(Event(time(), "began"))
         self.progress.mark()

@@ -86,6 +86,11 @@ class Cuts:
         for name in self._members:
             self._send(name, Hold())
 
+    def go_on(self) -> None:
+        """Have everybody go on."""
+        for name in self._members:
+            self._send(name, Hold(on=False))
+
     def cut(self) -> None:
         """Cut the run. Given up where it ends, or somebody dies: the cut before stays."""
         self.due = False
@@ -97,8 +102,7 @@ class Cuts:
         if self._await(self._members) and self._save(limited, {}) and self.whole:
             self._save(others, self.checkpoints)
         if not self._over():
-            for name in self._members:
-                self._send(name, Hold(on=False))
+            self.go_on()
 
     def _save(self, names: Iterable[str], with_checkpoints: Mapping[str, int]) -> bool:
         names = list(names)

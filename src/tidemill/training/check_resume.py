@@ -20,6 +20,7 @@ from tidemill.api.experiment import Experiment, Limits
 from tidemill.api.launcher import Launcher
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
+from tidemill.launchers.table import make_launcher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import MANIFEST, FoundCheckpoint, checkpoints, read_newest
@@ -86,7 +87,9 @@ def check_resume(
         resume(resumed, limits={"seconds": None}, trust=True, **settings)
         policies = asked.trained()
         actors = [name for name, config in asked.members() if not isinstance(config, TrainerConfig)]
-        places = [*(f"{CUTS}/{name}" for name in actors), *(f"checkpoints/{policy}" for policy in policies)]
+        places = [f"checkpoints/{policy}" for policy in policies]
+        if make_launcher(launch).takes_turns:  # elsewhere actors may end sooner or later than the trainer
+            places = [*(f"{CUTS}/{name}" for name in actors), *places]
         compared, differences = 0, list[str]()
         for place in places:
             if not checkpoints(straight / place):

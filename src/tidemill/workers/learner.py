@@ -548,9 +548,9 @@ class Learner:
         }
         return known if reached is None else {**known, "training_return": reached}
 
-    def end(self) -> None:
-        """Write the last checkpoint and push the last version."""
-        self.save(final=True)
+    def end(self, again: bool = False) -> None:
+        """Write the last checkpoint (see `save`) and push the last version."""
+        self.save(final=True, again=again)
         if self._versions is not None and self.equal_trainers.first:
             self._versions.end(self.policy, self.metadata())
 

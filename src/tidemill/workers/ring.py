@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from time import sleep
 from typing import Any, Self, cast
 
 import numpy as np
@@ -23,6 +24,8 @@ from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 from tidemill.workers.service_order import ServiceOrder
+
+LOOK = 0.0002  # seconds between two looks at an environment that is waited for
 
 
 class RoomGate:
@@ -165,14 +168,18 @@ class EnvTarget:
         """See `Environment.keep_episodes`."""
         self._environment.keep_episodes()
 
+    def wait(self) -> None:
+        """Wait until the environment has answered, if a tick is under way."""
+        while self._stepping and not self._environment.ready():
+            sleep(LOOK)
+
     def _block_agents(self) -> list[BlockAgent]:
         return cast("list[BlockAgent]", self.agents)  # only a ring's targets are cut
 
     def state(self) -> Part:
-        """Return where the target is: its agents, its environment, its gate. Raises
-        `ConfigError` in the midst of a tick."""
-        if self._stepping:
-            raise ConfigError("exact_resume needs environments that answer at once")
+        """Return where the target is: its agents, its environment, its gate. Not in the
+        midst of a tick."""
+        assert not self._stepping
         environment = self._environment.state()
         return {
             "agents": {str(number): agent.state() for number, agent in enumerate(self._block_agents())},
@@ -250,6 +257,9 @@ class EnvRing(ServiceOrder):
         self.targets = list(targets)
         self.agents = [pair for target in targets for pair in enumerate(target.agents)]
         self._at = 0
+        # A tick is over before the next target's turn, however long its environment
+        # takes: then all is drawn in one order, and none is under way between two polls.
+        self._strict = parts.context.experiment.exact_resume
         self._flush, self._least = parts.flush, parts.config.flush_requests
         self._refresh = parts.refresh
 
@@ -287,6 +297,8 @@ class EnvRing(ServiceOrder):
                 elif target.ready_to_step():
                     target.step()
                     moved = True
+                if self._strict:
+                    target.wait()
                 if target.ready_to_observe():
                     target.observe()
                     self.ticks += 1

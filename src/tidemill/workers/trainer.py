@@ -43,6 +43,9 @@ class TrainerWorker(Worker):
             first_version=context.life * VERSIONS_OF_LIFE,
         )
         self._exact = context.experiment.exact_resume
+        # Checkpoints say what was taken since the last update; in lockstep that is one
+        # sample of each producer, in their order.
+        self._keeps_taken = self._exact and config.max_policy_lag != 0
         self._told = False  # that a checkpoint is due
         self._batch_steps = 0  # of the last update
         self._loop = self._train()
@@ -181,16 +184,14 @@ class TrainerWorker(Worker):
 
     def _save(self) -> None:
         self._told = False
-        self.learner.save()
+        self.learner.save(again=self._keeps_taken)
 
     def _extras(self) -> Extras:
-        # in lockstep a batch has a sample of each producer, in their order
-        ordered = self._config.max_policy_lag == 0
-        return Extras({}, {"taken": self._source.state()} if self._exact and not ordered else {}, {})
+        return Extras({}, {"taken": self._source.state()} if self._keeps_taken else {}, {})
 
     def _on_exit(self) -> None:
         self.learner.limits.count_time()
-        self.learner.end()
+        self.learner.end(again=self._keeps_taken)
 
     def _close(self) -> None:
         self.learner.close()

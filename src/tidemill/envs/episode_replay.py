@@ -1,0 +1,106 @@
+"""Open episodes of Gymnasium's environments, so that a run that resumes exactly has them
+again.
+
+An environment may tell its state (`tidemill_state`, `load_tidemill_state`). Others are
+taken at their word that episodes follow from the generator's state at their beginning and
+from the actions since: those are kept, and played again. What is seen then is compared
+with what was seen.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from tidemill.core.cut import Part, generator_state, set_generator_state
+from tidemill.core.schema import Arrays
+from tidemill.envs.reset_options import reset_env
+
+LONGEST = 100_000
+"""Steps of an episode that are kept; a longer one is cut at a resume."""
+
+
+def tells_state(env: Any) -> bool:
+    """Return whether `env` tells its state itself: not through wrappers, which have
+    states of their own."""
+    return getattr(env, "unwrapped", env) is env and all(
+        callable(getattr(env, name, None)) for name in ("tidemill_state", "load_tidemill_state")
+    )
+
+
+def drawn_from(env: Any) -> Part | None:
+    """Return where the generator of a Gymnasium environment is; None where it has none
+    yet, or one of another kind."""
+    generator = getattr(getattr(env, "unwrapped", env), "_np_random", None)
+    return generator_state(generator) if isinstance(generator, np.random.Generator) else None
+
+
+def draw_from(env: Any, state: Part | None) -> None:
+    """Have the generator of `env` go on from `state`."""
+    if state is not None:
+        env.unwrapped.np_random = generator = np.random.default_rng(0)
+        set_generator_state(generator, state)
+
+
+class KeptEpisodes:
+    """The open episodes of so many lanes: of each how it began, and the actions since."""
+
+    def __init__(self, lanes: int) -> None:
+        self._ticks: deque[Arrays] = deque()  # actions of all lanes
+        self._now = 0  # number of the tick that comes next; the newest of `_ticks` is before it
+        # of each lane: seed and generator of its reset, and the tick of its first step
+        self._begun: list[tuple[int | None, Part | None, int]] = [(None, None, 0)] * lanes
+
+    def add(self, actions: Arrays) -> None:
+        """Note what all lanes are about to do. Those that begin do nothing of it."""
+        self._ticks.append({name: array.copy() for name, array in actions.items()})
+        self._now += 1
+        oldest = self._now - len(self._ticks)
+        if len(self._ticks) > LONGEST or min(tick for _, _, tick in self._begun) > oldest:
+            self._ticks.popleft()
+
+    def begin(self, lane: int, env: Any, seed: int | None) -> None:
+        """Note that `lane` is about to be reset."""
+        self._begun[lane] = seed, None if seed is not None else drawn_from(env), self._now
+
+    def state(self, lane: int) -> Part | None:
+        """Return what `play_again` needs; None where the episode is too long."""
+        seed, generator, begun = self._begun[lane]
+        skipped = begun - (self._now - len(self._ticks))
+        if skipped < 0:
+            return None
+        done = list(self._ticks)[skipped:]
+        names = self._ticks[0] if self._ticks else {}
+        actions = {name: np.array([tick[name][lane] for tick in done]) for name in names}
+        return {"seed": seed, "generator": generator, "steps": len(done), "actions": actions if done else {}}
+
+    @classmethod
+    def of(cls, states: Mapping[int, Part], blank: Arrays) -> Self:
+        """Return the episodes that `state` told of: of these lanes, the others have none.
+        `blank`: actions of all lanes, any."""
+        kept = cls(len(next(iter(blank.values()))))
+        kept._now = max((state["steps"] for state in states.values()), default=0)
+        kept._ticks.extend({name: array.copy() for name, array in blank.items()} for _ in range(kept._now))
+        kept._begun = [(None, None, kept._now)] * len(kept._begun)
+        for lane, state in states.items():
+            begun = kept._now - state["steps"]
+            kept._begun[lane] = state["seed"], state["generator"], begun
+            for name, done in state["actions"].items():
+                for tick in range(begun, kept._now):
+                    kept._ticks[tick][name][lane] = done[tick - begun]
+        return kept
+
+
+def play_again(
+    env: Any, episode: Part, actions: Sequence[Any], options: Mapping[str, Any] | None
+) -> tuple[Any, str]:
+    """Play an episode again in `env`, by these actions. Return what was seen last, and
+    what else differs; "" for nothing."""
+    draw_from(env, episode["generator"])
+    seen, _ = reset_env(env, episode["seed"], options)
+    for number, action in enumerate(actions, 1):
+        seen, _, ended, cut, _ = env.step(action)
+        if ended or cut:
+            return seen, f"it ended after {number:,} of {len(actions):,} steps"
+    return seen, ""
