@@ -82,23 +82,33 @@ def _attach(segment: Segment) -> tuple[memoryview, Words, _Description, int] | N
         )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaError(f"a shared segment's description cannot be read: {error}") from None
-    for name, field in description.schema.items():
-        axes = (*description.lead, *field.shape)
+    check_fields("a shared segment", description.schema, description.lead, len(memory))
+    return memory, words, description, _data_start(length)
+
+
+def check_fields(what: str, schema: Schema, lead: tuple[int, ...], most: int) -> None:
+    """Raise `SchemaError` for a schema that another process tells of and that cannot be
+    one: no types of numbers, or a field of more than `most` elements."""
+    for name, field in schema.items():
+        axes = (*lead, *field.shape)
         if (
             field.dtype not in _DTYPES
             or min(axes, default=0) < 0
             or len(axes) > _AXES
-            or prod(max(n, 1) for n in axes) > len(memory)
+            or prod(max(n, 1) for n in axes) > most
         ):
             raise SchemaError(
-                f'a shared segment describes an impossible field "{name}": {description.lead} + '
-                f"{field.shape} of {field.dtype!r}"
+                f'{what} describes an impossible field "{name}": {lead} + {field.shape} of {field.dtype!r}'
             )
-    return memory, words, description, _data_start(length)
 
 
 class SlotProducer(Producer):
-    """The sending end of a channel over a segment. `wake` is the consumer's bell."""
+    """The sending end of a channel over a segment. `wake` is the consumer's bell.
+
+    memory: the bytes of all slots, one behind the other, once it has offered
+    """
+
+    memory: memoryview
 
     def __init__(self, segment: Segment, wake: Bell) -> None:
         self._segment = segment
@@ -111,6 +121,7 @@ class SlotProducer(Producer):
         memory, self._words, start = _create(self._segment, _Description(dict(schema), lead, slots), stride)
         self._slots = [views(schema, lead, memory, start + i * stride) for i in range(slots)]
         self._count = slots
+        self.memory = memory[start : start + slots * stride]
         self._ring()
 
     def reserve(self) -> Arrays | None:
@@ -123,6 +134,12 @@ class SlotProducer(Producer):
         self._head = self._words[_HEAD] = self._head + 1
         self._ring()
 
+    def commit_written(self, slots: int) -> None:
+        """Hand the next so many slots to the consumer, all of which were written through
+        `memory`."""
+        self._head = self._words[_HEAD] = self._head + slots
+        self._ring()
+
     def free(self) -> int:
         return self._count - (self._head - self._words[_TAIL])
 
@@ -131,7 +148,12 @@ class SlotProducer(Producer):
 
 
 class SlotConsumer(Consumer):
-    """The receiving end of a channel over a segment. `wake` is the producer's bell."""
+    """The receiving end of a channel over a segment. `wake` is the producer's bell.
+
+    memory: the bytes of all slots, one behind the other, once it has attached
+    """
+
+    memory: memoryview
 
     def __init__(self, segment: Segment, wake: Bell) -> None:
         self._segment = segment
@@ -185,6 +207,7 @@ class SlotConsumer(Consumer):
             views(self.schema, self.lead, memory, start + i * stride) for i in range(description.slots)
         ]
         self.slots = description.slots
+        self.memory = memory[start : start + stride * description.slots]
         self._taken = self._released = self._words[_TAIL]
         return True
 
@@ -214,6 +237,12 @@ class SlotConsumer(Consumer):
 
     def waiting(self) -> int:
         return self._words[_HEAD] - self._taken
+
+    def release_read(self, slots: int) -> None:
+        """Give the next so many slots back, all of which were read through `memory` and
+        none was taken."""
+        self._taken = self._released = self._words[_TAIL] = self._released + slots
+        self._ring()
 
 
 # A cell has three buffers in turn. Each begins with a cache line of two words: the number
@@ -245,15 +274,33 @@ class SlotWriter(Writer):
         stride = ALIGNMENT + layout(schema, ())[1]
         memory, self._words, start = _create(self._segment, _Description(dict(schema), (), _BUFFERS), stride)
         self._marks, self._values = _buffers(self._segment, memory, start, schema, stride)
+        self._bytes = [
+            memory[place + ALIGNMENT : place + stride]
+            for place in range(start, start + _BUFFERS * stride, stride)
+        ]
         for ring in self._rings:
             ring()
 
     def write(self, value: Arrays, version: int) -> None:
-        count = self._count + 1
-        marks, target = self._marks[count % _BUFFERS], self._values[count % _BUFFERS]
-        marks[_BEGUN] = count
-        for name, array in target.items():
+        count = self._begin()
+        for name, array in self._values[count % _BUFFERS].items():
             array[...] = value[name]
+        self.publish(version)
+
+    def _begin(self) -> int:
+        count = self._count + 1
+        self._marks[count % _BUFFERS][_BEGUN] = count
+        return count
+
+    def begin(self) -> memoryview:
+        """Return the bytes of the next value, which are written through this and then
+        published. Until then readers find the one before."""
+        return self._bytes[self._begin() % _BUFFERS]
+
+    def publish(self, version: int) -> None:
+        """Make the value that was begun the newest, under `version`."""
+        count = self._count + 1
+        marks = self._marks[count % _BUFFERS]
         marks[_VERSION] = version
         marks[_ENDED] = count
         self._count = self._words[_HEAD] = count

@@ -1,0 +1,324 @@
+"""What the wire between two hosts costs, beside bare pyzmq with CURVE in the same run.
+
+    python benchmarks/cluster.py wire [--rounds 5] [--seconds 1.5] [--loopback]
+
+Two hosts are two network namespaces joined by a veth pair, for which root is needed;
+else, and with --loopback, they are processes on loopback, and the output says so. Each
+has a process that pumps; two more are the workers that hold the ends of the channel. Bare
+is two processes, PUSH to PULL. Both by turns, medians over the rounds.
+
+Delay is one way, of a lone slot of 2 kB, 100 times a second.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import zmq
+
+from tidemill.core.memory import MemfdSegment, keep_freed
+from tidemill.core.schema import Field
+from tidemill.hosts.pumps import IncomingChannel, OutgoingChannel
+from tidemill.hosts.wire import Wire
+from tidemill.transports.shared import EventBell
+from tidemill.transports.slots import SlotConsumer, SlotProducer
+
+SIZES = {"1.8 MB": (64 * 4 * 84 * 84, 4), "2 kB": (2048, 64)}  # bytes of a slot, slots of the channel
+SPACES = (("tidemill-bench-a", "10.231.7.1"), ("tidemill-bench-b", "10.231.7.2"))
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Namespaces:
+    """Two network namespaces and the veth pair between them."""
+
+    def __enter__(self):
+        for name, _ in SPACES:
+            ip("netns", "add", name)
+        ip(
+            "link",
+            "add",
+            "tmbench0",
+            "netns",
+            SPACES[0][0],
+            "type",
+            "veth",
+            "peer",
+            "tmbench1",
+            "netns",
+            SPACES[1][0],
+        )
+        for (name, address), device in zip(SPACES, ("tmbench0", "tmbench1"), strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
+            ip("-n", name, "link", "set", device, "up")
+        return SPACES
+
+    def __exit__(self, *error):
+        for name, _ in SPACES:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+class Loopback:
+    """Both hosts are this machine."""
+
+    def __enter__(self):
+        return (("", "127.0.0.1"), ("", "127.0.0.1"))
+
+    def __exit__(self, *error):
+        pass
+
+
+# What the processes do. Each has what it is to know as a line on standard input.
+
+
+def say(**facts):
+    print(json.dumps(facts), flush=True)
+
+
+def hear():
+    return json.loads(sys.stdin.readline())
+
+
+def enter(space):
+    if space:
+        with open(f"/run/netns/{space}") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), f"network namespace {space} cannot be entered")
+
+
+def host(space, address, sends, segment, bell, worker):
+    enter(space)
+    wire = Wire("a" if sends else "b", EventBell(bell))
+    say(key=wire.keys.public.decode())
+    order = hear()
+    key = order["key"].encode()
+    if sends:
+        peer, ports = wire.listen("b", key, address)
+        peer.send(OutgoingChannel(0, 1, SlotConsumer(MemfdSegment(segment), EventBell(worker))))
+        say(ports=ports)
+    else:
+        peer = wire.call("a", key, order["address"], tuple(order["ports"]))
+        peer.receive(IncomingChannel(0, 1, SlotProducer(MemfdSegment(segment), EventBell(worker))))
+    while True:
+        wire.turn(1.0)
+
+
+def send_slots(segment, bell, pump, nbytes, slots, pause):
+    channel, own = SlotProducer(MemfdSegment(segment), EventBell(pump)), EventBell(bell)
+    channel.offer({"time": Field((), "int64"), "data": Field((nbytes - 64,), "uint8")}, (), slots)
+    say(ready=True)
+    while True:
+        while (slot := channel.reserve()) is None:
+            own.wait(1.0)
+        slot["time"][...] = time.monotonic_ns()
+        channel.commit()
+        if pause:
+            time.sleep(pause)
+
+
+def measure(take, seconds):
+    """Return messages per second, and the median of their delays in µs. `take` waits for
+    the next one and returns when it was sent."""
+    take()
+    start, delays = time.monotonic_ns(), []
+    while (now := time.monotonic_ns()) - start < seconds * 1e9:
+        delays.append(-take() + time.monotonic_ns())
+    say(rate=len(delays) / (now - start) * 1e9, delay=statistics.median(delays) / 1e3)
+
+
+def take_slots(segment, bell, pump, seconds):
+    channel, own = SlotConsumer(MemfdSegment(segment), EventBell(pump)), EventBell(bell)
+    while not channel.attach():
+        own.wait(0.1)
+
+    def take():
+        while (slot := channel.take()) is None:
+            own.wait(1.0)
+        sent = int(slot["time"])
+        channel.release()
+        return sent
+
+    measure(take, seconds)
+
+
+def send_bare(space, address, nbytes, slots, pause):
+    enter(space)
+    keep_freed()
+    socket = zmq.Context().socket(zmq.PUSH)
+    socket.curve_publickey, socket.curve_secretkey = public, _ = zmq.curve_keypair()
+    socket.curve_server, socket.sndhwm, socket.linger = True, slots, 0
+    say(port=socket.bind_to_random_port(f"tcp://{address}"), key=public.decode())
+    buffer = np.zeros(nbytes, "uint8")
+    while True:
+        buffer[:8] = np.frombuffer(time.monotonic_ns().to_bytes(8, "little"), "uint8")
+        socket.send(buffer, copy=False)
+        if pause:
+            time.sleep(pause)
+
+
+def take_bare(space, address, port, key, slots, seconds):
+    enter(space)
+    keep_freed()
+    socket = zmq.Context().socket(zmq.PULL)
+    socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+    socket.curve_serverkey, socket.rcvhwm = key.encode(), slots
+    socket.connect(f"tcp://{address}:{port}")
+    measure(lambda: int.from_bytes(socket.recv(copy=False).buffer[:8], "little"), seconds)
+
+
+ROLES = {role.__name__: role for role in (host, send_slots, take_slots, send_bare, take_bare)}
+
+
+class Process:
+    """One of them."""
+
+    def __init__(self, role, fds=(), **facts):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "role", role.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=fds,
+        )
+        self.tell(**facts)
+
+    def tell(self, **facts):
+        print(json.dumps(facts), file=self.process.stdin, flush=True)
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a process of the measurement ended; its error stands above")
+        return json.loads(line)
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def over_wire(ends, nbytes, slots, seconds, pause=0.0):
+    (a, at_a), (b, at_b) = ends
+    near, far = os.memfd_create("near"), os.memfd_create("far")
+    bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(4)]  # of a, its worker, b and its worker
+    started = []
+
+    def start(role, fds, **facts):
+        started.append(Process(role, fds, **facts))
+        return started[-1]
+
+    try:
+        first = start(
+            host,
+            (near, *bells[:2]),
+            space=a,
+            address=at_a,
+            sends=True,
+            segment=near,
+            bell=bells[0],
+            worker=bells[1],
+        )
+        second = start(
+            host,
+            (far, *bells[2:]),
+            space=b,
+            address=at_b,
+            sends=False,
+            segment=far,
+            bell=bells[2],
+            worker=bells[3],
+        )
+        key = first.hear()["key"]
+        first.tell(key=second.hear()["key"])
+        second.tell(key=key, address=at_a, ports=first.hear()["ports"])
+        start(
+            send_slots,
+            (near, *bells[:2]),
+            segment=near,
+            bell=bells[1],
+            pump=bells[0],
+            nbytes=nbytes,
+            slots=slots,
+            pause=pause,
+        ).hear()
+        return start(
+            take_slots, (far, *bells[2:]), segment=far, bell=bells[3], pump=bells[2], seconds=seconds
+        ).hear()
+    finally:
+        for process in started:
+            process.end()
+        for descriptor in (near, far, *bells):
+            os.close(descriptor)
+
+
+def over_bare(ends, nbytes, slots, seconds, pause=0.0):
+    (a, at_a), (b, _) = ends
+    sender = Process(send_bare, space=a, address=at_a, nbytes=nbytes, slots=slots, pause=pause)
+    told = sender.hear()
+    taker = Process(take_bare, space=b, address=at_a, slots=slots, seconds=seconds, **told)
+    try:
+        return taker.hear()
+    finally:
+        sender.end()
+        taker.end()
+
+
+def wire(rounds, seconds, loopback):
+    place = Loopback() if loopback or os.geteuid() != 0 else Namespaces()
+    print(
+        "two processes on loopback" if isinstance(place, Loopback) else "two network namespaces", flush=True
+    )
+    works = {size: (*of, seconds, 0.0) for size, of in SIZES.items()} | {"delay": (2048, 64, seconds, 0.01)}
+    found = {(size, way): [] for size in works for way in ("bare", "wire")}
+    with place as ends:
+        for _ in range(rounds):
+            for size, work in works.items():
+                found[size, "bare"].append(over_bare(ends, *work))
+                found[size, "wire"].append(over_wire(ends, *work))
+    for size in SIZES:
+        bare, ours = (
+            statistics.median(each["rate"] for each in found[size, way]) for way in ("bare", "wire")
+        )
+        ratios = sorted(
+            w["rate"] / b["rate"] for b, w in zip(found[size, "bare"], found[size, "wire"], strict=True)
+        )
+        print(
+            f"{size}: bare {bare:,.0f}/s ({bare * SIZES[size][0] / 1e9:.2f} GB/s), wire {ours:,.0f}/s "
+            f"({ours * SIZES[size][0] / 1e9:.2f} GB/s); ratio {statistics.median(ratios):.2f} "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+    bare, ours = (sorted(each["delay"] for each in found["delay", way]) for way in ("bare", "wire"))
+    added = sorted(w - b for b, w in zip(bare, ours, strict=True))
+    print(
+        f"delay: bare {statistics.median(bare):.0f} µs, wire {statistics.median(ours):.0f} µs; added "
+        f"{statistics.median(ours) - statistics.median(bare):.0f} µs ({added[0]:.0f} to {added[-1]:.0f})"
+    )
+
+
+def main():
+    if sys.argv[1:2] == ["role"]:
+        ROLES[sys.argv[2]](**hear())
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["wire"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--loopback", action="store_true")
+    given = parser.parse_args()
+    wire(given.rounds, given.seconds, given.loopback)
+
+
+if __name__ == "__main__":
+    main()

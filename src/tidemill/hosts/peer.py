@@ -1,0 +1,323 @@
+"""Another host: its two connections, and all edges between it and this one.
+
+The host that calls says hello on each connection, with a number that grows; the one that
+listens answers with the same number. Each tells how far it has come on every edge that it
+reads, and both send from there on: what came after a connection was cut is not known to
+who sent it, and comes again. Whatever the reading side knows already, it drops by its
+position.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+
+from tidemill.core.errors import SchemaError
+from tidemill.hosts.connections import HostConnection
+from tidemill.hosts.messages import (
+    Hello,
+    Lease,
+    Message,
+    Offer,
+    Piece,
+    Position,
+    Positions,
+    pack,
+    unpack,
+    unpack_piece,
+)
+from tidemill.hosts.pumps import Incoming, IncomingCell, Outgoing
+
+IN_FLIGHT_BYTES = 4 << 20
+"""The most bytes that were sent to a host and that it has not said to have."""
+LEASE_S = 0.5
+"""Seconds between two leases."""
+SILENCE_S = 2.0
+"""Seconds without a word on control after which the host that calls calls anew."""
+_MESSAGES = 32  # that are read at a time, so that one host does not keep others waiting
+
+
+def now() -> float:
+    """Return seconds on a clock that counts while the machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Line:
+    """One of the two connections, and its session: how often hello was said. `answered`:
+    both sides have said it."""
+
+    def __init__(self, connection: HostConnection) -> None:
+        self.connection = connection
+        self.session = 0
+        self.answered = False
+
+
+class Peer:
+    """A peer is another host, as this one knows it.
+
+    name: its name
+    calls: where it is to be called: its address, ports and public key; None: it calls
+    outgoing, incoming: lives of the edges between the two, by edge number, oldest first
+    heard: when it said something on control for the last time, on this host's `now`
+    round_trip_s: how long a lease and its echo were under way, without the wait between
+        them
+    outdated: messages that came from lives before the current one, and were dropped
+    ended: why nothing is said to it any more; "" as long as it is
+    """
+
+    def __init__(
+        self,
+        name: str,
+        control: HostConnection,
+        data: HostConnection,
+        calls: tuple[str, tuple[int, int], bytes] | None = None,
+    ) -> None:
+        self.name, self.calls = name, calls
+        self._control, self._data = _Line(control), _Line(data)
+        self.outgoing: dict[int, deque[Outgoing]] = {}
+        self.incoming: dict[int, deque[Incoming]] = {}
+        self.heard = now()
+        self.round_trip_s: float | None = None
+        self.sent_bytes = self.received_bytes = self.outdated = self.hellos = 0
+        self.ended = self.lost = ""
+        self._order = deque[int]()  # outgoing edges, the next in turn first
+        self._versions: dict[int, int] = {}  # of cells that came, by edge number
+        self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
+        self._their_clock = self._their_clock_at = 0.0
+        self._next_lease = 0.0
+        self._next_call = [0.0, 0.0]
+
+    @property
+    def lines(self) -> tuple[_Line, _Line]:
+        """Control, and data."""
+        return self._control, self._data
+
+    @property
+    def repeated_bytes(self) -> int:
+        """Bytes that came twice, and were dropped."""
+        return sum(life.repeated for lives in self.incoming.values() for life in lives)
+
+    def send(self, life: Outgoing, void: bool = False) -> None:
+        """Send what this life of an edge's writer commits, after what the one before has
+        committed or, with `void`, in its place."""
+        if life.number not in self.outgoing:
+            self._order.append(life.number)
+        lives = self.outgoing.setdefault(life.number, deque())
+        if void:
+            lives.clear()
+        lives.append(life)
+        early = self._early.get(life.number)
+        if early is not None and early.epoch == life.epoch:
+            life.hear(self._early.pop(life.number), anew=True)
+
+    def receive(self, life: Incoming, void: bool = False) -> None:
+        """Take what this life of an edge's writer commits, after what the one before it
+        has committed, or, with `void`, in its place: what comes of that is dropped."""
+        lives = self.incoming.setdefault(life.number, deque())
+        if void:
+            lives.clear()
+        lives.append(life)
+
+    def call(self, line: _Line) -> None:
+        """Say hello anew over a new call."""
+        assert self.calls is not None
+        address, ports, key = self.calls
+        number = self.lines.index(line)
+        line.connection.call(address, ports[number], key)
+        line.session, line.answered = line.session + 1, False
+        self._next_call[number] = now() + SILENCE_S
+        self._hello(line)
+
+    def _hello(self, line: _Line) -> None:
+        positions = []
+        if line is self._data:
+            positions = [life.position() for lives in self.incoming.values() for life in lives]
+            for lives in self.incoming.values():
+                for life in lives:
+                    life.forget()
+        self._say(line, Hello(line.session, positions))
+
+    def _say(self, line: _Line, message: Message) -> bool:
+        return line.connection.send(pack(message))
+
+    def end(self, why: str) -> None:
+        """Hang up for good."""
+        self.ended = why
+        for line in self.lines:
+            line.connection.close()
+            line.answered = False
+
+    # What comes.
+
+    def listen(self, line: _Line) -> None:
+        """Read what has come on one of the two connections. What does not fit ends
+        both."""
+        try:
+            line.connection.receive(lambda frames: self._take(line, frames), _MESSAGES)
+        except SchemaError as error:
+            self.end(f"{line.connection.name}: {error}")
+
+    def _take(self, line: _Line, frames: Sequence[zmq.Frame]) -> None:
+        if len(frames) == 2 and line is self._data:
+            if line.answered:
+                self._take_piece(unpack_piece(frames[0].buffer), frames[1].buffer)
+            return
+        if len(frames) != 1:
+            raise SchemaError(f"a message has {len(frames)} frames")
+        message = unpack(frames[0].buffer)
+        if line is self._control:
+            self.heard = now()
+        if isinstance(message, Hello):
+            self._take_hello(line, message)
+        elif not line.answered:
+            pass  # of a session before, on a new connection
+        elif isinstance(message, Lease) and line is self._control:
+            self._their_clock, self._their_clock_at = message.clock, self.heard
+            if message.echo:
+                self.round_trip_s = self.heard - message.echo
+        elif isinstance(message, Positions) and line is self._data:
+            for position in message.positions:
+                self._take_position(position, anew=False)
+        elif isinstance(message, Offer) and line is self._data:
+            self._take_offer(message)
+        else:
+            raise SchemaError(f"{message!r:.200} does not belong here")
+
+    def _take_hello(self, line: _Line, message: Hello) -> None:
+        if self.calls is None and message.session > line.session:
+            line.session = message.session
+        elif self.calls is None or line.answered or message.session != line.session:
+            return  # of a session before
+        line.answered = True
+        self.hellos += 1
+        self.lost = ""
+        for lives in self.outgoing.values() if line is self._data else ():
+            for life in lives:
+                life.forget()
+        for position in message.positions:
+            self._take_position(position, anew=True)
+        if self.calls is None:
+            self._hello(line)
+
+    def _take_position(self, position: Position, anew: bool) -> None:
+        lives = self.outgoing.get(position.edge)
+        if lives is None:
+            raise SchemaError(f"it reads edge {position.edge}, which does not lead to it")
+        if position.epoch < lives[0].epoch:
+            self.outdated += 1
+        elif position.epoch > lives[-1].epoch:
+            self._early[position.edge] = position
+        for life in lives:
+            if life.epoch == position.epoch:
+                life.hear(position, anew)
+
+    def _lives(self, edge: int, epoch: int) -> deque[Incoming] | None:
+        """Return the lives of an edge that may send, None where `epoch` is over."""
+        lives = self.incoming.get(edge)
+        if lives is None:
+            raise SchemaError(f"it sends edge {edge}, which does not lead here")
+        if epoch < lives[0].epoch:
+            self.outdated += 1
+            return None
+        return lives
+
+    def _take_offer(self, offer: Offer) -> None:
+        lives = self._lives(offer.edge, offer.epoch)
+        if lives is None:
+            return
+        if all(life.epoch != offer.epoch for life in lives):
+            raise SchemaError(f"it offers edge {offer.edge} in life {offer.epoch}, which nobody waits for")
+        while lives[0].epoch < offer.epoch:
+            lives.popleft()
+        lives[0].take_offer(offer)
+
+    def _take_piece(self, piece: Piece, data: memoryview) -> None:
+        lives = self._lives(piece.edge, piece.epoch)
+        if lives is None:
+            return
+        life = lives[0]
+        if piece.epoch != life.epoch:
+            raise SchemaError(f"it sends edge {piece.edge} in life {piece.epoch}, which it has not offered")
+        life.take(piece, data)
+        self.received_bytes += len(data)
+        if isinstance(life, IncomingCell) and life.version > self._versions.get(piece.edge, -1):
+            self._versions[piece.edge] = life.version
+
+    def _version_of(self, cell: int) -> int:
+        if cell not in self.incoming:
+            raise SchemaError(f"a slot is released after cell {cell}, which does not lead here")
+        return self._versions.get(cell, -1)
+
+    # What is sent.
+
+    def tick(self) -> None:
+        """Send the lease if it is due, and call anew whoever is not heard."""
+        time_now = now()
+        if self.calls is not None:
+            silent = self._control.answered and time_now - self.heard > SILENCE_S
+            for number, line in enumerate(self.lines):
+                if line.session == 0:
+                    self.call(line)
+                elif why := line.connection.lost():
+                    wait = 0.0 if line.answered else LEASE_S
+                    self.lost, line.answered = why, False
+                    self._next_call[number] = min(self._next_call[number], time_now + wait)
+                if silent and line.answered:
+                    self.lost, line.answered = f"it has not been heard for {SILENCE_S:g} s", False
+                    self._next_call[number] = time_now
+                if not line.answered and time_now >= self._next_call[number]:
+                    self.call(line)
+        if self._control.answered and time_now >= self._next_lease:
+            self._next_lease = time_now + LEASE_S
+            echo = self._their_clock + time_now - self._their_clock_at if self._their_clock else 0.0
+            self._say(self._control, Lease(time_now, echo))
+
+    def pump(self) -> None:
+        """Send what there is, as far as the bytes in flight allow, an edge's piece in
+        turn with others'; and tell what came and what was released."""
+        if not self._data.answered:
+            return
+        try:
+            self._settle()
+        except SchemaError as error:
+            self.end(f"{self._data.connection.name}: {error}")
+            return
+        told = [
+            (life, position)
+            for lives in self.incoming.values()
+            for life in lives
+            if (position := life.news()) is not None
+        ]
+        if told and not self._say(self._data, Positions([position for _, position in told])):
+            for life, _ in told:
+                life.forget()
+        self._send_pieces()
+
+    def _settle(self) -> None:
+        for lives in self.outgoing.values():
+            lives[0].settle(self._version_of)
+            while len(lives) > 1 and lives[0].drained():
+                lives.popleft()
+
+    def _send_pieces(self) -> None:
+        window = IN_FLIGHT_BYTES - sum(lives[0].sent - lives[0].received for lives in self.outgoing.values())
+        idle = 0
+        while window > 0 and idle < len(self._order):
+            number = self._order[0]
+            self._order.rotate(-1)
+            life = self.outgoing[number][0]
+            if (offer := life.offer()) is not None and not self._say(self._data, offer):
+                life.forget()
+                return
+            found = life.piece()
+            if found is None:
+                idle += 1
+                continue
+            piece, data = found
+            if not self._data.connection.send(piece.pack(), data):
+                life.unsend(piece)
+                return
+            idle = 0
+            window -= len(data)
+            self.sent_bytes += len(data)

@@ -1,0 +1,100 @@
+"""The wire: a host's connections to others, and the pumps of the edges that cross hosts.
+
+One thread turns it. It sleeps on its bell, which workers ring who hold an end of such an
+edge, and on its sockets.
+"""
+
+from collections.abc import Sequence
+
+import zmq
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.memory import keep_freed
+from tidemill.hosts.connections import Door, HostConnection, Keys
+from tidemill.hosts.peer import LEASE_S, Peer
+from tidemill.transports.shared import EventBell
+
+_THREADS = 2  # of ZeroMQ: one for control, which waits for no data
+PARTS = ("control", "data")
+"""The two connections to each other host."""
+
+
+class Wire:
+    """A wire joins this host with others.
+
+    name: this host's name
+    bell: what wakes it; the ends that workers hold of edges that cross hosts ring it
+    keys: this host's, of this life
+    others: the other hosts, by name
+    """
+
+    def __init__(self, name: str, bell: EventBell) -> None:
+        self.name, self.bell = name, bell
+        self.keys = Keys.new()
+        self.others: dict[str, Peer] = {}
+        self._context = zmq.Context(_THREADS)
+        self._door = Door(self._context)
+        self._listening: dict[str, Sequence[HostConnection]] = {}
+        keep_freed()  # pieces come in memory of their own, and go
+
+    def _connections(self, other: str) -> list[HostConnection]:
+        if other in self.others:
+            raise ConfigError(f'host "{other}" is joined already; each host has a name of its own')
+        return [
+            HostConnection(self._context, self.keys, f"{other}/{part}", i) for i, part in enumerate(PARTS)
+        ]
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """What was told of those whose key is not on the list, and how often."""
+        return self._door.refused
+
+    def listen(self, other: str, key: bytes, address: str) -> tuple[Peer, tuple[int, int]]:
+        """Wait for host `other`, which has this public key, to call at an address of this
+        host. Return it and the two ports. Raises `ConfigError`."""
+        control, data = self._connections(other)
+        peer = Peer(other, control, data)
+        try:
+            ports = control.listen(address, self._door, key), data.listen(address, self._door, key)
+        except ConfigError:
+            peer.end("it cannot be listened for")
+            raise
+        self.others[other] = peer
+        return peer, ports
+
+    def call(self, other: str, key: bytes, address: str, ports: tuple[int, int]) -> Peer:
+        """Call host `other`, which listens at these ports and has this public key, with
+        the next turn: until then edges can be joined. Return it."""
+        control, data = self._connections(other)
+        peer = self.others[other] = Peer(other, control, data, (address, ports, key))
+        return peer
+
+    def turn(self, seconds: float) -> None:
+        """Sleep until there is something to do, at most `seconds`, and do it."""
+        peers = [peer for peer in self.others.values() if not peer.ended]
+        for peer in peers:
+            peer.tick()
+        poller = zmq.Poller()
+        poller.register(self.bell.descriptor, zmq.POLLIN)
+        poller.register(self._door.socket, zmq.POLLIN)
+        lines = {line.connection.socket: (peer, line) for peer in peers for line in peer.lines}
+        for socket in lines:
+            poller.register(socket, zmq.POLLIN)
+        for found, _ in poller.poll(int(min(seconds, LEASE_S) * 1000)):
+            if found == self.bell.descriptor:
+                self.bell.hear(0.0)
+            elif found is self._door.socket:
+                self._door.answer()
+            else:
+                peer, line = lines[found]
+                if not peer.ended:
+                    peer.listen(line)
+        for peer in peers:
+            if not peer.ended:
+                peer.pump()
+
+    def close(self) -> None:
+        """Hang up on all."""
+        for peer in self.others.values():
+            peer.end("this host closed")
+        self._context.destroy(linger=0)

@@ -1,0 +1,482 @@
+"""Channels and cells between two hosts: what was put in comes out, once and in order,
+whatever becomes of the line."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import zmq
+from tests.hosts.hosts import LOOPBACK, Carrier, Cell, Channel, Host, join, until
+
+from tidemill.core.errors import ConfigError, SchemaError
+from tidemill.core.schema import Field
+from tidemill.hosts import messages
+from tidemill.hosts.connections import Keys
+from tidemill.hosts.messages import (
+    Hello,
+    Lease,
+    Offer,
+    Piece,
+    Position,
+    Positions,
+    pack,
+    unpack,
+    unpack_piece,
+)
+
+
+@pytest.fixture
+def closing():
+    """What is to be closed in the end, whatever happens."""
+    with ExitStack() as stack:
+        yield lambda made: stack.enter_context(contextlib.closing(made))
+
+
+@pytest.fixture
+def hosts(closing):
+    return [closing(Host("here")), closing(Host("there"))]
+
+
+def directions(hosts):
+    """Join the hosts; return the two ends and bells of an edge each way."""
+    here, there = hosts
+    at_here, at_there = join(here, there)
+    return (at_here, at_there, (here, there)), (at_there, at_here, (there, here))
+
+
+@pytest.mark.parametrize("rows", [1, 128, 40_000])  # 128 B, 2 kB, 640 kB: three pieces
+def test_slots_come_in_order_and_whole(hosts, rows):
+    there, back = (Channel(*ends, number=i) for i, ends in enumerate(directions(hosts)))
+    for channel in (there, back):
+        channel.offer(rows)
+    while min(there.taken, back.taken) < 50:
+        for channel in (there, back):
+            channel.put()
+            channel.get()
+        for host in hosts:
+            host.turn(0.001)
+    until(lambda: there.drained() and back.drained(), *hosts)
+    assert there.incoming.repeated == back.incoming.repeated == 0
+
+
+def test_a_slot_is_free_only_when_its_consumer_released_it(hosts):
+    channel = Channel(*directions(hosts)[0])
+    channel.offer(1)
+    while channel.put():
+        pass
+    until(lambda: channel.get(release=False) and channel.taken == 4, *hosts)
+    until(lambda: channel.outgoing.received == channel.outgoing.sent > 0, *hosts)
+    assert channel.producer.free() == 0 and not channel.put()  # all have come, none was released
+    channel.consumer.release()
+    until(lambda: channel.producer.free() == 1, *hosts)
+    assert channel.put() and not channel.put()
+
+
+def test_a_cell_gives_its_newest_value_and_skips_what_is_outdated(hosts):
+    cell = Cell(*directions(hosts)[0])
+    schema = {"weights": Field((100_000,), "float32"), "step": Field((), "int64")}
+    cell.writer.offer(schema)
+    value = {"weights": np.zeros(100_000, "float32"), "step": np.zeros((), "int64")}
+    seen = []
+    read = {name: np.empty_like(array) for name, array in value.items()}
+    for version in range(1, 201):
+        value["weights"][:] = value["step"][...] = version
+        cell.writer.write(value, version)
+        if version % 5 == 0:
+            for host in hosts:
+                host.turn(0.0)
+        if cell.reader.attach() and cell.reader.newest() > (seen[-1] if seen else 0):
+            seen.append(cell.reader.read(read))
+            assert (read["weights"] == seen[-1]).all() and read["step"] == seen[-1]
+    until(lambda: cell.reader.attach() and cell.reader.newest() == 200, *hosts)
+    assert seen == sorted(seen) and len(seen) < 100
+    assert cell.incoming.received < 150 * 400_064  # most were never sent
+
+
+@pytest.mark.timeout(90)
+def test_nothing_is_lost_and_nothing_comes_twice_however_often_the_line_is_cut(hosts, closing):
+    here, there = hosts
+    carrier = closing(Carrier())
+    at_here, at_there = join(here, there, carrier.relay)
+    ends = (at_here, at_there, (here, there)), (at_there, at_here, (there, here))
+    channels = [Channel(*ends[i % 2], number=i) for i in range(4)]
+    for channel, rows in zip(channels, (128, 40_000, 40_000, 128), strict=True):
+        channel.offer(rows, slots=6)
+    chance = random.Random(7)
+    cell = Cell(*ends[1], number=9)
+    cell.writer.offer({"step": Field((1000,), "int64")})
+    version = 0
+    for _ in range(6):
+        end = time.monotonic() + chance.uniform(0.05, 0.2)
+        mark = min(channel.taken for channel in channels) + 20
+        while time.monotonic() < end or min(channel.taken for channel in channels) < mark:
+            version += 1
+            cell.writer.write({"step": np.full(1000, version)}, version)
+            for channel in channels:
+                channel.put()
+                channel.get()
+            for host in hosts:
+                host.turn(0.0)
+        carrier.cut()
+    until(lambda: all(channel.drained() for channel in channels), here, there)
+    until(lambda: cell.reader.attach() and cell.reader.newest() == version, here, there)
+    assert at_there.hellos > 6 and not at_here.ended and not at_there.ended
+
+
+def test_what_comes_twice_is_dropped_by_its_number_and_a_gap_is_an_error():
+    channel = Alone()
+    piece = bytes(range(64)) * 2  # two slots
+    channel.take(0, piece[:64])
+    channel.take(0, piece)  # the first of them was known
+    assert channel.life.received == 128 and channel.life.repeated == 64
+    channel.take(0, piece)
+    assert channel.life.received == 128 and channel.life.repeated == 192
+    assert channel.consumer.attach() and channel.consumer.waiting() == 2
+    with pytest.raises(SchemaError, match="where byte 128 is next"):
+        channel.take(192, piece[:64])
+
+
+class Alone:
+    """The receiving pump of a channel of four slots of 64 bytes, without a wire."""
+
+    def __init__(self):
+        from tidemill.core.memory import LocalSegment
+        from tidemill.hosts.pumps import IncomingChannel
+        from tidemill.transports.local import LocalBell
+        from tidemill.transports.slots import SlotConsumer, SlotProducer
+
+        segment = LocalSegment()
+        self.consumer = SlotConsumer(segment, LocalBell())
+        self.life = IncomingChannel(0, 1, SlotProducer(segment, LocalBell()))
+        self.life.take_offer(Offer(0, 1, {"x": Field((8,), "int64")}, (), 4, 64))
+
+    def take(self, position, data):
+        self.life.take(Piece(0, 1, position, 0), memoryview(data))
+
+
+@pytest.mark.parametrize(
+    ("position", "nbytes"), [(0, 0), (0, 320), (64, 64), (1 << 62, 64), (0, messages.PIECE_BYTES + 64)]
+)
+def test_a_piece_that_does_not_fit_writes_nothing(position, nbytes):
+    channel = Alone()
+    with pytest.raises(SchemaError, match="edge 0 sends"):
+        channel.take(position, bytes([1]) * nbytes)
+    assert channel.consumer.attach() and channel.consumer.waiting() == 0
+    assert not any(channel.consumer.memory)
+
+
+def test_a_piece_may_not_overwrite_what_is_not_released():
+    channel = Alone()
+    channel.take(0, bytes(256))
+    with pytest.raises(SchemaError, match="256 have room"):
+        channel.take(256, bytes([1]) * 64)
+    assert channel.consumer.attach() and not any(channel.consumer.memory)
+    channel.consumer.take()
+    channel.consumer.release()
+    channel.take(256, bytes([1]) * 64)
+    with pytest.raises(SchemaError, match="320 have room"):
+        channel.take(320, bytes([1]) * 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"slots": 0}, "0 slots for a channel"),
+        ({"slots": 1 << 20}, "slots for a channel"),
+        ({"nbytes": 128}, "slots of 128 bytes where its fields take 64"),
+        ({"schema": {}}, "slots of 64 bytes where its fields take 0"),
+        ({"schema": {"x": Field((8,), "object")}}, "impossible field"),
+        ({"schema": {"x": Field((-8,), "int64")}}, "impossible field"),
+        ({"schema": {"x": Field((1 << 50,), "int64")}}, "impossible field"),
+        ({"schema": {"x": Field((1 << 27,), "int64")}, "nbytes": 1 << 30, "slots": 1 << 12}, "are free"),
+        ({"schema": {"x": Field((4,), "int64")}}, "offered anew"),
+    ],
+)
+def test_an_offer_that_cannot_be_makes_no_memory(change, told):
+    from tidemill.core.memory import LocalSegment
+    from tidemill.hosts.pumps import IncomingChannel
+    from tidemill.transports.local import LocalBell
+    from tidemill.transports.slots import SlotProducer
+
+    segment = LocalSegment()
+    life = IncomingChannel(0, 1, SlotProducer(segment, LocalBell()))
+    good = Offer(0, 1, {"x": Field((8,), "int64")}, (), 4, 64)
+    if told == "offered anew":
+        life.take_offer(good)
+    offer = Offer(**{name: change.get(name, getattr(good, name)) for name in good.__struct_fields__})
+    with pytest.raises(SchemaError, match=told):
+        life.take_offer(offer)
+    if told != "offered anew":
+        assert segment.attach() is None
+
+
+def test_messages_come_back_as_they_were_and_garbage_is_none():
+    position = Position(1, 2, 3, 4, ((5, 6),))
+    for message in (
+        Hello(1, [position]),
+        Positions([position]),
+        Lease(1.5, 0.0),
+        Offer(1, 2, {"x": Field((3,), "int8")}, (4,), 5, 6),
+    ):
+        assert unpack(pack(message)) == message
+    piece = Piece(1, 2, 3, -1)
+    assert unpack_piece(piece.pack()) == piece
+    chance = random.Random(3)
+    for length in (0, 1, 31, 33, 1000):
+        garbage = chance.randbytes(length)
+        with pytest.raises(SchemaError):
+            unpack(garbage)
+        with pytest.raises(SchemaError):
+            unpack_piece(garbage)
+    with pytest.raises(SchemaError, match="cannot be"):
+        unpack_piece(Piece(0, 1, 1 << 63, 0).pack())
+
+
+class Plain:
+    """Somebody with ZeroMQ."""
+
+    def __init__(self):
+        self.context = zmq.Context()
+
+    def close(self):
+        self.context.destroy(linger=0)
+
+
+class Stranger(Plain):
+    """Somebody who calls host `here` by hand, over both connections, and says hello."""
+
+    def __init__(self, ports, keys, server):
+        super().__init__()
+        self.lines = []
+        for port in ports:
+            line = self.context.socket(zmq.DEALER)
+            line.curve_publickey, line.curve_secretkey, line.curve_serverkey = *keys, server
+            line.routing_id, line.linger = b"host", 0
+            line.connect(f"tcp://{LOOPBACK}:{port}")
+            line.send(pack(Hello(1)))
+            self.lines.append(line)
+
+
+BAD = {
+    "garbage": (1, [b"\xc1garbage"], "cannot be read"),
+    "three frames": (1, [b"a", b"b", b"c"], "3 frames"),
+    "a short header": (1, [b"short", b"data"], "begins with 5 bytes"),
+    "an edge that is not there": (1, [Piece(77, 1, 0, 0).pack(), b"data"], "it sends edge 77"),
+    "a life that nobody waits for": (1, [Piece(0, 2, 0, 0).pack(), b"data"], "in life 2"),
+    "nothing offered": (1, [Piece(0, 1, 0, 0).pack(), b"data"], "has offered nothing"),
+    "an offer of a life": (1, [pack(Offer(0, 9, {}, (), 1, 64))], "in life 9"),
+    "a lease on data": (1, [pack(Lease(1.0, 0.0))], "does not belong here"),
+    "an offer on control": (0, [pack(Offer(0, 1, {}, (), 1, 64))], "does not belong here"),
+    "positions of nobody's edge": (1, [pack(Positions([Position(5, 1, 0)]))], "it reads edge 5"),
+    "more received than sent": (1, [pack(Positions([Position(1, 1, 640)]))], "of which 0 were sent"),
+    "more released than received": (1, [pack(Positions([Position(1, 1, 0, 3)]))], "3 slots of edge 1"),
+    "a frame of more than a piece": (
+        1,
+        [Piece(0, 1, 0, 0).pack(), bytes(messages.PIECE_BYTES + 1)],
+        "edge 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_message_that_does_not_fit_ends_that_connection_by_name(hosts, closing, case):
+    here, there = hosts
+    line, frames, told = BAD[case]
+    keys = Keys.new()
+    peer, ports = here.listen("stranger", keys.public, LOOPBACK)
+    at_here, at_there = join(here, there)
+    good = Channel(at_there, at_here, (there, here))
+    good.offer(1)
+    bad = Channel(None, peer, (here, here), number=0)
+    Channel(peer, None, (here, here), number=1)
+    stranger = closing(Stranger(ports, keys, here.keys.public))
+    until(lambda: peer.hellos == 2, here)
+    stranger.lines[line].send_multipart(frames)
+    until(lambda: peer.ended, here)
+    assert told in peer.ended and peer.ended.startswith(f"stranger/{('control', 'data')[line]}: ")
+    assert bad.consumer.attach() is False
+    good.put()
+    until(good.get, here, there)  # others go on
+
+
+def test_a_key_that_is_not_on_the_list_and_noise_are_kept_out(hosts, closing):
+    here, there = hosts
+    peer, ports = here.listen("friend", Keys.new().public, LOOPBACK)
+    closing(Stranger(ports, Keys.new(), here.keys.public))
+    until(lambda: len(here.refused) >= 2, here)
+    assert all("its key" in text and "is not on the list" in text for text in here.refused)
+    assert {text.split()[4] for text in here.refused} == {"friend/control,", "friend/data,"}
+    noisy = [closing(socket.create_connection((LOOPBACK, port))) for port in ports]
+    for connection in noisy:
+        connection.sendall(os.urandom(100_000))
+    unencrypted = closing(closing(Plain()).context.socket(zmq.DEALER))
+    unencrypted.linger = 0
+    unencrypted.connect(f"tcp://{LOOPBACK}:{ports[1]}")
+    unencrypted.send(pack(Hello(5)))
+    at_here, at_there = join(here, there)
+    channel = Channel(at_there, at_here, (there, here))
+    channel.offer(1)
+    channel.put()
+    until(channel.get, here, there)
+    assert peer.hellos == 0 and not peer.ended
+    # who is refused learns that it is
+    other = closing(Host("other"))
+    at_other = other.call("here", here.keys.public, LOOPBACK, ports)
+    until(lambda: at_other.lost, here, other)
+    assert "key" in at_other.lost
+
+
+def test_a_caller_tells_a_host_with_another_key_from_the_one_it_means(hosts):
+    here, there = hosts
+    _, ports = here.listen("there", there.keys.public, LOOPBACK)
+    at_there = there.call("here", Keys.new().public, LOOPBACK, ports)
+    until(lambda: at_there.lost, here, there)
+    assert at_there.hellos == 0
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "*", "::", ""])
+def test_no_socket_listens_on_all_addresses(hosts, address):
+    with pytest.raises(ConfigError, match="all of this host's"):
+        hosts[0].listen("there", hosts[1].keys.public, address)
+
+
+def test_an_address_of_another_host_is_an_error(hosts):
+    with pytest.raises(ConfigError, match="give the address of this host"):
+        hosts[0].listen("there", hosts[1].keys.public, "192.0.2.1")
+
+
+def test_a_new_life_of_a_writer_comes_after_what_the_one_before_committed(hosts):
+    ends = directions(hosts)[0]
+    old = Channel(*ends, epoch=1)
+    old.offer(1)
+    for _ in range(3):
+        old.put()
+    new = Channel(*ends, epoch=2)
+    new.offer(1)
+    new.put()
+    until(lambda: old.get() and old.taken == 3, *hosts)
+    until(new.get, *hosts)
+    assert ends[1].outdated == 0
+
+
+def test_what_a_void_life_sends_is_dropped_and_counted(hosts):
+    ends = source, target, _ = directions(hosts)[0]
+    old = Channel(*ends, epoch=1)
+    old.offer(1)
+    old.put()
+    until(old.get, *hosts)
+    new = Channel(None, None, ends[2], epoch=4)
+    target.receive(new.incoming, void=True)
+    old.put()  # whose writer does not know yet that it is void
+    until(lambda: target.outdated, *hosts)
+    source.send(new.outgoing, void=True)
+    new.offer(1)
+    new.put()
+    until(new.get, *hosts)
+    assert not old.get() and not source.ended and not target.ended
+
+
+def test_a_host_may_be_told_of_a_new_life_before_the_one_that_sends(hosts):
+    ends = source, target, _ = directions(hosts)[0]
+    old = Channel(*ends, epoch=1)
+    old.offer(1)
+    old.put()
+    until(old.get, *hosts)
+    new = Channel(None, target, ends[2], epoch=2)
+    for _ in range(100):
+        for host in hosts:
+            host.turn(0.0005)
+    source.send(new.outgoing)
+    new.offer(1)
+    new.put()
+    until(new.get, *hosts)
+
+
+def test_a_slot_that_was_released_is_free_once_the_cell_has_come_that_was_written_before(hosts):
+    ends, back = directions(hosts)
+    channel = Channel(*ends)
+    cell = Cell(*back, number=5)
+    channel.incoming._after = [cell.outgoing]
+    channel.offer(1)
+    cell.writer.offer({"w": Field((2_000_000,), "float64")})  # 16 MB: many pieces
+    until(lambda: cell.outgoing.newest() == -1 and cell.reader.attach(), *hosts)
+    channel.put()
+    until(lambda: channel.get(release=False), *hosts)
+    for version in range(1, 4):
+        cell.writer.write({"w": np.full(2_000_000, version)}, version)
+        channel.consumer.release()
+        until(lambda: channel.producer.free() == 4, *hosts)
+        assert cell.reader.newest() >= version
+        channel.put()
+        until(lambda: channel.get(release=False), *hosts)
+
+
+def test_silence_of_a_line_is_noticed_and_the_host_is_called_anew(hosts, closing):
+    here, there = hosts
+    carrier = closing(Carrier())
+    at_here, at_there = join(here, there, carrier.relay)
+    channel = Channel(at_here, at_there, (here, there))
+    channel.offer(1)
+    channel.put()
+    until(channel.get, here, there)
+    until(lambda: at_there.round_trip_s is not None and at_here.round_trip_s is not None, here, there)
+    assert 0 < at_there.round_trip_s < 5
+    control = carrier.relays[0]
+    control.frozen = True
+    until(lambda: "not been heard" in at_there.lost, here, there)
+    control.frozen = False
+    until(lambda: at_there.hellos >= 4, here, there)
+    channel.put()
+    until(channel.get, here, there)
+
+
+_DIES = """
+import os, sys, time
+from tests.hosts.hosts import Cell, Channel, Host, LOOPBACK
+from tidemill.hosts.connections import Keys
+host = Host("there")
+print(host.keys.public.decode(), flush=True)
+key, *ports = input().split()
+peer = host.call("here", key.encode(), LOOPBACK, tuple(map(int, ports)))
+channel = Channel(peer, None, (host, host))
+channel.offer(40_000)
+while True:
+    channel.put()
+    host.turn(0.001)
+"""
+
+
+def test_a_host_that_is_killed_leaves_whole_slots_and_the_others_go_on(hosts):
+    here, other = hosts
+    child = subprocess.Popen(
+        [sys.executable, "-c", _DIES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    key = child.stdout.readline().strip()
+    peer, ports = here.listen("there", key.encode(), LOOPBACK)
+    channel = Channel(None, peer, (here, here))
+    at_here, at_other = here.listen("other", other.keys.public, LOOPBACK)
+    channel2 = other.call("here", here.keys.public, LOOPBACK, at_other)
+    good = Channel(channel2, at_here, (other, here))
+    good.offer(128)
+    print(here.keys.public.decode(), *ports, file=child.stdin, flush=True)
+    until(lambda: channel.get() and channel.taken == 20, here, other)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    heard = peer.heard
+    for _ in range(300):
+        good.put()
+        channel.get()
+        here.turn(0.001)
+        other.turn(0.001)
+        good.get()
+    assert good.taken > 100 and peer.heard <= heard + 1 and not peer.ended
+    child.stdin.close()
+    child.stdout.close()
