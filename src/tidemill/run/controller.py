@@ -484,7 +484,7 @@ class Controller:
     def _look(self) -> None:
         if awake() - self._last_watch >= 0.1:
             self._last_watch = awake()
-            if self._running and not (self.paused or self._finishing):
+            if self._running and not (self.paused or self._finishing or self._cuts.going):
                 self._silence.look(self.members)
             self._record_when_due()
             self._watch(self)

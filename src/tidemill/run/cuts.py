@@ -45,6 +45,7 @@ class Cuts:
     over: function that says whether the run is to end
 
     due: it is time for one
+    going: one is made now, so that nobody need say anything
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Cuts:
     ) -> None:
         self._policies, self._members = policies, members
         self._send, self._hear, self._over = send, hear, over
-        self.due = False
+        self.due = self.going = False
         self.checkpoints: dict[str, int] = {}
         """By policy, after how many updates its newest checkpoint was written; of those
         whose checkpoint is of now."""
@@ -93,7 +94,7 @@ class Cuts:
 
     def cut(self) -> None:
         """Cut the run. Given up where it ends, or somebody dies: the cut before stays."""
-        self.due = False
+        self.due, self.going = False, True
         limited = [name for name, member in self._members.items() if member.config.limited]
         others = [name for name in self._members if name not in limited]
         self._held.clear()
@@ -101,6 +102,7 @@ class Cuts:
         # to a checkpoint that could not be written nothing belongs
         if self._await(self._members) and self._save(limited, {}) and self.whole:
             self._save(others, self.checkpoints)
+        self.going = False
         if not self._over():
             self.go_on()
 
@@ -117,7 +119,8 @@ class Cuts:
         while names - self._held:
             self._hear()
             if self._over() or any(
-                member.buried or member.state is not State.RUNNING for member in self._members.values()
+                member.buried or member.state not in (State.RUNNING, State.PAUSED)
+                for member in self._members.values()
             ):
                 return False
         return True
@@ -194,5 +197,5 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment) -> None:
     raise CheckpointError(
         f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run was killed before "
         "all its workers had written the first one. Train anew; or set exact_resume to false in its "
-        "experiment.json, and it goes on from its newest checkpoint with new episodes"
+        "config.json, and it goes on from its newest checkpoint with new episodes"
     )
