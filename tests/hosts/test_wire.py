@@ -19,7 +19,7 @@ from tests.hosts.hosts import LOOPBACK, Carrier, Cell, Channel, Host, join, unti
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import Field
 from tidemill.hosts import messages
-from tidemill.hosts.connections import Keys
+from tidemill.hosts.connections import Door, Keys
 from tidemill.hosts.messages import (
     Hello,
     Lease,
@@ -334,6 +334,21 @@ def test_a_key_that_is_not_on_the_list_and_noise_are_kept_out(hosts, closing):
     assert "key" in at_other.lost
 
 
+def test_strangers_fill_no_memory():
+    context = zmq.Context()
+    door, asks = Door(context), context.socket(zmq.REQ)
+    asks.connect("inproc://zeromq.zap.01")
+    for number in range(150):
+        address = f"10.0.0.{number}".encode()
+        asks.send_multipart([b"1.0", b"1", b"friend/data", address, b"", b"CURVE", bytes(32)])
+        door.answer()
+        assert asks.recv_multipart()[2] == b"400"
+    assert len(door.refused) == 101 and sum(door.refused.values()) == 150
+    for each in (asks, door.socket):
+        each.close(0)
+    context.term()
+
+
 def test_a_caller_tells_a_host_with_another_key_from_the_one_it_means(hosts):
     here, there = hosts
     _, ports = here.listen("there", there.keys.public, LOOPBACK)
@@ -441,7 +456,7 @@ def test_silence_of_a_line_is_noticed_and_the_host_is_called_anew(hosts, closing
 _DIES = """
 import os, sys, time
 from tests.hosts.hosts import Cell, Channel, Host, LOOPBACK
-from tidemill.hosts.connections import Keys
+from tidemill.hosts.connections import Door, Keys
 host = Host("there")
 print(host.keys.public.decode(), flush=True)
 key, *ports = input().split()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tidemill import (
+    DQN,
     PPO,
     ActorCritic,
     Actors,
@@ -21,16 +22,25 @@ from tidemill import (
     Experiment,
     Gymnasium,
     Limits,
+    Policy,
     PolicyWorkers,
+    QNetwork,
     RecurrentActorCritic,
+    ReplayActors,
+    ReplayTrainer,
     Stage,
+    TidemillError,
     Trainer,
     check_resume,
     resume,
     train,
 )
 from tidemill.algorithms.ppo import PPOLearner
+from tidemill.api.control_messages import Hold, State
 from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.replay.replay import Replay
+from tidemill.run import cuts
+from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.check_resume import compare
 
@@ -189,7 +199,65 @@ def test_an_environment_that_cannot_be_brought_back_is_named() -> None:
 def test_an_algorithm_that_forgets_is_named() -> None:
     found = check_resume(experiment(algorithm=ForgetfulPPO(minibatch_size=32)), source=FILE)
     assert not found.exact
-    assert "state() does not return all" in found.cause or "depends on" in found.cause
+    assert "load_state() does not take back all" in found.cause and "algorithm/adam" in found.cause
+
+
+def test_a_replay_memory_that_is_exact_keeps_its_open_episodes_itself() -> None:
+    made = Experiment(
+        name="replay",
+        policies={"policy": QNetwork(hidden=(16,))},
+        workers={
+            "actor": ReplayActors(environment=Gymnasium(id="CartPole-v1"), lanes=1, ring=3),
+            "trainer": ReplayTrainer(
+                algorithm=DQN(),
+                exact=True,
+                ratio="1/2",
+                batch_size=8,
+                buffer=Replay(capacity=500, warm_up=20),
+            ),
+        },
+        together=("actor", "trainer"),
+        seed=5,
+    )
+    found = check_resume(made, updates=80)
+    assert found.exact and found.compared > 30, found
+
+
+class Mute(ActorCritic):
+    """Its policy does not tell where its random stream is."""
+
+    def build(self, spaces: Any, seed: int) -> Any:
+        policy = super().build(spaces, seed)
+        policy.random_state = Policy.random_state.__get__(policy)  # type: ignore[method-assign]
+        return policy
+
+
+def test_a_policy_that_does_not_tell_its_random_stream_is_refused_at_the_start(tmp_path: Path) -> None:
+    made = experiment(policy=Mute(hidden=(16,)))
+    with pytest.raises(TidemillError, match=r"has no random_state\(\)"):
+        train(made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+
+
+def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuts, "PATIENCE", 0.0)
+    link: Any = None
+    members = {name: Member(config, link) for name, config in experiment().members()}
+    for member in members.values():
+        member.state = State.RUNNING
+    sent, told = list[tuple[str, Any]](), list[str]()
+    made = cuts.Cuts(
+        ["policy"],
+        members,
+        lambda name, message: sent.append((name, message)),
+        lambda: None,
+        lambda: False,
+        told.append,
+    )
+    made.cut()
+    assert sent == [(name, Hold(on)) for on in (True, False) for name in ("actor-0", "trainer-0")]
+    assert len(told) == 1 and "actor-0, trainer-0 did not come to rest" in told[0]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -66,14 +66,18 @@ class Policy(ABC):
     def random_state(self) -> Part:
         """Return where the random stream is that `act` draws from, as
         `core.cut.generator_state` has it."""
-        raise ConfigError(
-            f"{type(self).__name__} has no random_state(), which runs with exact_resume need, so that a "
-            "resumed run draws what it would have drawn; add it and set_random_state(state) "
-            "(tidemill.core.cut.generator_state of its generator, say), or take exact_resume = False"
-        )
+        raise self._no("random_state()")
 
     def set_random_state(self, state: Part) -> None:
         """Go on drawing from where `random_state` was."""
+        raise self._no("set_random_state(state)")
+
+    def _no(self, method: str) -> ConfigError:
+        return ConfigError(
+            f"{type(self).__name__} has no {method}, which runs with exact_resume need, so that a resumed "
+            "run draws what it would have drawn; add random_state() and set_random_state(state) "
+            "(tidemill.core.cut.generator_state of its generator, say), or take exact_resume = False"
+        )
 
     @abstractmethod
     def parameters(self) -> Arrays:

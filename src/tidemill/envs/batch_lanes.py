@@ -102,25 +102,28 @@ class BatchLanes(Environment):
     def _load(self, lane: int) -> None:
         """Take over the state of `env`, which has just been reset, as that of `lane`."""
 
-    def _lane_states(self) -> Part | None:
-        """Return the states of all lanes' episodes; None where that is not known."""
-        return None
+    @abstractmethod
+    def _lane_states(self) -> Part:
+        """Return the states of all lanes' episodes."""
 
+    @abstractmethod
     def _load_lane_states(self, state: Part) -> None:
         """Take back what `_lane_states` returned."""
 
-    def state(self) -> Part | None:
-        lanes = self._lane_states()
-        if lanes is None:
-            return None
+    def state(self) -> Part:
         drawn = {
             str(lane): generator_state(generator)
             for lane, generator in enumerate(self._generators)
             if generator is not None
         }
         seeds = {str(lane): seed for lane, seed in self._seeds.items()}
-        counts, idle = self._counts, self._idle
-        return {"lanes": lanes, "generators": drawn, "seeds": seeds, "counts": counts, "idle": idle}
+        return {
+            "lanes": self._lane_states(),
+            "generators": drawn,
+            "seeds": seeds,
+            "counts": self._counts,
+            "idle": self._idle,
+        }
 
     def load_state(self, state: Part) -> Mapping[int, str]:
         self._load_lane_states(state["lanes"])

@@ -57,7 +57,8 @@ class KeptEpisodes:
         self._ticks.append({name: array.copy() for name, array in actions.items()})
         self._now += 1
         oldest = self._now - len(self._ticks)
-        if len(self._ticks) > LONGEST or min(tick for _, _, tick in self._begun) > oldest:
+        needed = min(tick for _, _, tick in self._begun)
+        for _ in range(max(needed - oldest, len(self._ticks) - LONGEST)):
             self._ticks.popleft()
 
     def begin(self, lane: int, env: Any, seed: int | None) -> None:

@@ -19,6 +19,7 @@ from tidemill.hosts.messages import FRAME_LIMIT
 _NAME = b"host"  # the caller's, in the listening socket
 _ALL = ("", "*", "0.0.0.0", "::")
 _QUEUED = 64  # messages that wait to be read, at most: beyond them the sender waits
+_MOST_REFUSED = 100  # texts that are kept of those who were not let in: strangers must fill no memory
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
@@ -65,6 +66,8 @@ class Door:
                 if not fits:
                     who, where = domain.decode(errors="replace"), address.decode(errors="replace")
                     text = f"{where} wants to be {who}, and its key {key.decode()} is not on the list"
+                    if text not in self.refused and len(self.refused) >= _MOST_REFUSED:
+                        text = "others, too, whose keys are not on the list"
                     self.refused[text] = self.refused.get(text, 0) + 1
 
 
@@ -159,10 +162,9 @@ class HostConnection:
         return why
 
     def send(self, *frames: bytes | memoryview) -> bool:
-        """Send a message, whose frames must not change until it has arrived. False where
-        nobody is connected, who will say hello again."""
-        try:
-            self.socket.send_multipart([*self._prefix, *frames], zmq.NOBLOCK, copy=False)
+        """Send a message. False where nobody is connected, who will say hello again."""
+        try:  # copied: to have ZeroMQ tell when it needs a frame no more takes longer
+            self.socket.send_multipart([*self._prefix, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise

@@ -27,8 +27,9 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.core.seeding import derive_seed
+from tidemill.envs.episode_replay import LONGEST
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
-from tidemill.replay_training.open_episodes import LONGEST, SENT, OpenEpisode, newest_slots
+from tidemill.replay_training.open_episodes import SENT, OpenEpisode, newest_slots
 from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits

@@ -18,11 +18,10 @@ from tidemill.core.errors import CheckpointError, SchemaError
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.untrusted_files import read_plain
+from tidemill.envs.episode_replay import LONGEST
 from tidemill.store.checkpoint import checkpoints
 
 SENT = "sent."
-LONGEST = 100_000
-"""Steps of an episode that are kept at most; a longer one is cut at a resume."""
 FILE = "slots"
 
 

@@ -141,7 +141,12 @@ class Controller:
             job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
         )
         self._cuts = Cuts(
-            job.experiment.trained(), self.members, self._send, self._hear_and_look, lambda: bool(self.reason)
+            job.experiment.trained(),
+            self.members,
+            self._send,
+            self._hear_and_look,
+            lambda: bool(self.reason),
+            self._say,
         )
         self._several, self._judged = job.experiment.measured_by_several(), job.experiment.judged()
         self._pace = RecordPace()
@@ -484,7 +489,7 @@ class Controller:
     def _look(self) -> None:
         if awake() - self._last_watch >= 0.1:
             self._last_watch = awake()
-            if self._running and not (self.paused or self._finishing or self._cuts.going):
+            if self._running and not (self.paused or self._finishing):
                 self._silence.look(self.members)
             self._record_when_due()
             self._watch(self)

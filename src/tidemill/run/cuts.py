@@ -22,6 +22,7 @@ from tidemill.api.control_messages import (
     WorkerStatistics,
 )
 from tidemill.api.experiment import Experiment
+from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.queue import Queue
 from tidemill.replay_training.trainer_config import ReplayTrainer
@@ -34,6 +35,11 @@ from tidemill.workers.agent_spec import INLINE
 from tidemill.workers.cut_files import CUTS
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
+PATIENCE = 600.0
+"""Seconds until a cut is given up for which somebody does not come to rest: an
+environment may take minutes for a step, and an actor that it holds for good lives again
+before."""
+
 
 class Cuts:
     """The cuts of a run.
@@ -43,9 +49,9 @@ class Cuts:
     send: function that sends a message to one
     hear: function that reads what they have told; it hands `take` each message
     over: function that says whether the run is to end
+    tell: function that tells the user of a text
 
     due: it is time for one
-    going: one is made now, so that nobody need say anything
     """
 
     def __init__(
@@ -55,10 +61,11 @@ class Cuts:
         send: Callable[[str, Down], None],
         hear: Callable[[], None],
         over: Callable[[], bool],
+        tell: Callable[[str], None],
     ) -> None:
         self._policies, self._members = policies, members
-        self._send, self._hear, self._over = send, hear, over
-        self.due = self.going = False
+        self._send, self._hear, self._over, self._tell = send, hear, over, tell
+        self.due = False
         self.checkpoints: dict[str, int] = {}
         """By policy, after how many updates its newest checkpoint was written; of those
         whose checkpoint is of now."""
@@ -94,7 +101,7 @@ class Cuts:
 
     def cut(self) -> None:
         """Cut the run. Given up where it ends, or somebody dies: the cut before stays."""
-        self.due, self.going = False, True
+        self.due = False
         limited = [name for name, member in self._members.items() if member.config.limited]
         others = [name for name in self._members if name not in limited]
         self._held.clear()
@@ -102,7 +109,6 @@ class Cuts:
         # to a checkpoint that could not be written nothing belongs
         if self._await(self._members) and self._save(limited, {}) and self.whole:
             self._save(others, self.checkpoints)
-        self.going = False
         if not self._over():
             self.go_on()
 
@@ -115,8 +121,14 @@ class Cuts:
 
     def _await(self, names: Iterable[str]) -> bool:
         """Wait until these are held. False where that will not be."""
-        names = set(names)
-        while names - self._held:
+        names, until = set(names), awake() + PATIENCE
+        while late := names - self._held:
+            if awake() > until:
+                self._tell(
+                    f"no checkpoint is written: {', '.join(sorted(late))} did not come to rest within "
+                    f"{PATIENCE:.0f} s; training goes on, and this is tried again"
+                )
+                return False
             self._hear()
             if self._over() or any(
                 member.buried or member.state not in (State.RUNNING, State.PAUSED)
@@ -180,8 +192,10 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment) -> None:
         return
     parts = {name: list(readable(folder.path / CUTS / name)) for name in actors}
     for part in parts[actors[0]]:
-        goes_with = part.facts["checkpoints"]
-        same = [[each for each in held if each.facts["checkpoints"] == goes_with] for held in parts.values()]
+        goes_with = part.facts.get("checkpoints", {})
+        same = [
+            [each for each in held if each.facts.get("checkpoints") == goes_with] for held in parts.values()
+        ]
         named = {policy: checkpoint_name(goes_with.get(policy, -1)) for policy in policies}
         paths = {policy: folder.checkpoints(policy) / name for policy, name in named.items()}
         if not all(same) or not all(

@@ -18,6 +18,7 @@ import numpy as np
 
 from tidemill.api.experiment import Experiment, Limits
 from tidemill.api.launcher import Launcher
+from tidemill.api.plain_spaces import read_spaces
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
 from tidemill.launchers.table import make_launcher
@@ -98,7 +99,9 @@ def check_resume(
             compared += count
             differences += found
         count, first = _compare_metrics(asked, straight, resumed)
-        cause = _cause(resumed, ended, differences, first) if differences or first else ""
+        cause = ""
+        if differences or first:
+            cause = _cause(resumed, ended, first, _forgotten(asked, resumed))
         if first and not differences:
             differences.append(first[1])
         return ResumeCheck(updates, ended, compared + count, tuple(differences), cause)
@@ -179,10 +182,15 @@ def _compare_metrics(
 ) -> tuple[int, tuple[int, str] | None]:
     """Return how many metrics of updates were compared, and of the first that differs
     the update and a sentence. Those of episodes are left out: how many the runner has
-    heard of by then is chance."""
+    heard of by then is chance; and those of a replay memory's trainer, which are told now
+    and then."""
     told = {name for config in experiment.groups(TrainerConfig).values() for name in config.measures() or ()}
     ours, theirs = (
-        {int(record["update"]): record for record in read_metrics(path) if "update" in record}
+        {
+            int(record["update"]): record
+            for record in read_metrics(path)
+            if "update" in record and "limiter/started" not in record
+        }
         for path in (straight, resumed)
     )
     count = 0
@@ -197,7 +205,24 @@ def _compare_metrics(
     return count, None
 
 
-def _cause(resumed: Path, ended: int, differences: list[str], first: tuple[int, str] | None) -> str:
+def _forgotten(experiment: Experiment, folder: Path) -> str:
+    """Return the first array that a trainer's learner no longer has once it was loaded
+    from its checkpoint in `folder`, and how it differs; "" where none does."""
+    for trainer in experiment.groups(TrainerConfig).values():
+        found = read_newest(folder / "checkpoints" / trainer.policy)
+        spaces = read_spaces(found.facts["spaces"])
+        policy = experiment.policies[trainer.policy].build(spaces, 0)
+        policy.load(found.arrays["policy"], int(found.facts["updates"]))
+        algorithm = trainer.algorithm.at(0, 0.0).build(policy, 0)
+        algorithm.load_state(found.arrays["algorithm"])
+        for part, now in (("policy", policy.parameters()), ("algorithm", algorithm.state())):
+            for name, array in found.arrays[part].items():
+                if text := _unequal(array, now[name]):
+                    return f"{part}/{name}: {text}"
+    return ""
+
+
+def _cause(resumed: Path, ended: int, first: tuple[int, str] | None, forgotten: str) -> str:
     """Return what most likely led to the differences."""
     cut = [event.cause for event in read_events(resumed) if "are cut, so that" in event.cause]
     if first is not None and first[0] <= ended:
@@ -206,16 +231,16 @@ def _cause(resumed: Path, ended: int, differences: list[str], first: tuple[int, 
             "from elsewhere than its seed, or goes by the clock. tidemill check-env says whether it is the "
             "environment"
         )
+    if forgotten:
+        return (
+            "what the trainer holds: the algorithm's load_state() does not take back all that its state() "
+            f"returns ({forgotten})"
+        )
     if cut:
         return f"the environment's episodes could not be brought back: {cut[0]}"
     when = f" The first metric that differs: {first[1]}." if first else ""
-    if differences and all(text.startswith("checkpoints/") for text in differences):
-        return (
-            "what the trainer holds: the algorithm's state() does not return all that its next update "
-            f"depends on, or load_state() does not take it back.{when}"
-        )
     return (
-        "what an actor holds: the environment's state() does not return all that its next steps depend on, "
-        "or its random_state() is not all that the policy draws from; the first difference above lies "
-        f"nearest to it.{when}"
+        "something that is in no state: of the environment's state() its next steps do not follow, of the "
+        "policy's random_state() what it draws, or of the algorithm's state() its next update; the first "
+        f"difference lies nearest to it.{when}"
     )

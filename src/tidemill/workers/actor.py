@@ -99,7 +99,8 @@ class ActorWorker(Worker):
                 self._tell,
             )
         )
-        if context.experiment.exact_resume and isinstance(self.order, EnvRing):
+        # where steps are granted, trainers keep what is open
+        if context.experiment.exact_resume and isinstance(self.order, EnvRing) and not order.granted:
             self._ring = self.order
         self._go_on_from_cut()
         return Facts(
@@ -124,6 +125,8 @@ class ActorWorker(Worker):
         if self._ring is None:
             return
         self._ring.keep_episodes()
+        for _, client in self._inline_clients():
+            client.state()  # so that a policy which cannot tell its random stream is refused now
         if self.context.life:
             self._tell(
                 "it begins another life, so that the run does not go on as it would have without this death "

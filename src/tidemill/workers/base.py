@@ -170,9 +170,13 @@ class Worker(WorkerHandle):
             return False
         self.clock.enter("python")
         try:
-            if not self._obey() or self.state is not State.RUNNING or self._held:
+            if not self._obey() or self.state is not State.RUNNING:
                 return False
             began = awake()
+            if self._held:
+                if began - self._last_beat > HEARTBEAT:
+                    self._beat()
+                return False
             result = returned(self._poll(), PollResult, self._poll)
             now = awake()
             self.polls += 1

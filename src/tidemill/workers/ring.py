@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Context
-from tidemill.core.clock import Clock
+from tidemill.core.clock import Clock, awake
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_context import ActorContext
@@ -25,7 +25,8 @@ from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 from tidemill.workers.service_order import ServiceOrder
 
-LOOK = 0.0002  # seconds between two looks at an environment that is waited for
+LOOK = 0.0002  # seconds between two looks at an environment that is waited for,
+PATIENCE = 300.0  # and until it is given up
 
 
 class RoomGate:
@@ -169,8 +170,17 @@ class EnvTarget:
         self._environment.keep_episodes()
 
     def wait(self) -> None:
-        """Wait until the environment has answered, if a tick is under way."""
-        while self._stepping and not self._environment.ready():
+        """Wait until the environment has answered, if a tick is under way. Raises
+        `EnvironmentFault` where it does not."""
+        if not self._stepping or self._environment.ready():
+            return
+        until = awake() + PATIENCE
+        while not self._environment.ready():
+            if awake() > until:
+                raise EnvironmentFault(
+                    f"the environment of target {self.number} has not answered for {PATIENCE:.0f} s; runs "
+                    "with exact_resume wait for each in its turn"
+                )
             sleep(LOOK)
 
     def _block_agents(self) -> list[BlockAgent]:
@@ -259,7 +269,7 @@ class EnvRing(ServiceOrder):
         self._at = 0
         # A tick is over before the next target's turn, however long its environment
         # takes: then all is drawn in one order, and none is under way between two polls.
-        self._strict = parts.context.experiment.exact_resume
+        self._strict = parts.context.experiment.exact_resume and not self.granted
         self._flush, self._least = parts.flush, parts.config.flush_requests
         self._refresh = parts.refresh
 
