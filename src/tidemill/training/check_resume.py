@@ -44,7 +44,7 @@ class ResumeCheck:
     updates: number of updates of each run
     ended: after how many of them the second run ended, and was resumed
     compared: number of arrays, numbers and files that were compared
-    differences: those that differ, and how, in the order in which one leads to another
+    differences: those that differ, and how; those of actors first
     cause: the likely cause of the first one, "" where nothing differs
     """
 
@@ -143,7 +143,7 @@ def compare(place: str, ours: FoundCheckpoint, theirs: FoundCheckpoint) -> tuple
         {name: value for name, value in _flat({**each.arrays, **each.facts}) if name not in CLOCK}
         for each in (ours, theirs)
     )
-    for name in [*mine, *(name for name in others if name not in mine)]:
+    for name in sorted(mine.keys() | others.keys()):
         if name not in mine or name not in others:
             where = SECOND if name not in mine else FIRST
             differences.append(f"{place}: {name} is in the {where} run alone")
@@ -216,7 +216,7 @@ def _forgotten(experiment: Experiment, folder: Path) -> str:
         algorithm = trainer.algorithm.at(0, 0.0).build(policy, 0)
         algorithm.load_state(found.arrays["algorithm"])
         for part, now in (("policy", policy.parameters()), ("algorithm", algorithm.state())):
-            for name, array in found.arrays[part].items():
+            for name, array in sorted(found.arrays[part].items()):  # files have no order
                 if text := _unequal(array, now[name]):
                     return f"{part}/{name}: {text}"
     return ""
