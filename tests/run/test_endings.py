@@ -371,6 +371,8 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     runs.append(run)
     run.wait_for_updates()
     wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
+    versions = RunFolder(run.path).database().versions
+    wait_until(lambda: len(versions("policy")) > 1, 30, "a second version in the database")
     run.main.kill()
     run.ended()
     run.nothing_is_left(5.0)
