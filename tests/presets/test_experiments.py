@@ -38,6 +38,14 @@ def test_what_nobody_tuned_trains_on_small_minibatches(name, environment):
     }
 
 
+@pytest.mark.parametrize("algorithm", ["sac", "td3"])
+def test_what_learns_at_each_step_begins_soon_and_has_one_lane(algorithm):
+    """A warm-up of 5,000 steps was a quarter of Pendulum's 20,000, and eight lanes began
+    eight episodes with what one had learnt."""
+    workers = experiment_for("Hopper-v5", Gymnasium(id="Hopper-v5"), algorithm).workers
+    assert (workers["actor"].lanes, workers["trainer"].buffer.warm_up) == (1, 100)
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
 def test_what_one_agent_trains_by_refuses_several_by_its_own_name(algorithm):
     game = PettingZoo(make="mpe2.simple_spread_v3")
