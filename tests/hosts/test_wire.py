@@ -27,6 +27,7 @@ from tidemill.hosts.messages import (
     Piece,
     Position,
     Positions,
+    Word,
     pack,
     unpack,
     unpack_piece,
@@ -129,6 +130,56 @@ def test_nothing_is_lost_and_nothing_comes_twice_however_often_the_line_is_cut(h
     until(lambda: all(channel.drained() for channel in channels), here, there)
     until(lambda: cell.reader.attach() and cell.reader.newest() == version, here, there)
     assert at_there.hellos > 6 and not at_here.ended and not at_there.ended
+
+
+@pytest.mark.timeout(90)
+def test_what_hosts_tell_each_other_comes_once_and_in_order_however_often_the_line_is_cut(hosts, closing):
+    here, there = hosts
+    carrier = closing(Carrier())
+    at_here, at_there = join(here, there, carrier.relay)
+    chance = random.Random(3)
+    # some of them longer than a word, one of them empty
+    said = [chance.randbytes(chance.choice((0, 1, 900, 700_000))) for _ in range(60)]
+    heard = {"here": list[bytes](), "there": list[bytes]()}
+    for number, message in enumerate(said):
+        here.tell("there", message)
+        there.tell("here", message[::-1])
+        for host in hosts:
+            host.turn(0.002)
+        if number % 10 == 9:
+            hellos = at_there.hellos
+            carrier.cut()
+            until(lambda before=hellos: at_there.hellos > before, *hosts)
+
+    def all_heard() -> bool:
+        for name, peer in (("here", at_there), ("there", at_here)):
+            while peer.told:
+                heard[name].append(peer.told.popleft())
+        return len(heard["here"]) == len(heard["there"]) == len(said)
+
+    until(all_heard, *hosts, seconds=30)
+    assert heard["here"] == said and heard["there"] == [message[::-1] for message in said]
+    until(lambda: at_here.heard_all and at_there.heard_all, *hosts)
+    assert at_there.hellos >= 6 and not at_here.ended and not at_there.ended
+
+
+def test_edges_may_be_joined_long_after_hosts_have_met(hosts):
+    """Nothing is said over data before, and nothing that is then said is lost."""
+    here, there = hosts
+    at_here, ports = here.listen("there", there.keys.public, LOOPBACK, joined=False)
+    at_there = there.call("here", here.keys.public, LOOPBACK, ports, joined=False)
+    here.tell("there", b"join")
+    until(lambda: at_there.told, *hosts)
+    channel = Channel(at_here, at_there, (here, there))
+    channel.offer(128)
+    channel.put()
+    at_there.joined = True
+    for _ in range(20):
+        there.turn(0.01)
+        here.turn(0.01)
+    assert not channel.get()
+    at_here.joined = True
+    until(channel.get, *hosts)
 
 
 def test_what_comes_twice_is_dropped_by_its_number_and_a_gap_is_an_error():
@@ -278,6 +329,10 @@ BAD = {
     "positions of nobody's edge": (1, [pack(Positions([Position(5, 1, 0)]))], "it reads edge 5"),
     "more received than sent": (1, [pack(Positions([Position(1, 1, 640)]))], "of which 0 were sent"),
     "more released than received": (1, [pack(Positions([Position(1, 1, 0, 3)]))], "3 slots of edge 1"),
+    "a word beyond the next": (0, [pack(Word(3, b"x", True))], "where 0 is next"),
+    "a word that is too long": (0, [pack(Word(0, bytes(messages.WORD_BYTES + 1), True))], "may come at once"),
+    "words that were never told": (0, [pack(Lease(1.0, 0.0, 7))], "has 7 words"),
+    "a word on data": (1, [pack(Word(0, b"x", True))], "does not belong here"),
     "a frame of more than a piece": (
         1,
         [Piece(0, 1, 0, 0).pack(), bytes(messages.PIECE_BYTES + 1)],

@@ -29,4 +29,5 @@ def test_cores_whose_workers_wait_compute_for_those_who_learn(monkeypatch, cores
     monkeypatch.setattr(processes, "cores", lambda: cores)
     experiment = cartpole_small()
     laid_out = apply(experiment, replace(layout_of(experiment), lanes=2, **settings))
-    assert [layer_threads(laid_out, names) for names in laid_out.processes()] == expected
+    groups = laid_out.processes()
+    assert [layer_threads(laid_out, names, groups) for names in groups] == expected

@@ -81,6 +81,7 @@ class HostConnection:
 
     socket: its socket, which is another one after each call
     name: what errors call it, also the name under which it is let in
+    open: whether it waits to be called, or calls
     """
 
     socket: "zmq.Socket[bytes]"
@@ -90,11 +91,11 @@ class HostConnection:
         self._context, self._keys, self.name, self._thread = context, keys, name, thread
         self._prefix: list[bytes] = []
         self._monitor: zmq.Socket[bytes] | None = None
-        self._open = False
+        self.open = False
 
     def _make(self, kind: int) -> "zmq.Socket[bytes]":
         self.socket = socket = self._context.socket(kind)
-        self._open = True
+        self.open = True
         options: dict[int, int | bytes] = {
             zmq.AFFINITY: 1 << self._thread,
             zmq.CURVE_PUBLICKEY: self._keys.public,
@@ -180,7 +181,7 @@ class HostConnection:
             except zmq.Again:
                 return
             hear(frames[len(self._prefix) :])
-            if not self._open:
+            if not self.open:
                 return
 
     def close(self) -> None:
@@ -188,6 +189,6 @@ class HostConnection:
         if self._monitor is not None:
             self.socket.disable_monitor()
             self._monitor = None
-        if self._open:
+        if self.open:
             self.socket.close(0)
-            self._open = False
+            self.open = False

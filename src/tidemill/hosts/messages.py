@@ -2,7 +2,8 @@
 
 Bytes of slots and of cells' values travel in pieces: a header (`Piece`) in a frame of its
 own, and the bytes, as they lie in memory, in another. All else is one frame of typed
-msgpack.
+msgpack. What hosts tell each other besides (orders, and what workers say) goes in words,
+which are numbered, too, and come once and in order.
 
 Each direction of an edge is counted by two numbers that only grow: how many bytes of its
 slots the reading host has received, and how many slots its worker has released. A
@@ -19,6 +20,8 @@ from tidemill.core.schema import Field
 
 PIECE_BYTES = 256 << 10
 """The most bytes of slots in one message: so long may a lease wait behind another one."""
+WORD_BYTES = PIECE_BYTES
+"""The most bytes of a word."""
 FRAME_LIMIT = 4 * PIECE_BYTES
 """The most bytes of a frame that is read at all: who sends a longer one is hung up on by
 ZeroMQ."""
@@ -67,10 +70,12 @@ class Positions(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_u
 
 class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """The first message in each direction once a connection is there, or there anew:
-    `session` counts these, and both sides send from `positions` on."""
+    `session` counts these. Both sides send from `positions` on over data, and over
+    control from the word after the `heard` ones that have come."""
 
     session: int
     positions: list[Position] = []
+    heard: int = 0
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
@@ -91,13 +96,24 @@ class Lease(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unkno
     clock: seconds on the sender's own clock
     echo: what the receiver's clock would show now as far as the sender knows: its last
         `clock`, and the time since that came; 0 before the first
+    heard: words that have come from the receiver, of all its life
     """
 
     clock: float
     echo: float
+    heard: int = 0
 
 
-Message = Positions | Hello | Offer | Lease
+class Word(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """A word is a part of what hosts tell each other: number `number` of all words that
+    its sender has told, `WORD_BYTES` long at most. `last`: it ends what was told."""
+
+    number: int
+    part: bytes
+    last: bool
+
+
+Message = Positions | Hello | Offer | Lease | Word
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -16,6 +16,7 @@ import zmq
 from tidemill.core.errors import SchemaError
 from tidemill.hosts.connections import HostConnection
 from tidemill.hosts.messages import (
+    WORD_BYTES,
     Hello,
     Lease,
     Message,
@@ -23,6 +24,7 @@ from tidemill.hosts.messages import (
     Piece,
     Position,
     Positions,
+    Word,
     pack,
     unpack,
     unpack_piece,
@@ -33,6 +35,9 @@ IN_FLIGHT_BYTES = 4 << 20
 """The most bytes that were sent to a host and that it has not said to have."""
 LEASE_S = 0.5
 """Seconds between two leases."""
+MOST_TOLD_BYTES = 256 << 20
+"""The most bytes that are kept of what a host was told and has not heard, and of what it
+tells and has not ended."""
 SILENCE_S = 2.0
 """Seconds without a word on control after which the host that calls calls anew."""
 _MESSAGES = 32  # that are read at a time, so that one host does not keep others waiting
@@ -63,6 +68,8 @@ class Peer:
     round_trip_s: how long a lease and its echo were under way, without the wait between
         them
     outdated: messages that came from lives before the current one, and were dropped
+    joined: whether its edges are known: before, nothing is said over data
+    told: what it has told and nobody has read yet, the oldest first
     ended: why nothing is said to it any more; "" as long as it is
     """
 
@@ -84,6 +91,14 @@ class Peer:
         self._order = deque[int]()  # outgoing edges, the next in turn first
         self._versions: dict[int, int] = {}  # of cells that came, by edge number
         self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
+        self.joined = True
+        self._early_hello: Hello | None = None  # over data, when edges were not known
+        self.told = deque[bytes]()
+        self._to_tell = deque[bytes]()  # what `tell` was given, by any thread
+        self._words = deque[Word]()  # that it has not said to have, the oldest first
+        self._said = self._counted = self._heard = 0  # words that were sent, made, and that came
+        self._unheard_bytes = self._begun_bytes = 0
+        self._begun: list[bytes] = []  # what has come of what it has not ended to tell
         self._their_clock = self._their_clock_at = 0.0
         self._next_lease = 0.0
         self._next_call = [0.0, 0.0]
@@ -97,6 +112,11 @@ class Peer:
     def repeated_bytes(self) -> int:
         """Bytes that came twice, and were dropped."""
         return sum(life.repeated for lives in self.incoming.values() for life in lives)
+
+    @property
+    def heard_all(self) -> bool:
+        """True when it has said to have all that it was told."""
+        return not self._to_tell and not self._words
 
     def send(self, life: Outgoing, void: bool = False) -> None:
         """Send what this life of an edge's writer commits, after what the one before has
@@ -119,6 +139,11 @@ class Peer:
             lives.clear()
         lives.append(life)
 
+    def tell(self, message: bytes) -> None:
+        """Tell the host something: it comes once, and in order, also over a line that was
+        cut, with the wire's next turn. Any thread may tell."""
+        self._to_tell.append(message)
+
     def call(self, line: _Line) -> None:
         """Say hello anew over a new call."""
         assert self.calls is not None
@@ -136,7 +161,7 @@ class Peer:
             for lives in self.incoming.values():
                 for life in lives:
                     life.forget()
-        self._say(line, Hello(line.session, positions))
+        self._say(line, Hello(line.session, positions, self._heard if line is self._control else 0))
 
     def _say(self, line: _Line, message: Message) -> bool:
         return line.connection.send(pack(message))
@@ -168,7 +193,9 @@ class Peer:
         message = unpack(frames[0].buffer)
         if line is self._control:
             self.heard = now()
-        if isinstance(message, Hello):
+        if isinstance(message, Hello) and line is self._data and not self.joined:
+            self._early_hello = message
+        elif isinstance(message, Hello):
             self._take_hello(line, message)
         elif not line.answered:
             pass  # of a session before, on a new connection
@@ -176,6 +203,9 @@ class Peer:
             self._their_clock, self._their_clock_at = message.clock, self.heard
             if message.echo:
                 self.round_trip_s = self.heard - message.echo
+            self._take_heard(message.heard)
+        elif isinstance(message, Word) and line is self._control:
+            self._take_word(message)
         elif isinstance(message, Positions) and line is self._data:
             for position in message.positions:
                 self._take_position(position, anew=False)
@@ -197,8 +227,37 @@ class Peer:
                 life.forget()
         for position in message.positions:
             self._take_position(position, anew=True)
+        if line is self._control:
+            self._take_heard(message.heard)
+            self._said = self._first()  # what was sent beyond may be lost
         if self.calls is None:
             self._hello(line)
+
+    def _take_heard(self, heard: int) -> None:
+        if not 0 <= heard <= self._counted:
+            raise SchemaError(f"it says that it has {heard} words, of which {self._counted} were told")
+        while self._words and self._words[0].number < heard:
+            self._unheard_bytes -= len(self._words.popleft().part)
+        self._said = max(self._said, heard)
+
+    def _first(self) -> int:
+        """Return the number of the first word that it has not said to have."""
+        return self._words[0].number if self._words else self._counted
+
+    def _take_word(self, word: Word) -> None:
+        if word.number < self._heard:
+            return
+        self._begun_bytes += len(word.part)
+        if word.number > self._heard or len(word.part) > WORD_BYTES or self._begun_bytes > MOST_TOLD_BYTES:
+            raise SchemaError(
+                f"it sends word {word.number} of {len(word.part)} bytes, where {self._heard} is next, "
+                f"{WORD_BYTES} bytes may come at once and {MOST_TOLD_BYTES} in all"
+            )
+        self._heard += 1
+        self._begun.append(word.part)
+        if word.last:
+            self.told.append(b"".join(self._begun))
+            self._begun, self._begun_bytes = [], 0
 
     def _take_position(self, position: Position, anew: bool) -> None:
         lives = self.outgoing.get(position.edge)
@@ -256,7 +315,7 @@ class Peer:
         time_now = now()
         if self.calls is not None:
             silent = self._control.answered and time_now - self.heard > SILENCE_S
-            for number, line in enumerate(self.lines):
+            for number, line in enumerate(self.lines if self.joined else self.lines[:1]):
                 if line.session == 0:
                     self.call(line)
                 elif why := line.connection.lost():
@@ -271,12 +330,16 @@ class Peer:
         if self._control.answered and time_now >= self._next_lease:
             self._next_lease = time_now + LEASE_S
             echo = self._their_clock + time_now - self._their_clock_at if self._their_clock else 0.0
-            self._say(self._control, Lease(time_now, echo))
+            self._say(self._control, Lease(time_now, echo, self._heard))
 
     def pump(self) -> None:
         """Send what there is, as far as the bytes in flight allow, an edge's piece in
         turn with others'; and tell what came and what was released."""
-        if not self._data.answered:
+        self._send_words()
+        if self.joined and self._early_hello is not None:
+            hello, self._early_hello = self._early_hello, None
+            self._take_hello(self._data, hello)
+        if self.ended or not self._data.answered:
             return
         try:
             self._settle()
@@ -293,6 +356,23 @@ class Peer:
             for life, _ in told:
                 life.forget()
         self._send_pieces()
+
+    def _send_words(self) -> None:
+        while self._to_tell:
+            message = self._to_tell.popleft()
+            starts = range(0, max(len(message), 1), WORD_BYTES)
+            for start in starts:
+                part = message[start : start + WORD_BYTES]
+                self._words.append(Word(self._counted, part, start == starts[-1]))
+                self._counted += 1
+                self._unheard_bytes += len(part)
+        if self._unheard_bytes > MOST_TOLD_BYTES:
+            self.end(f"it has not heard {self._unheard_bytes:,} bytes of what it was told")
+            return
+        while self._control.answered and self._said < self._counted:
+            if not self._say(self._control, self._words[self._said - self._first()]):
+                return
+            self._said += 1
 
     def _settle(self) -> None:
         for lives in self.outgoing.values():

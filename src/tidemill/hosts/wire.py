@@ -1,10 +1,11 @@
 """The wire: a host's connections to others, and the pumps of the edges that cross hosts.
 
-One thread turns it. It sleeps on its bell, which workers ring who hold an end of such an
-edge, and on its sockets.
+One thread turns it (`WireThread`). It sleeps on its bell, which workers ring who hold an
+end of such an edge, and on its sockets.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -49,11 +50,14 @@ class Wire:
         """What was told of those whose key is not on the list, and how often."""
         return self._door.refused
 
-    def listen(self, other: str, key: bytes, address: str) -> tuple[Peer, tuple[int, int]]:
+    def listen(
+        self, other: str, key: bytes, address: str, joined: bool = True
+    ) -> tuple[Peer, tuple[int, int]]:
         """Wait for host `other`, which has this public key, to call at an address of this
-        host. Return it and the two ports. Raises `ConfigError`."""
+        host. Return it and the two ports. `joined`: see `Peer`. Raises `ConfigError`."""
         control, data = self._connections(other)
         peer = Peer(other, control, data)
+        peer.joined = joined
         try:
             ports = control.listen(address, self._door, key), data.listen(address, self._door, key)
         except ConfigError:
@@ -62,12 +66,18 @@ class Wire:
         self.others[other] = peer
         return peer, ports
 
-    def call(self, other: str, key: bytes, address: str, ports: tuple[int, int]) -> Peer:
+    def call(self, other: str, key: bytes, address: str, ports: tuple[int, int], joined: bool = True) -> Peer:
         """Call host `other`, which listens at these ports and has this public key, with
-        the next turn: until then edges can be joined. Return it."""
+        the next turn. Return it. `joined`: see `Peer`."""
         control, data = self._connections(other)
         peer = self.others[other] = Peer(other, control, data, (address, ports, key))
+        peer.joined = joined
         return peer
+
+    def tell(self, other: str, message: bytes) -> None:
+        """Tell a host something (`Peer.tell`), and have this one turn for it."""
+        self.others[other].tell(message)
+        self.bell.ring()
 
     def turn(self, seconds: float) -> None:
         """Sleep until there is something to do, at most `seconds`, and do it."""
@@ -77,7 +87,12 @@ class Wire:
         poller = zmq.Poller()
         poller.register(self.bell.descriptor, zmq.POLLIN)
         poller.register(self._door.socket, zmq.POLLIN)
-        lines = {line.connection.socket: (peer, line) for peer in peers for line in peer.lines}
+        lines = {
+            line.connection.socket: (peer, line)
+            for peer in peers
+            for line in peer.lines
+            if line.connection.open
+        }
         for socket in lines:
             poller.register(socket, zmq.POLLIN)
         for found, _ in poller.poll(int(min(seconds, LEASE_S) * 1000)):
@@ -98,3 +113,33 @@ class Wire:
         for peer in self.others.values():
             peer.end("this host closed")
         self._context.destroy(linger=0)
+
+
+class WireThread(threading.Thread):
+    """A thread that turns a wire until it is ended.
+
+    came: function that is called, in this thread, when there is something to read of what
+        hosts have told
+    error: what went wrong with the wire, None as long as nothing has
+    """
+
+    def __init__(self, wire: Wire, came: Callable[[], None]) -> None:
+        super().__init__(name="wire", daemon=True)
+        self._wire, self._came, self._over = wire, came, False
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            while not self._over:
+                self._wire.turn(LEASE_S)
+                if any(peer.told for peer in self._wire.others.values()):
+                    self._came()
+        except Exception as error:  # whoever waits for hosts must not wait for nothing
+            self.error = error
+            self._came()
+
+    def end(self) -> None:
+        """Have it end, and wait for that."""
+        self._over = True
+        self._wire.bell.ring()
+        self.join(10 * LEASE_S)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from time import monotonic, sleep
 import msgspec
 
 from tidemill.api.control_messages import Renew, pack
+from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Call, Job, Launcher
 from tidemill.api.transport import Handle, Link, Transport
@@ -130,12 +131,27 @@ class WorkerGroup:
     pidfd: int = -1
 
 
-def layer_threads(experiment: Experiment, names: Sequence[str]) -> int:
-    """Return how many cores no other process uses while these workers compute: 0
-    where processes are more than cores. Actors of one slot that take turns with trainers
-    wait while these learn, and so do those of their group that have no trainer."""
-    processes, turns = experiment.processes(), experiment.together
-    waiting = 0
+@dataclass(frozen=True)
+class HostShare:
+    """A host's share is what this machine has of an experiment that several have.
+
+    workers: names of the workers that live here
+    edges: what joins them, as it is seen from here: at its other end is a worker, or the
+        name of a guest
+    guests: those who carry edges on to other hosts, by name: the eventfd that wakes each
+    """
+
+    workers: Collection[str]
+    edges: Sequence[Edge]
+    guests: Mapping[str, int]
+
+
+def layer_threads(experiment: Experiment, names: Sequence[str], processes: Sequence[Sequence[str]]) -> int:
+    """Return how many cores none of the other `processes` uses while these workers
+    compute: 0 where processes are more than cores. Actors of one slot that take turns
+    with trainers wait while these learn, and so do those of their group that have no
+    trainer."""
+    turns, waiting = experiment.together, 0
     if len(names) == len(turns) and all(
         actors.slots == 1 for actors in experiment.groups(ActorConfig).values()
     ):
@@ -153,12 +169,14 @@ class ProcessesLauncher(Launcher):
     processes = True
     outlives_stops = True
 
-    def __init__(self) -> None:
+    def __init__(self, share: HostShare | None = None) -> None:
+        """`share`: what is started here, None: all workers."""
         if not sys.platform.startswith("linux"):
             raise RunError(
                 f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch "
                 "threads or --launch inline"
             )
+        self._share = share
         self._groups: list[WorkerGroup] = []
         self._group_of: dict[str, WorkerGroup] = {}
         self._links: dict[str, RunnerLink] = {}
@@ -168,12 +186,13 @@ class ProcessesLauncher(Launcher):
 
     def launch(self, job: Job) -> dict[str, Link]:
         experiment, self._job = job.experiment, job
-        processes = experiment.processes()
+        share, processes = self._share_of(experiment)
+        self._processes = processes
         self._bell = RunnerBell(self._keep(os.eventfd(0)))
         self._bells = {
             name: bell for names in processes for bell in [self._keep(os.eventfd(0))] for name in names
         }
-        self._transport = find_transport(self.transport)(experiment.edges(), self._bells)
+        self._transport = find_transport(self.transport)(share.edges, {**self._bells, **share.guests})
         if job.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
         logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
@@ -190,7 +209,22 @@ class ProcessesLauncher(Launcher):
             self._group_of |= dict.fromkeys(names, group)
             self._live(group, job)
         end_early()
-        return {name: self._links[name] for name, _ in experiment.members()}
+        return {name: self._links[name] for name, _ in experiment.members() if name in self._links}
+
+    def _share_of(self, experiment: Experiment) -> tuple[HostShare, list[list[str]]]:
+        """Return what is started here, and the workers of each of its processes."""
+        share = self._share or HostShare(dict(experiment.members()), experiment.edges(), {})
+        return share, [names for names in experiment.processes() if names[0] in share.workers]
+
+    def handles(self, guest: str) -> dict[str, Handle]:
+        """Return how a guest, in this process, reaches its ends, by the edge's name."""
+        assert self._transport is not None
+        return self._transport.handles(guest)
+
+    @property
+    def bell(self) -> int:
+        """The eventfd that ends `wait`."""
+        return self._bell.descriptor
 
     def _live(self, group: WorkerGroup, job: Job) -> None:
         """Begin the next life of a group of workers."""
@@ -212,7 +246,7 @@ class ProcessesLauncher(Launcher):
             job.resume,
             group.spin,
             math_threads,
-            max(math_threads, layer_threads(experiment, names)) if group.core is None else 1,
+            max(math_threads, layer_threads(experiment, names, self._processes)) if group.core is None else 1,
             group.core,
             dict(job.files),
             self._bells[names[0]],
@@ -264,11 +298,12 @@ class ProcessesLauncher(Launcher):
             group.pidfd = -1
 
     def check(self, experiment: Experiment) -> None:
-        count = len(experiment.processes())
+        share, processes = self._share_of(experiment)
+        count = len(processes)
         least = Need("worker processes", LEAST_MEMORY, f"{size(LEAST_MEMORY)} at least")
         check_memory([least] * count, memory.available())
-        edges = find_transport(self.transport).descriptors_per_edge * len(experiment.edges())
-        allow_descriptors(edges + count + 3 * len(list(experiment.members())))
+        edges = find_transport(self.transport).descriptors_per_edge * len(share.edges)
+        allow_descriptors(edges + count + 3 * len(share.workers))
 
     def command(self, workers: Sequence[str]) -> list[str]:
         """Return the command of the process of these workers. A subclass may put another

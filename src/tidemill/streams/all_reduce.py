@@ -15,7 +15,9 @@ from tidemill.api.transport import Consumer, Producer
 from tidemill.core.errors import SchemaError
 from tidemill.core.schema import Array, Field
 
-SLOTS = 2  # a peer may be one message ahead, never two: nobody finishes a sum before all have begun it
+# A peer may be one message ahead, never two: nobody finishes a sum before all have begun
+# it. To another host what was given back comes a little later, and is waited for.
+SLOTS = 2
 WHOLE = 1 << 18  # bytes up to which everybody adds up everything: one exchange instead of two
 
 
@@ -63,7 +65,7 @@ class AllReduce:
         parts = np.array_split(flat, count)
         yield from self._exchange(parts[self.rank], parts)
         for sender in self._senders.values():
-            self._send(sender, parts[self.rank])
+            yield from self._send(sender, parts[self.rank])
         for rank, receiver in self._receivers.items():
             parts[rank][...] = yield from self._next(receiver, parts[rank])
             receiver.release()
@@ -72,7 +74,7 @@ class AllReduce:
         """Send each other trainer its part, and replace `own` by the sum of all copies of
         it."""
         for rank, sender in self._senders.items():
-            self._send(sender, parts[rank])
+            yield from self._send(sender, parts[rank])
         copies = {self.rank: own}
         for rank, receiver in self._receivers.items():
             copies[rank] = yield from self._next(receiver, own)
@@ -84,9 +86,9 @@ class AllReduce:
         for receiver in self._receivers.values():
             receiver.release()
 
-    def _send(self, sender: Producer, array: NDArray[Any]) -> None:
-        slot = sender.reserve()
-        assert slot is not None  # see SLOTS
+    def _send(self, sender: Producer, array: NDArray[Any]) -> Iterator[None]:
+        while (slot := sender.reserve()) is None:
+            yield
         slot["data"][: array.nbytes].view(array.dtype)[...] = array
         sender.commit()
 

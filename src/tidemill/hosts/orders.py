@@ -1,0 +1,163 @@
+"""What the runner orders of a host's agent, and what the agent reports: typed msgpack,
+nothing else is understood. It goes in words (`Peer.tell`), which come once and in order.
+
+Down: `Listen`, `CallHost`, `Work`, `Speak`, `Ask`, `Close`. Up: `Here`, `Listening`,
+`Launched`, `Speak`, `WorkerGone`, `Whereabouts`, `Closed`.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from tidemill.core.errors import SchemaError
+
+T = TypeVar("T")
+Ports = tuple[int, int]
+"""Of a host's two connections to another: control, and data."""
+
+
+class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent is told before it is joined to the runner, as JSON on its standard
+    input: who it is, and how it calls the runner, which waits for its key.
+
+    host: the agent's name
+    address: by which other hosts reach it
+    runner: the runner's name
+    runner_address, ports, key: where the runner waits, and its public key
+    """
+
+    host: str
+    address: str
+    runner: str
+    runner_address: str
+    ports: Ports
+    key: str
+
+
+class Here(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The first report of an agent: what its host has.
+
+    cores: how many its processes may use
+    versions: of what results depend on, by name
+    """
+
+    cores: int
+    versions: dict[str, str]
+
+
+class Listen(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to wait for host `host`, which has this public key."""
+
+    host: str
+    key: str
+
+
+class Listening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that a host is waited for at these ports."""
+
+    host: str
+    ports: Ports
+
+
+class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to call host `host`, which waits there."""
+
+    host: str
+    address: str
+    ports: Ports
+    key: str
+
+
+class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to start this host's workers. The rest is of `Job`.
+
+    experiment: JSON
+    places: the host of each worker, by its name
+    path: where the runner looks for modules
+    """
+
+    experiment: str
+    places: dict[str, str]
+    source: str | None
+    folder: str | None
+    resume: str | None
+    files: dict[str, str]
+    path: list[str]
+
+
+class Launched(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that the workers were started, or why not."""
+
+    error: str = ""
+
+
+class Speak(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A message of a worker's control link, in either direction."""
+
+    worker: str
+    message: bytes
+
+
+class WorkerGone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that a worker's link is gone, and how the worker ended."""
+
+    worker: str
+    obituary: str
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to say where the worker's thread is, and in what condition it is."""
+
+    number: int
+    worker: str
+
+
+class Whereabouts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report upon an `Ask` of this number.
+
+    calls: function, file and line of each call that the thread is in
+    """
+
+    number: int
+    calls: list[tuple[str, str, int]]
+    condition: str
+
+
+class Close(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to end what still lives within so many seconds, and itself."""
+
+    seconds: float
+
+
+class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The last report of an agent: nothing of the run is left on its host."""
+
+
+Order = Listen | CallHost | Work | Speak | Ask | Close
+Report = Here | Listening | Launched | Speak | WorkerGone | Whereabouts | Closed
+
+_encoder = msgspec.msgpack.Encoder()
+_orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def pack(message: Order | Report) -> bytes:
+    """Return the message as bytes."""
+    return _encoder.encode(message)
+
+
+def unpack_order(data: bytes) -> Order:
+    """Return what the runner orders. Raises `SchemaError` for anything else."""
+    return _unpack(_orders, data)
+
+
+def unpack_report(data: bytes) -> Report:
+    """Return what an agent reports. Raises `SchemaError` for anything else."""
+    return _unpack(_reports, data)
+
+
+def _unpack(decoder: "msgspec.msgpack.Decoder[T]", data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SchemaError(f"{len(data)} bytes that a host told cannot be read: {error}") from None

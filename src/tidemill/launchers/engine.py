@@ -1,0 +1,153 @@
+"""Engines: where hosts come from. An engine starts an agent on each, and says why one has
+ended; it carries nothing of the run."""
+
+import contextlib
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from tidemill.core.errors import RunError
+from tidemill.core.private_files import private
+from tidemill.core.user_code_loading import environment_of_ours
+
+AGENT = ("-P", "-m", "tidemill.launchers.host")
+"""What a host's Python is given, and the host's name behind it."""
+START_S = 60.0
+"""Seconds that an agent has to tell its key."""
+_END_S = 3.0  # seconds that an agent has to end once its standard input has
+_TAIL = 2000  # characters of what a dead agent wrote that are shown
+
+
+class HostEngine(ABC):
+    """An engine brings the hosts of a run, other than the runner's. Each host runs an
+    agent (`launchers/host.py`), which tells its public key first, and is then introduced
+    to the runner."""
+
+    @abstractmethod
+    def start(self, logs: Path | None) -> dict[str, bytes]:
+        """Start an agent on every host; return their public keys by the hosts' names.
+        `logs`: folder for what they write, or None. Raises `RunError`."""
+
+    @abstractmethod
+    def address(self, host: str) -> str:
+        """Return the address by which other hosts reach this one."""
+
+    @abstractmethod
+    def introduce(self, host: str, introduction: bytes) -> None:
+        """Tell an agent who it is and how it calls the runner: a line of JSON."""
+
+    @abstractmethod
+    def ended(self, host: str) -> str:
+        """Return how the host's agent has ended, "" as long as it lives."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what is left of every agent."""
+
+
+@dataclass(frozen=True)
+class CommandHost:
+    """A host that a command reaches.
+
+    address: the one by which other hosts reach it
+    command: what is put before the agent's command: ("ssh", "b"), say, or ("ip", "netns",
+        "exec", "b")
+    python: the host's Python, in which Tidemill is installed
+    """
+
+    address: str
+    command: Sequence[str] = ()
+    python: str = sys.executable
+
+
+class CommandEngine(HostEngine):
+    """An engine that starts agents by commands. An agent ends when its standard input
+    does: when this process is gone, and when a line to it breaks."""
+
+    def __init__(self, hosts: Mapping[str, CommandHost]) -> None:
+        self._hosts = dict(hosts)
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: dict[str, Path] = {}
+
+    def start(self, logs: Path | None) -> dict[str, bytes]:
+        for name, host in self._hosts.items():
+            if logs is not None:
+                self._logs[name] = logs / f"host-{name}.log"
+            with open(self._logs.get(name, os.devnull), "wb", opener=private) as log:
+                self._agents[name] = subprocess.Popen(
+                    [*host.command, host.python, *AGENT, name],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment_of_ours(),
+                    start_new_session=True,  # Ctrl-C is the runner's to handle
+                )
+        deadline = monotonic() + START_S
+        return {name: self._key(name, deadline) for name in self._agents}
+
+    def _key(self, name: str, deadline: float) -> bytes:
+        """Return what the agent tells first."""
+        output, line = self._agents[name].stdout, b""
+        assert output is not None
+        while not line.endswith(b"\n"):
+            if not select.select([output], [], [], max(deadline - monotonic(), 0.0))[0]:
+                words = [*self._hosts[name].command, self._hosts[name].python, *AGENT, name]
+                raise RunError(
+                    f"host {name} did not tell its key within {START_S:.0f} s; try its command by hand: "
+                    f"{shlex.join(words)}"
+                )
+            part = os.read(output.fileno(), 1 << 12)
+            line += part
+            if not part or len(line) > 1 << 16:
+                break
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return str(json.loads(line)["key"]).encode("ascii")
+        self._agents[name].poll()
+        how = self.ended(name) or f"it said {line[:200]!r}"
+        raise RunError(f"host {name} has no agent: {how}; is Tidemill installed in its Python, with pyzmq?")
+
+    def address(self, host: str) -> str:
+        return self._hosts[host].address
+
+    def introduce(self, host: str, introduction: bytes) -> None:
+        pipe = self._agents[host].stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError):  # it died: it says so by `ended`
+            pipe.write(introduction + b"\n")
+            pipe.flush()
+
+    def ended(self, host: str) -> str:
+        code = self._agents[host].poll()
+        if code is None:
+            return ""
+        how = f"its agent was killed by signal {-code}" if code < 0 else f"its agent ended with status {code}"
+        log = self._logs.get(host)
+        tail = log.read_text(errors="replace")[-_TAIL:].strip() if log is not None and log.exists() else ""
+        return how + (f"; its last output:\n{tail}" if tail else "")
+
+    def close(self) -> None:
+        for agent in self._agents.values():
+            for pipe in (agent.stdin, agent.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        deadline = monotonic() + _END_S
+        for name, agent in self._agents.items():
+            try:
+                agent.wait(max(deadline - monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+            if (log := self._logs.get(name)) is not None and log.exists() and not log.stat().st_size:
+                log.unlink()
+        self._agents.clear()

@@ -1,0 +1,260 @@
+"""The agent of a host: what every host of a run but the runner's runs. It starts its
+share of the workers as the runner would on its own machine, carries their messages, and
+ends with the runner.
+
+It tells its public key on standard output, is introduced to the runner on standard input
+(`Introduction`), calls it, and from then on hears orders over the wire.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+
+from tidemill.api.edges import Edge
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Job
+from tidemill.api.transport import Link
+from tidemill.core.clock import noticing_stops
+from tidemill.core.config import decode
+from tidemill.core.cores import cores
+from tidemill.core.errors import SchemaError, TidemillError, place
+from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
+from tidemill.hosts.crossing import GuestEnds, edges_here, guest, join, neighbours
+from tidemill.hosts.orders import (
+    Ask,
+    CallHost,
+    Close,
+    Closed,
+    Here,
+    Introduction,
+    Launched,
+    Listen,
+    Listening,
+    Order,
+    Report,
+    Speak,
+    Whereabouts,
+    Work,
+    WorkerGone,
+    pack,
+    unpack_order,
+)
+from tidemill.hosts.peer import LEASE_S, now
+from tidemill.hosts.wire import Wire, WireThread
+from tidemill.launchers.processes import HostShare, ProcessesLauncher
+from tidemill.launchers.worker_process import ENDING
+from tidemill.transports.shared import EventBell
+
+ALONE_S = 15.0
+"""Seconds without a word of the runner after which an agent ends its workers, and
+itself."""
+_FAREWELL_S = 2.0  # seconds for the last report to be heard
+
+
+def versions() -> dict[str, str]:
+    """Return what must be the same on all hosts, since results depend on it."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    packages = {name: importlib.metadata.version(name) for name in ("tidemill", "numpy")}
+    return {"python": python, **packages}
+
+
+class HostWorkers:
+    """The workers of one host, and the wire that carries their edges to others: what an
+    agent and the runner have alike.
+
+    links: the control link of each worker, by its name
+    """
+
+    def __init__(self, wire: Wire, job: Job, places: Mapping[str, str]) -> None:
+        edges: list[Edge] = job.experiment.edges()
+        others = neighbours(edges, places, wire.name)
+        mine = [name for name, host in places.items() if host == wire.name]
+        bells = {guest(other): wire.bell.descriptor for other in others}
+        self.launcher = ProcessesLauncher(HostShare(mine, edges_here(edges, places, wire.name), bells))
+        self._wire = wire
+        self._guests: dict[str, GuestEnds] = {}
+        self.links: dict[str, Link] = {}
+        self._thread: WireThread | None = None
+        self.launcher.check(job.experiment)
+        self.links = self.launcher.launch(job)
+        self._bell = os.dup(self.launcher.bell)  # the thread may outlive the launcher's own
+        self._guests = {other: GuestEnds(wire.bell, self.launcher.handles(guest(other))) for other in others}
+        join(wire, edges, places, self._guests)
+
+    def begin(self) -> None:
+        """Let the wire be turned by a thread of its own from now on."""
+        self._thread = WireThread(self._wire, lambda: os.eventfd_write(self._bell, 1))
+        self._thread.start()
+
+    @property
+    def failed(self) -> str:
+        """What went wrong with the wire, "" as long as nothing has."""
+        error = self._thread.error if self._thread is not None else None
+        return f"{type(error).__name__}: {error}{place(error)}" if error is not None else ""
+
+    def end_wire(self) -> None:
+        """Turn the wire no more, and give up its ends."""
+        if self._thread is not None:
+            self._thread.end()
+        for ends in self._guests.values():
+            ends.close()
+        os.close(self._bell)
+
+
+class HostAgent:
+    """The agent of a host, once it is introduced. `orphaned`: set when whoever started it
+    is gone."""
+
+    def __init__(self, wire: Wire, introduction: Introduction, orphaned: threading.Event) -> None:
+        self._wire, self._orphaned = wire, orphaned
+        self._runner, self._address = introduction.runner, introduction.address
+        self._peer = wire.call(
+            introduction.runner,
+            introduction.key.encode(),
+            introduction.runner_address,
+            introduction.ports,
+            joined=False,
+        )
+        self._workers: HostWorkers | None = None
+        self._over = False
+
+    def run(self) -> None:
+        """Do what the runner orders until it is over, or the runner is gone."""
+        self._report(Here(cores(), versions()))
+        while self._workers is None and not self._lost():
+            self._wire.turn(LEASE_S)
+            self._hear()
+        while not self._over and not self._lost():
+            assert self._workers is not None
+            self._workers.launcher.wait(LEASE_S)
+            self._hear()
+            self._listen()
+        if self._over:
+            self._report(Closed())
+            deadline = monotonic() + _FAREWELL_S
+            while not self._peer.heard_all and monotonic() < deadline and not self._peer.ended:
+                sleep(0.01) if self._workers is not None else self._wire.turn(0.05)
+
+    def close(self) -> None:
+        """End whatever still lives."""
+        if self._workers is not None:
+            self._workers.launcher.close(0.0)
+            self._workers.end_wire()
+
+    def _lost(self) -> bool:
+        failed = self._workers is not None and self._workers.failed
+        if failed:
+            print(failed, file=sys.stderr, flush=True)
+        silent = now() - self._peer.heard > ALONE_S
+        if self._peer.ended:
+            print(f"the runner: {self._peer.ended}", file=sys.stderr, flush=True)
+        elif silent:
+            print(f"the runner has not been heard for {ALONE_S:.0f} s", file=sys.stderr, flush=True)
+        return bool(failed or silent or self._peer.ended or self._orphaned.is_set())
+
+    def _report(self, report: Report) -> None:
+        self._wire.tell(self._runner, pack(report))
+
+    def _hear(self) -> None:
+        while self._peer.told and not self._over:
+            self._follow(unpack_order(self._peer.told.popleft()))
+
+    def _follow(self, order: Order) -> None:
+        match order:
+            case Listen(host, key):
+                _, ports = self._wire.listen(host, key.encode(), self._address, joined=False)
+                self._report(Listening(host, ports))
+            case CallHost(host, address, ports, key):
+                self._wire.call(host, key.encode(), address, ports, joined=False)
+            case Work():
+                self._report(Launched(self._launch(order)))
+            case Close(seconds):
+                if self._workers is not None:
+                    self._workers.launcher.close(seconds)
+                self._over = True
+            case Speak(worker, message):
+                if self._workers is not None and worker in self._workers.links:
+                    self._workers.links[worker].send(message)
+            case Ask(number, worker):
+                if self._workers is not None and worker in self._workers.links:
+                    launcher = self._workers.launcher
+                    calls = [(call.name, call.file, call.line) for call in launcher.stack(worker)]
+                    self._report(Whereabouts(number, calls, launcher.condition(worker)))
+
+    def _launch(self, order: Work) -> str:
+        """Start the workers; return why that cannot be, or ""."""
+        try:
+            begin_to_work()
+            travel(order.path)
+            expect(order.files)
+            if order.source is not None:
+                load_file(Path(order.source), "experiment file")
+            experiment = decode(Experiment, json.loads(order.experiment))
+            job = Job(experiment, order.source, order.folder, order.resume, order.files)
+            self._workers = HostWorkers(self._wire, job, order.places)
+            self._workers.begin()
+        except Exception as error:
+            said = str(error) if isinstance(error, TidemillError) else f"{error}{place(error)}"
+            return f"{type(error).__name__}: {said}"
+        return ""
+
+    def _listen(self) -> None:
+        """Report what workers say, and which are gone."""
+        assert self._workers is not None
+        for worker, link in list(self._workers.links.items()):
+            messages = link.receive() if not self._over else []
+            if messages is None:
+                del self._workers.links[worker]
+                self._report(WorkerGone(worker, self._workers.launcher.obituary(worker)))
+            for message in messages or ():
+                self._report(Speak(worker, message))
+
+
+def main(name: str) -> None:
+    """Be the agent of host `name`."""
+    for number in ENDING:  # the runner handles what ends a run
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    bell = EventBell(os.eventfd(0))
+    wire = Wire(name, bell)
+    with ExitStack() as stack:
+        stack.callback(wire.close)
+        print(json.dumps({"key": wire.keys.public.decode()}), flush=True)
+        os.dup2(2, 1)  # what the user's code prints is for the log
+        line = sys.stdin.buffer.readline(1 << 16)
+        if not line:
+            return
+        try:
+            introduction = msgspec.json.decode(line, type=Introduction)
+        except msgspec.DecodeError as error:
+            raise SystemExit(f"this is no introduction: {error}") from None
+        orphaned = threading.Event()
+        threading.Thread(target=_wait_for_end, args=(orphaned,), name="lifeline", daemon=True).start()
+        agent = HostAgent(wire, introduction, orphaned)
+        stack.callback(agent.close)
+        try:
+            with noticing_stops():
+                agent.run()
+        except SchemaError as error:
+            raise SystemExit(f"the runner: {error}") from None
+
+
+def _wait_for_end(orphaned: threading.Event) -> None:
+    """Wait until whoever holds this process's standard input is gone."""
+    while os.read(0, 1 << 10):
+        pass
+    orphaned.set()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

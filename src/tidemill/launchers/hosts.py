@@ -1,0 +1,337 @@
+"""The launcher of several hosts: the runner's own and those that an engine brings. Each
+other host has an agent (`launchers/host.py`) that starts its share of the workers; here
+the runner speaks to all of them as if they were its own.
+"""
+
+import json
+import os
+import sys
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Call, Job, Launcher
+from tidemill.api.transport import Link
+from tidemill.core.config import encode
+from tidemill.core.cores import cores
+from tidemill.core.errors import RunError, SchemaError
+from tidemill.core.user_code_loading import own_path
+from tidemill.hosts.crossing import neighbours
+from tidemill.hosts.orders import (
+    Ask,
+    CallHost,
+    Close,
+    Closed,
+    Here,
+    Introduction,
+    Launched,
+    Listen,
+    Listening,
+    Order,
+    Report,
+    Speak,
+    Whereabouts,
+    Work,
+    WorkerGone,
+    pack,
+    unpack_report,
+)
+from tidemill.hosts.peer import Peer, now
+from tidemill.hosts.wire import Wire
+from tidemill.launchers.engine import HostEngine
+from tidemill.launchers.host import HostWorkers, versions
+from tidemill.launchers.placement import place
+from tidemill.transports.shared import EventBell
+
+RUNNER = "runner"
+"""The name of the runner's own host."""
+JOIN_S = 60.0
+"""Seconds that a host has to answer an order at the start."""
+VOID_S = 6.0
+"""Seconds without a word of a host after which its workers are taken for dead."""
+_ANSWER_S = 1.0  # seconds to wait for where a worker's thread is
+_FAREWELL_S = 3.0  # seconds beyond those of its workers that an agent has to end
+
+
+@dataclass
+class KnownHost:
+    """A host and its agent, as the runner knows them.
+
+    here: what its host has, once it has told
+    links: of its workers, by name
+    obituaries: how its workers ended
+    lost: why it is given up, "" as long as it is not
+    """
+
+    host: str
+    key: bytes
+    peer: Peer
+    here: Here | None = None
+    links: "dict[str, HostLink]" = field(default_factory=dict)
+    obituaries: dict[str, str] = field(default_factory=dict)
+    listening: dict[str, Listening] = field(default_factory=dict)
+    answers: dict[int, Whereabouts] = field(default_factory=dict)
+    launched: Launched | None = None
+    closed: bool = False
+    lost: str = ""
+
+
+class HostLink(Link):
+    """The runner's end of the control link of a worker on another host. `tell`: tells the
+    host's agent an order."""
+
+    def __init__(self, worker: str, tell: Callable[[Order], None]) -> None:
+        self.worker, self._tell = worker, tell
+        self.messages = deque[bytes]()
+        self.gone = False
+
+    def send(self, message: bytes) -> bool:
+        if not self.gone:
+            self._tell(Speak(self.worker, message))
+        return not self.gone
+
+    def receive(self) -> list[bytes] | None:
+        messages = list(self.messages)
+        self.messages.clear()
+        return None if self.gone and not messages else messages
+
+
+def _listens(other: str, agent: KnownHost) -> bool:
+    return other in agent.listening
+
+
+class HostsLauncher(Launcher):
+    """The launcher of several hosts starts a process per worker, or per group of workers
+    that take turns, on the hosts that its engine brings and on the runner's. A subclass
+    says which engine, and is named as ``--launch FILE.py:NAME``.
+
+    address: the address of the runner's host, by which the others reach it
+    """
+
+    address = "127.0.0.1"
+    processes = True
+    outlives_stops = True
+
+    def __init__(self) -> None:
+        if not sys.platform.startswith("linux"):
+            raise RunError(f"several hosts need Linux (memfd, eventfd), and this is {sys.platform}")
+        self._engine: HostEngine | None = None
+        self._wire: Wire | None = None
+        self._bell = -1
+        self._own: HostWorkers | None = None
+        self._agents: dict[str, KnownHost] = {}
+        self._asked = 0
+
+    @abstractmethod
+    def engine(self) -> HostEngine:
+        """Return what brings the other hosts."""
+
+    def launch(self, job: Job) -> dict[str, Link]:
+        self._bell = os.eventfd(0)
+        self._wire = Wire(RUNNER, EventBell(self._bell))
+        self._meet(job)
+        experiment = job.experiment
+        hosts = {agent.host: agent.here.cores for agent in self._agents.values() if agent.here is not None}
+        self.places = place(experiment, {RUNNER: cores(), **hosts})
+        self._join_agents(experiment)
+        self._own = HostWorkers(self._wire, job, self.places)
+        links: dict[str, Link] = dict(self._own.links)
+        text = json.dumps(encode(experiment))
+        work = Work(text, self.places, job.source, job.folder, job.resume, dict(job.files), own_path())
+        for agent in self._agents.values():
+            for worker, host in self.places.items():
+                if host == agent.host:
+                    links[worker] = agent.links[worker] = HostLink(worker, self._teller(host))
+            self._tell(agent.host, work)
+        for agent in self._agents.values():
+            self._await(agent, "start its workers", lambda agent: agent.launched is not None)
+            assert agent.launched is not None
+            if agent.launched.error:
+                raise RunError(f"host {agent.host} cannot start its workers: {agent.launched.error}")
+        self._own.begin()
+        return {name: links[name] for name, _ in experiment.members()}
+
+    def _meet(self, job: Job) -> None:
+        """Have the engine start the agents, and let each call."""
+        assert self._wire is not None
+        logs = Path(job.folder) / "logs" if job.folder is not None else None
+        if logs is not None:
+            logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._engine = self.engine()
+        for host, key in self._engine.start(logs).items():
+            peer, ports = self._wire.listen(host, key, self.address, joined=False)
+            self._agents[host] = KnownHost(host, key, peer)
+            address, own = self._engine.address(host), self._wire.keys.public.decode()
+            introduction = Introduction(host, address, RUNNER, self.address, ports, own)
+            self._engine.introduce(host, msgspec.json.encode(introduction))
+        ours = versions()
+        for agent in self._agents.values():
+            self._await(agent, "call the runner", lambda agent: agent.here is not None)
+            assert agent.here is not None
+            if wrong := [
+                f"{name} {agent.here.versions.get(name, 'none')}, here {version}"
+                for name, version in ours.items()
+                if agent.here.versions.get(name) != version
+            ]:
+                raise RunError(
+                    f"host {agent.host} has other versions, and results could differ: {'; '.join(wrong)}; "
+                    "install the same there"
+                )
+
+    def _join_agents(self, experiment: Experiment) -> None:
+        """Have those agents call each other whose workers have edges in common."""
+        assert self._engine is not None
+        edges = experiment.edges()
+        for host, agent in self._agents.items():
+            for other in neighbours(edges, self.places, host):
+                if other <= host or other == RUNNER:
+                    continue
+                caller = self._agents[other]
+                self._tell(host, Listen(other, caller.key.decode()))
+                self._await(
+                    agent,
+                    f"wait for {other}",
+                    partial(_listens, other),
+                )
+                ports = agent.listening[other].ports
+                self._tell(other, CallHost(host, self._engine.address(host), ports, agent.key.decode()))
+
+    def _teller(self, host: str) -> Callable[[Order], None]:
+        return lambda order: self._tell(host, order)
+
+    def _tell(self, host: str, order: Order) -> None:
+        assert self._wire is not None
+        self._wire.tell(host, pack(order))
+
+    def _await(self, agent: KnownHost, what: str, done: Callable[[KnownHost], bool]) -> None:
+        """Turn the wire until the agent has done something. Raises `RunError`."""
+        assert self._wire is not None
+        deadline = monotonic() + JOIN_S
+        while not done(agent):
+            self._wire.turn(0.1)
+            self._hear()
+            if agent.lost:
+                raise RunError(f"host {agent.host} did not {what}: {agent.lost}")
+            if monotonic() > deadline:
+                raise RunError(
+                    f"host {agent.host} did not {what} within {JOIN_S:.0f} s; can it reach {self.address}, "
+                    f"or does something between the hosts refuse connections? {self._strangers()}"
+                )
+
+    def _strangers(self) -> str:
+        assert self._wire is not None
+        return "; ".join(self._wire.refused)
+
+    def _hear(self) -> None:
+        """Take what the hosts have reported."""
+        assert self._engine is not None
+        for agent in self._agents.values():
+            while agent.peer.told:
+                data = agent.peer.told.popleft()
+                try:
+                    self._take(agent, unpack_report(data))
+                except SchemaError as error:
+                    agent.peer.end(str(error))
+            if agent.lost or agent.closed:
+                continue
+            cause = agent.peer.ended or self._engine.ended(agent.host)
+            if not cause and agent.here is not None and now() - agent.peer.heard > VOID_S:
+                cause = f"it has not been heard for {VOID_S:.0f} s"
+            if cause:
+                agent.lost = cause
+                for link in agent.links.values():
+                    link.gone = True
+
+    def _take(self, agent: KnownHost, report: Report) -> None:
+        match report:
+            case Here():
+                agent.here = report
+            case Listening(host):
+                agent.listening[host] = report
+            case Launched():
+                agent.launched = report
+            case Whereabouts(number):
+                agent.answers[number] = report
+            case Closed():
+                agent.closed = True
+            case Speak(worker) | WorkerGone(worker) if worker not in agent.links:
+                raise SchemaError(f"it speaks for {worker}, which does not live there")
+            case Speak(worker, message):
+                agent.links[worker].messages.append(message)
+            case WorkerGone(worker, obituary):
+                agent.obituaries[worker] = obituary
+                agent.links[worker].gone = True
+
+    def wait(self, seconds: float, least: float = 0.0) -> None:
+        assert self._own is not None
+        self._own.launcher.wait(seconds, least)
+        self._hear()
+        if failed := self._own.failed:
+            raise RunError(f"the wire to other hosts has ended: {failed}")
+
+    def _agent_of(self, worker: str) -> KnownHost | None:
+        return self._agents.get(self.places[worker])
+
+    def obituary(self, worker: str) -> str:
+        assert self._own is not None
+        if (agent := self._agent_of(worker)) is None:
+            return self._own.launcher.obituary(worker)
+        found = agent.obituaries.get(worker)
+        return f"{found or f'its host is gone: {agent.lost}'} (on host {agent.host})"
+
+    def _ask(self, agent: KnownHost, worker: str) -> Whereabouts:
+        """Return where a worker of another host is, as far as it can be known."""
+        self._asked += 1
+        number, deadline = self._asked, monotonic() + _ANSWER_S
+        self._tell(agent.host, Ask(number, worker))
+        while number not in agent.answers and not agent.lost and monotonic() < deadline:
+            sleep(0.01)
+            self._hear()
+        return agent.answers.pop(number, Whereabouts(number, [], ""))
+
+    def stack(self, worker: str) -> Sequence[Call]:
+        assert self._own is not None
+        if (agent := self._agent_of(worker)) is None:
+            return self._own.launcher.stack(worker)
+        return [Call(*call) for call in self._ask(agent, worker).calls]
+
+    def condition(self, worker: str) -> str:
+        assert self._own is not None
+        if (agent := self._agent_of(worker)) is None:
+            return self._own.launcher.condition(worker)
+        condition = self._ask(agent, worker).condition
+        return f"{condition} (on host {agent.host})" if condition else ""
+
+    def close(self, seconds: float) -> None:
+        with ExitStack() as stack:
+            if self._bell >= 0:
+                stack.callback(os.close, self._bell)
+                self._bell = -1
+            if self._engine is not None:
+                stack.callback(self._engine.close)
+            if self._wire is not None:
+                stack.callback(self._wire.close)
+            if self._own is not None:
+                stack.callback(self._own.end_wire)
+            self._close_workers(seconds)
+        self._engine = self._wire = self._own = None
+
+    def _close_workers(self, seconds: float) -> None:
+        if self._wire is None or self._engine is None:
+            return
+        for agent in self._agents.values():
+            self._tell(agent.host, Close(seconds))
+        if self._own is not None:
+            self._own.launcher.close(seconds)
+        deadline = monotonic() + seconds + _FAREWELL_S
+        while monotonic() < deadline and not all(a.closed or a.lost for a in self._agents.values()):
+            sleep(0.01) if self._own is not None else self._wire.turn(0.05)
+            self._hear()

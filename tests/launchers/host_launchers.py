@@ -1,0 +1,27 @@
+"""Hosts for tests: agents on this machine, joined over loopback."""
+
+from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
+from tidemill.launchers.hosts import HostsLauncher
+
+LOOPBACK = "127.0.0.1"
+
+
+class TwoHosts(HostsLauncher):
+    """The runner's host and another one."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({"b": CommandHost(LOOPBACK)})
+
+
+class ThreeHosts(HostsLauncher):
+    """The runner's host and two others."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({"b": CommandHost(LOOPBACK), "c": CommandHost(LOOPBACK)})
+
+
+class NoTidemill(HostsLauncher):
+    """A host whose Python has no Tidemill."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({"b": CommandHost(LOOPBACK, ("env", "-i"))})

@@ -1,0 +1,183 @@
+"""One experiment on several hosts: what it learns does not depend on where its workers
+are, and its end leaves nothing anywhere."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.launchers.host_launchers import NoTidemill, ThreeHosts, TwoHosts
+from tests.run.watching import Run, wait_until
+
+from tidemill import (
+    DQN,
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    PolicyWorkers,
+    QNetwork,
+    ReplayActors,
+    ReplayTrainer,
+    Trainer,
+    train,
+)
+from tidemill.core.errors import RunError
+from tidemill.launchers.placement import place
+from tidemill.replay.replay import Replay
+from tidemill.store.checkpoint import read_newest
+from tidemill.training.check_resume import compare
+
+LAUNCHERS = Path(__file__).with_name("host_launchers.py")
+TWO = f"{LAUNCHERS}:TwoHosts"
+
+
+def experiment(updates: int = 6, trainers: int = 1, servers: int = 0, lag: int | None = 0) -> Experiment:
+    """Two actors, each with two targets; in lockstep, so that equal seeds are equal."""
+    workers: dict[str, Any] = {
+        "actor": Actors(
+            environment=Gymnasium(id="CartPole-v1"),
+            count=2,
+            lanes=4,
+            ring=2,
+            agents=(AgentSpec(sample_steps=16, inference="served" if servers else "inline"),),
+        ),
+        "trainer": Trainer(algorithm=PPO(minibatch_size=32, epochs=2), count=trainers, max_policy_lag=lag),
+    }
+    if servers:
+        workers["server"] = PolicyWorkers(policies=("policy",), stream="served", count=servers)
+    return Experiment(
+        name="hosts",
+        policies={"policy": ActorCritic(hidden=(16,))},
+        workers=workers,
+        limits=Limits(updates=updates),
+        seed=5,
+    )
+
+
+def replay() -> Experiment:
+    return Experiment(
+        name="hosts",
+        policies={"policy": QNetwork(hidden=(16,))},
+        workers={
+            "actor": ReplayActors(environment=Gymnasium(id="CartPole-v1"), lanes=2, count=2),
+            "trainer": ReplayTrainer(
+                algorithm=DQN(), buffer=Replay(capacity=1000, warm_up=50), batch_size=8, ratio="1/4"
+            ),
+        },
+        limits=Limits(steps=400),
+        seed=5,
+    )
+
+
+def weights(made: Experiment, launch: Any, run: Path) -> Any:
+    assert (
+        train(made, launch=launch, layout="given", run_dir=run, quiet=True).summary["status"] == "completed"
+    )
+    return read_newest(run / "checkpoints" / "policy")
+
+
+@pytest.mark.parametrize(
+    ("made", "hosts"),
+    [(experiment(), ThreeHosts), (experiment(trainers=2), TwoHosts)],
+    ids=["three hosts", "equal trainers"],
+)
+def test_several_hosts_learn_what_processes_of_one_learn(
+    made: Experiment, hosts: Any, tmp_path: Path
+) -> None:
+    alone = weights(made, "processes", tmp_path / "alone")
+    together = weights(made, hosts, tmp_path / "together")
+    compared, differing = compare("policy", alone, together)
+    assert compared > 15 and differing == []
+    assert [path.name for path in (tmp_path / "together").rglob("host-*")] == []  # they had nothing to say
+
+
+@pytest.mark.parametrize("made", [experiment(servers=2, lag=None), replay()], ids=["served", "replay"])
+def test_policy_workers_and_replay_memories_are_joined_over_hosts(made: Experiment, tmp_path: Path) -> None:
+    summary = train(made, launch=ThreeHosts, layout="given", run_dir=tmp_path / "run", quiet=True).summary
+    assert summary["status"] == "completed"
+    if made.limits.steps:  # those open are played to their end
+        assert 400 <= summary["env_steps"] < 420 and summary["updates"] >= 87
+    else:
+        assert summary["updates"] == 6
+
+
+def test_workers_are_placed_where_cores_are_left() -> None:
+    hosts = {"runner": 2, "b": 4, "c": 1}
+    assert place(experiment(trainers=2, servers=2), hosts) == {
+        "actor-0": "b",
+        "actor-1": "b",
+        "trainer-0": "runner",
+        "trainer-1": "b",
+        "server-0": "b",
+        "server-1": "b",
+    }
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+    runs: list[Run] = []
+
+    def begin(function: str) -> Run:
+        runs.append(Run(tmp_path, function, "--layout", "given", launch=TWO))
+        runs[-1].wait_for_updates()
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.kill_all()
+
+
+def agent(run: Run) -> psutil.Process:
+    """Return the agent's process."""
+    return next(p for p in run.processes() if "tidemill.launchers.host" in p.cmdline())
+
+
+def test_a_host_that_dies_ends_the_run_named(start: Callable[[str], Run]) -> None:
+    run = start("cartpole")
+    agent(run).kill()
+    status, text = run.ended()
+    assert status == 1 and "its host is gone: its agent was killed by signal 9" in text and "host b" in text
+    run.nothing_is_left()
+
+
+def test_a_runner_that_dies_takes_its_hosts_along(start: Callable[[str], Run]) -> None:
+    run = start("cartpole")
+    run.main.kill()
+    run.ended()
+    run.nothing_is_left()
+
+
+def test_a_stop_ends_with_a_checkpoint_and_leaves_nothing(start: Callable[[str], Run]) -> None:
+    run = start("cartpole")
+    os.killpg(run.main.pid, signal.SIGINT)
+    status, text = run.ended()
+    assert status == 130, text
+    assert run.summary()["status"] == "interrupted"
+    run.nothing_is_left()
+
+
+def test_a_worker_s_death_on_another_host_is_named(start: Callable[[str], Run]) -> None:
+    run = start("cartpole")
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        found[:] = agent(run).children()
+        return bool(found)
+
+    wait_until(look, 10, "the other host has workers")
+    found[0].kill()
+    status, text = run.ended()
+    assert status == 1 and "killed by SIGKILL" in text and "(on host b)" in text
+    run.nothing_is_left()
+
+
+def test_a_host_without_tidemill_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"host b has no agent: .*\n(.|\n)*No module named"):
+        train(experiment(), launch=NoTidemill, layout="given", run_dir=tmp_path / "run", quiet=True)
