@@ -682,13 +682,17 @@ class Controller:
         return self._launcher.condition(worker)
 
     def _look_for_stall(self) -> None:
-        if self.paused or self._stalled or awake() - self.progress.last_update < STALL:
-            return
-        self._stalled = True
-        self.notices.append(
-            f"no update for {STALL:.0f} s: "
-            f"{explain_stall(self.job.experiment, self.members, self._launcher.condition)}"
-        )
+        if not self._stalled and (why := self.stalled()):
+            self._stalled = True
+            self._say(why)
+
+    def stalled(self) -> str:
+        """Return why there is no update, "" as long as one may come."""
+        silent = awake() - self.progress.last_update
+        if self.paused or not self._running or silent < STALL:
+            return ""
+        why = explain_stall(self.job.experiment, self.members, self._launcher.condition)
+        return f"no update for {silent:.0f} s: {why}"
 
     # ---- commands ----------------------------------------------------------------------
 

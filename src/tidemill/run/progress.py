@@ -30,6 +30,9 @@ def how_merged(name: str) -> How:
     return "most_recent" if name in NEWEST else last.get(name.replace("_", "/").rpartition("/")[2], "average")
 
 
+LONGEST_CAUSE = 120  # characters of a death's that are shown where others stand beside it
+
+
 @dataclass
 class Member:
     """What the controller knows of one worker."""
@@ -54,10 +57,12 @@ class Member:
     wanted: State = State.CONFIGURING  # what it was told to become: READY or RUNNING
     buried: bool = False  # it has died, and its next life has not begun
     died_at: float = 0.0  # second of `awake`, until it runs again; 0: it lives
+    cause: str = ""  # of its last death, shortly
     leaving: bool = False  # it was told to end its life, since another one has died
 
-    def bury(self) -> None:
-        """Note that it has died."""
+    def bury(self, cause: str) -> None:
+        """Note that it has died, and of what."""
+        self.cause = cause.partition("\n")[0].partition(";")[0][:LONGEST_CAUSE]
         self.buried, self.state, self.shares, self.rate = True, State.CONFIGURING, {}, 0.0
         self.died_at = self.died_at or awake()
 

@@ -1,6 +1,9 @@
 """Who waits for whom in a run that makes no progress, in words."""
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
+from itertools import pairwise
+from time import time
 from typing import Protocol
 
 from tidemill.api.control_messages import State
@@ -9,6 +12,15 @@ from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.clock import awake
 
 SILENT = 2.0  # seconds: a running worker reports four times a second
+
+_BROUGHT = {
+    "samples": "samples",
+    "requests": "requests",
+    "answers": "answers",
+    "sums": "its part of a sum",
+    "credits": "leave to step",
+}  # by the kind of an edge: what its reader waits for
+_TIMES = {0: "", 1: ", restarted once", 2: ", restarted twice"}  # by lives before
 
 _AWAITED: dict[Role, tuple[str, Role]] = {
     "consume": ("samples of", "produce"),
@@ -24,27 +36,107 @@ class _Member(Protocol):
     state: State
     shares: dict[str, float]
     heard: float
+    life: int
+    buried: bool
+    died_at: float
+    cause: str
 
 
 def explain_stall(
     experiment: Experiment, members: Mapping[str, _Member], condition: Callable[[str], str]
 ) -> str:
-    """Return what each worker does, e.g. "trainer-0 waits for samples of actor-0; actor-0
-    is silent for 28 s, stuck in its environment".
+    """Return why trainers make no progress, a chain for each: "trainer-0 waits for
+    samples ← actor-3 waits for answers ← server-0 died at 12:01:33 (killed by SIGKILL),
+    restarted twice".
 
-    A worker that is stuck is silent: its loop no longer turns. One that waits says so,
-    since its loop looks again all the time. `condition` says of one by name what keeps it
-    still that its environment has nothing to do with, or "".
+    A chain ends with who does not wait for another worker: the dead first, then who is
+    held or silent, has not begun, or works. A worker that is stuck is silent: its loop no
+    longer turns. One that waits says so, since its loop looks again all the time.
+    `condition` says of one by name what keeps it still that its environment has nothing
+    to do with, or "".
     """
-    return "; ".join(
-        f"{name} {doing(experiment, member, condition(name))}" for name, member in members.items()
-    )
+    awaited = _awaited(experiment)
+    standing = {name: _stand(member, condition(name)) for name, member in members.items()}
+    chains, told = list[str](), set[str]()
+    for name, member in members.items():
+        if member.config.limited and (chain := _chain(name, members, awaited, standing))[-1] not in told:
+            told.update(chain)
+            links = []
+            for waiting, other in pairwise(chain):
+                links.append(f"{waiting} waits for {awaited[waiting][other]}")
+            last = chain[-1]
+            chains.append(" ← ".join([*links, f"{last} {doing(experiment, members[last], condition(last))}"]))
+    besides = [
+        f"{name} {doing(experiment, member, condition(name))}"
+        for name, member in members.items()
+        if standing[name] < _BEGINS and name not in told
+    ]
+    return "; ".join([*chains, *(f"besides, {text}" for text in besides)])
+
+
+_DEAD, _HELD, _SILENT, _BEGINS, _WORKS, _WAITS = range(6)
+"""What a worker may be in, by how much it explains."""
+
+
+def _stand(member: _Member, condition: str) -> int:
+    if member.buried:
+        return _DEAD
+    if condition:
+        return _HELD
+    if member.state is not State.RUNNING:
+        return _BEGINS
+    if awake() - member.heard > SILENT:
+        return _SILENT
+    return _WAITS if _busiest(member) == "wait" else _WORKS
+
+
+def _busiest(member: _Member) -> str:
+    return max(member.shares, key=lambda place: member.shares[place], default="wait")
+
+
+def _awaited(experiment: Experiment) -> dict[str, dict[str, str]]:
+    """Return whom each worker may wait for, and for what."""
+    found: dict[str, dict[str, str]] = {name: {} for name, _ in experiment.members()}
+    for edge in experiment.edges():
+        kind = edge.name.partition("/")[0]
+        for target in edge.targets:
+            if kind in _BROUGHT:
+                found[target].setdefault(edge.source, _BROUGHT[kind])
+            if kind == "samples":
+                found[edge.source].setdefault(target, "room for samples")
+    return found
+
+
+def _chain(
+    root: str,
+    members: Mapping[str, _Member],
+    awaited: Mapping[str, Mapping[str, str]],
+    standing: Mapping[str, int],
+) -> list[str]:
+    """Return the shortest chain from `root` to whoever explains most why it waits. Where
+    all wait for each other, this is the nearest one with an environment: it may wait for
+    that."""
+    chains, front = {root: [root]}, [root]
+    while front:
+        name = front.pop(0)
+        for other in awaited[name] if standing[name] == _WAITS else ():
+            if other not in chains:
+                chains[other] = [*chains[name], other]
+                front.append(other)
+    owners = [name for name in chains if members[name].config.owns_environment]
+    best = min(chains, key=lambda name: standing[name])
+    if standing[best] == _WAITS:
+        best = owners[0] if owners else root
+    return chains[best]
 
 
 def doing(experiment: Experiment, member: _Member, condition: str) -> str:
     """Return what one worker does, or waits for. `condition`: as `explain_stall` asks for
     it."""
     silent = awake() - member.heard
+    if member.buried:
+        when = datetime.fromtimestamp(time() - (awake() - member.died_at)).strftime("%H:%M:%S")
+        return f"died at {when} ({member.cause}){_TIMES.get(member.life, f', restarted {member.life} times')}"
     if condition:
         return condition
     if member.state is not State.RUNNING:
@@ -52,8 +144,7 @@ def doing(experiment: Experiment, member: _Member, condition: str) -> str:
     if silent > SILENT:
         where = " in its environment" if member.config.owns_environment else ""
         return f"is silent for {silent:.0f} s, stuck{where}"
-    busiest = max(member.shares, key=lambda place: member.shares[place], default="wait")
-    if busiest != "wait":
+    if (busiest := _busiest(member)) != "wait":
         return f"works ({member.shares[busiest]:.0%} {busiest})"
     sources = []
     for port in member.config.ports():

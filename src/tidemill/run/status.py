@@ -34,7 +34,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """A run that is going on: see `Snapshot`."""
+    """A run that is going on: see `Snapshot`. `stalled`: why it makes no progress, "" of
+    one that does."""
 
     state: str
     seconds: float
@@ -48,6 +49,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     dropped: int
     crash_cost: tuple[float, int]
     workers: list[WorkerStatus]
+    stalled: str = ""
 
 
 def status_of(controller: Controller) -> RunStatus:
@@ -76,6 +78,7 @@ def status_of(controller: Controller) -> RunStatus:
         now.dropped,
         now.crash_cost,
         workers,
+        controller.stalled(),
     )
 
 
@@ -116,7 +119,7 @@ def _now(status: RunStatus) -> list[RenderableType]:
         "dropped": f"{status.dropped:,} samples",
         "trained for": f"{status.seconds:,.0f} s",
         "a crash would cost": f"{seconds:.0f} s, {steps:,} env steps",
-    }
+    } | ({"stalled": status.stalled} if status.stalled else {})
     table = Table("worker", "life", "state", "does", "time", box=SIMPLE_HEAD)
     for worker in status.workers:
         shares = ", ".join(

@@ -159,7 +159,7 @@ class Supervisor:
         ran, self._births = member.state in _RAN, [birth for birth in self._births if name not in birth.names]
         for other in dead:
             self._note(Event(time(), "died", other, self._members[other].life + 1, cause=cause))
-            self._members[other].bury()
+            self._members[other].bury(cause)
         if any(name in burial.names for burial in self._buried):
             return  # it goes with those that died before it: one death more costs nothing
         pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
@@ -224,7 +224,7 @@ class Supervisor:
         members = {name: self._members[name] for name in names}
         links = self._launcher.restart(names)
         for member in members.values():
-            member.bury()
+            member.bury(member.cause if member.buried else "with one that it cannot go on without")
         policies = dict.fromkeys(
             port.stream for m in members.values() for port in m.config.ports() if port.role == "publish"
         )
