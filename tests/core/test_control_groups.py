@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.core.control_groups import free_memory, processors
+from tidemill.core.control_groups import MemoryKills, free_memory, memory_kills, processors
 
 V1 = (
     "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755",
@@ -126,6 +126,22 @@ def test_what_makes_no_sense_is_no_limit(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None and processors(tmp_path) is None
 
 
+@pytest.mark.parametrize("kind", MOUNTS)
+def test_kills_for_want_of_memory_are_counted_in_the_group_and_on_the_machine(
+    tmp_path: Path, kind: int
+) -> None:
+    System(tmp_path, kind, "/box/job").memory("box/job", 1000)
+    assert memory_kills(tmp_path) == MemoryKills(0, 0)
+    v1 = kind != 2
+    group = tmp_path / "sys/fs/cgroup" / ("memory/box" if v1 else "box")
+    file, before = (
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0") if v1 else ("memory.events", "oom 9")
+    )
+    (group / file).write_text(f"{before}\noom_kill 3\n")
+    (tmp_path / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 5\n")
+    assert memory_kills(tmp_path) == MemoryKills(3, 5)
+
+
 def test_a_group_of_this_machine_is_seen(tmp_path: Path) -> None:
     """Where one can be made."""
     groups = {
@@ -158,3 +174,30 @@ def test_a_group_of_this_machine_is_seen(tmp_path: Path) -> None:
     finally:
         for group in made:
             group.rmdir()
+
+
+OUT_OF_MEMORY = """
+import os, subprocess, sys
+from tidemill.core.control_groups import memory_kills
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+before = memory_kills()
+child = subprocess.run([sys.executable, "-c", "bytearray(1 << 28)"])
+print(child.returncode, memory_kills().here - before.here)
+"""
+
+
+def test_a_kill_of_this_machine_s_kernel_is_counted() -> None:
+    """Where a group can be made."""
+    group = Path(f"/sys/fs/cgroup/memory/tidemill-test-memory-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(f"{1 << 27}")
+    except OSError:
+        pytest.skip("control groups of version 1 cannot be made here")
+    try:
+        said = subprocess.run(
+            [sys.executable, "-c", OUT_OF_MEMORY, str(group)], capture_output=True, text=True, check=True
+        )
+        assert said.stdout.split() == ["-9", "1"]
+    finally:
+        group.rmdir()

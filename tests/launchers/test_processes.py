@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from benchmarks.works import cartpole_small
 
+from tidemill.core.control_groups import MemoryKills
 from tidemill.launchers import processes
-from tidemill.launchers.processes import layer_threads
+from tidemill.launchers.processes import killer, layer_threads
 from tidemill.layouts.layout import apply, layout_of
 
 
@@ -31,3 +32,15 @@ def test_cores_whose_workers_wait_compute_for_those_who_learn(monkeypatch, cores
     laid_out = apply(experiment, replace(layout_of(experiment), lanes=2, **settings))
     groups = laid_out.processes()
     assert [layer_threads(laid_out, names, groups) for names in groups] == expected
+
+
+@pytest.mark.parametrize(
+    ("here", "anywhere", "told"),
+    [
+        (0, 0, "by hand, or by another program"),
+        (1, 1, "its control group has no more"),
+        (0, 1, "most likely"),
+    ],
+)
+def test_who_sends_sigkill_is_told_by_what_the_system_counts(here: int, anywhere: int, told: str) -> None:
+    assert told in killer(MemoryKills(2, 7), MemoryKills(2 + here, 7 + anywhere))

@@ -1,5 +1,5 @@
-"""The commands that look things over, ``check-env``, ``check-resume``, ``doctor env`` and
-``doctor run``, and ``serve-env``."""
+"""The commands that look things over, ``check-env``, ``check-resume``, ``doctor``,
+``doctor env`` and ``doctor run``, and ``serve-env``."""
 
 import signal
 from collections.abc import Iterable
@@ -167,6 +167,16 @@ def doctor_env(
     if not _passed(
         examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)
     ):
+        raise typer.Exit(1)
+
+
+@friendly
+def doctor_machine(context: typer.Context) -> None:
+    """Look over this machine: cores, memory, limits, builds, GPU, leftovers; or, by a
+    command, a run or a server."""
+    from tidemill.run.examine_machine import examine_machine
+
+    if context.invoked_subcommand is None and not _passed(examine_machine()):
         raise typer.Exit(1)
 
 

@@ -9,7 +9,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, Wrap, changed, experiment_from, pairs
-from tidemill.cli.environment_commands import check_env, check_resume, doctor_env, doctor_run, serve_env
+from tidemill.cli.environment_commands import (
+    check_env,
+    check_resume,
+    doctor_env,
+    doctor_machine,
+    doctor_run,
+    serve_env,
+)
 from tidemill.cli.error_output import Commands, friendly, print_table, width, word
 from tidemill.cli.examples import examples
 from tidemill.cli.measuring import bench, tune
@@ -28,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(simulator, name="simulator")
-doctor = typer.Typer(name="doctor", help="Look over a run, or what it depends on.", no_args_is_help=True)
+doctor = typer.Typer(name="doctor", help="Look over this machine, a run, or a server.")
 app.add_typer(doctor)
 
 
@@ -462,6 +469,7 @@ def params(
 app.command("check-env")(check_env)
 app.command("check-resume")(check_resume)
 app.command("serve-env")(serve_env)
+doctor.callback(invoke_without_command=True)(doctor_machine)
 doctor.command("env")(doctor_env)
 doctor.command("run")(doctor_run)
 app.command()(bench)

@@ -28,6 +28,31 @@ def free_memory(root: Path = ROOT) -> int | None:
     return min((room for room in rooms if room is not None), default=None)
 
 
+class MemoryKills(NamedTuple):
+    """How often the system has killed a process for want of memory, since it was started:
+    in this process's control groups, and anywhere on the machine."""
+
+    here: int
+    anywhere: int
+
+
+def memory_kills(root: Path = ROOT) -> MemoryKills:
+    """Return these counts, 0 where nothing counts them."""
+    here = 0
+    for group, version in _groups(root, "memory"):
+        file = group / ("memory.events" if version == 2 else "memory.oom_control")
+        here = max(here, _count(file, "oom_kill"))  # a group counts what those below it do
+    return MemoryKills(here, _count(root / "proc/vmstat", "oom_kill"))
+
+
+def _count(file: Path, name: str) -> int:
+    with suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            if line.split()[:1] == [name]:
+                return int(line.split()[1])
+    return 0
+
+
 def processors(root: Path = ROOT) -> float | None:
     """Return how many processors' time the group with the smallest quota may use, None
     without one."""

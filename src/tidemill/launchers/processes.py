@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -32,6 +32,7 @@ from tidemill.api.launcher import Call, Job, Launcher
 from tidemill.api.transport import Handle, Link, Transport
 from tidemill.core import memory
 from tidemill.core.config import encode
+from tidemill.core.control_groups import MemoryKills, memory_kills
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, returned
 from tidemill.core.memory import Need, check_memory, size
@@ -49,7 +50,6 @@ LEAST_MEMORY = 25_000_000  # bytes that a process shares with none: Python, nump
 _TAIL = 2000  # characters of a dead worker's output that are shown
 _SPARE = 100  # descriptors for all else that a process has open
 _CAUSES: dict[int, str] = {  # of a process that a signal ended
-    signal.SIGKILL: " (by hand, or by the system for want of memory: see dmesg)",
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
 _STACK = 0.5  # seconds that a process has to write down where its threads are
@@ -57,6 +57,17 @@ ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
 """The signal upon which a worker's process does so. None of those that environments and
 batch systems use."""
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
+
+
+def killer(before: MemoryKills, now: MemoryKills) -> str:
+    """Return who most likely sent a SIGKILL, of what the system's counts were when the
+    process began, and are."""
+    cure = "make lanes, slots or counts smaller, or give it more"
+    if now.here > before.here:
+        return f" (by the system, out of memory: its control group has no more; {cure})"
+    if now.anywhere > before.anywhere:
+        return f" (most likely by the system, out of memory: it killed a process meanwhile; {cure})"
+    return " (by hand, or by another program: the system has killed nothing for want of memory)"
 
 
 class WorkerEnds(msgspec.Struct, frozen=True):
@@ -120,6 +131,7 @@ class WorkerGroup:
     core: the one that it keeps to, or None
     spin: seconds to poll without sleeping (see `Context`)
     pidfd: what tells of its end
+    kills: what the system had killed for want of memory when it began
     """
 
     names: list[str]
@@ -129,6 +141,7 @@ class WorkerGroup:
     life: int = -1
     process: "subprocess.Popen[bytes] | None" = None
     pidfd: int = -1
+    kills: MemoryKills = field(default_factory=memory_kills)
 
 
 @dataclass(frozen=True)
@@ -255,6 +268,7 @@ class ProcessesLauncher(Launcher):
         )
         for name, (ours, _) in zip(names, pairs, strict=True):
             self._links[name] = RunnerLink(ours, self._bells[name], self._bell)
+        group.kills = memory_kills()
         try:
             process = group.process = self._spawn(order, group.log)
         finally:
@@ -336,7 +350,8 @@ class ProcessesLauncher(Launcher):
         self._bell.wait(seconds)
 
     def obituary(self, worker: str) -> str:
-        process = self._group_of[worker].process
+        group = self._group_of[worker]
+        process = group.process
         assert process is not None
         try:
             code = process.wait(1.0)
@@ -347,8 +362,8 @@ class ProcessesLauncher(Launcher):
             if code < 0
             else f"its process ended with status {code}"
         )
-        how += _CAUSES.get(-code, "")
-        log = self._group_of[worker].log
+        how += killer(group.kills, memory_kills()) if code == -signal.SIGKILL else _CAUSES.get(-code, "")
+        log = group.log
         tail = log.read_text(errors="replace")[-_TAIL:].strip() if log.exists() else ""
         return how + (f"; its last output:\n{tail}" if tail else "")
 

@@ -1,0 +1,88 @@
+"""`tidemill doctor` tells what the machine has, and what mends what it lacks."""
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.run.watching import wait_until
+
+from tidemill.core.control_groups import MemoryKills
+from tidemill.run import examine_machine as examined
+from tidemill.run.examine_machine import examine_machine
+from tidemill.testing.check_env import Finding
+
+
+def found() -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine_machine()}
+
+
+def test_a_machine_that_trains_has_no_failure() -> None:
+    findings = found()
+    assert {
+        "versions",
+        "cores",
+        "load",
+        "memory",
+        "native core",
+        "numpy",
+        "torch",
+        "extras",
+    } <= findings.keys()
+    assert all(finding.level != "fail" for finding in findings.values())
+    assert all(finding.cure for finding in findings.values() if finding.level == "warn")
+    assert "openblas" in findings["numpy"].message or "mkl" in findings["numpy"].message
+
+
+def test_what_is_lacking_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: a driver\nand more\n")
+    monkeypatch.setitem(examined.EXTRAS, "hosts", "no_such_module")
+    monkeypatch.setattr(examined, "_DRIVER", driver)
+    monkeypatch.setattr(examined, "available", lambda: 1 << 30)
+    monkeypatch.setattr(examined, "unavailable", lambda setting: "there is no libkernels")
+    monkeypatch.setattr(examined, "LITTLE_SHARED", 1 << 60)
+    monkeypatch.setattr(examined, "FEW_FILES", 1 << 60)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    findings = found()
+    assert "hosts" in findings["extras"].message and "hosts" in findings["extras"].cure
+    assert "built without CUDA, beside a driver (NVRM version: a driver)" in findings["torch"].message
+    assert findings["memory"].level == findings["shared memory"].level == findings["limits"].level == "warn"
+    assert "no libkernels" in findings["native core"].message
+    assert findings["native core"].cure.startswith("install a compiler")
+    monkeypatch.setattr(examined, "memory_kills", lambda: MemoryKills(3, 4))
+    assert "killed 3 processes" in found()["memory"].message
+
+
+def test_every_extra_is_looked_for() -> None:
+    told = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert examined.EXTRAS.keys() == told["project"]["optional-dependencies"].keys() - {"dev"}
+
+
+ORPHAN = """
+import subprocess, sys
+words = [sys.executable, "-c", "import time; time.sleep(60)", "tidemill.launchers.entry"]
+child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(child.pid)
+"""
+
+
+def test_a_worker_whose_run_is_gone_is_found() -> None:
+    pid = int(
+        subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=True).stdout
+    )
+    try:
+        wait_until(lambda: found()["processes"].level == "warn", 10, "it is found")
+        assert str(pid) in found()["processes"].cure
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_that_was_kept_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tidemill-run-0123" / "checkpoints").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    kept = found()["kept run"]
+    assert "tidemill-run-0123" in kept.message and kept.cure.startswith("tidemill resume")
