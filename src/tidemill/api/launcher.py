@@ -104,6 +104,11 @@ class Launcher(ABC):
         cannot be known."""
         return ()
 
+    def own_bytes(self, worker: str) -> int | None:
+        """Return the bytes that a worker's process holds for itself alone; None where it
+        has none of its own, or nobody knows."""
+        return None
+
     @property
     def restarts(self) -> bool:
         """True when it can begin new lives of workers; else a death ends the run."""

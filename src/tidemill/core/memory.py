@@ -156,6 +156,16 @@ def _malloc(name: str, *arguments: int) -> None:
         function(*arguments)
 
 
+def own_bytes(pid: int) -> int | None:
+    """Return the bytes that a process holds and shares with no other: what it has
+    allocated, without files and shared memory. None where the system does not tell (other
+    than Linux), or there is no such process. It costs one small file."""
+    with suppress(OSError, ValueError, IndexError):
+        _, resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
 def resident_bytes(children: bool = False) -> list[int]:
     """Return the bytes that this process holds, and each of those that it started: its
     own and its share of what it shares (Linux: PSS)."""

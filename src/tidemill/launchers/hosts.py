@@ -303,6 +303,10 @@ class HostsLauncher(Launcher):
             return self._own.launcher.stack(worker)
         return [Call(*call) for call in self._ask(agent, worker).calls]
 
+    def own_bytes(self, worker: str) -> int | None:
+        assert self._own is not None
+        return self._own.launcher.own_bytes(worker) if self._agent_of(worker) is None else None
+
     def condition(self, worker: str) -> str:
         assert self._own is not None
         if (agent := self._agent_of(worker)) is None:

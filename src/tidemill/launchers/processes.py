@@ -381,6 +381,10 @@ class ProcessesLauncher(Launcher):
             return calls_of(written.decode(errors="replace"))
         return ()
 
+    def own_bytes(self, worker: str) -> int | None:
+        process = self._group_of[worker].process
+        return memory.own_bytes(process.pid) if process is not None else None
+
     def condition(self, worker: str) -> str:
         process = self._group_of[worker].process
         pid = process.pid if process is not None else 0

@@ -53,6 +53,7 @@ from tidemill.metrics.record_pace import RecordPace
 from tidemill.run.cuts import Cuts
 from tidemill.run.events import Event
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
+from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.progress import Member, Progress
 from tidemill.run.silence import SilenceWatch
 from tidemill.run.stall_report import SILENT, explain_stall
@@ -140,6 +141,7 @@ class Controller:
         self._silence = SilenceWatch(
             job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
         )
+        self._memory = MemoryWatch(job.experiment.processes(), launcher.own_bytes, self._say)
         self._cuts = Cuts(
             job.experiment.trained(),
             self.members,
@@ -491,6 +493,7 @@ class Controller:
             self._last_watch = awake()
             if self._running and not (self.paused or self._finishing):
                 self._silence.look(self.members)
+                self._memory.look(self.members)
             self._record_when_due()
             self._watch(self)
 

@@ -1,0 +1,107 @@
+"""Workers whose memory grows beyond what they said that they would fill: told, with what
+grows, before the system kills one for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidemill.api.control_messages import State
+from tidemill.core.clock import awake
+from tidemill.core.memory import available, size
+from tidemill.run.progress import Member
+
+EVERY = 5.0  # seconds between two looks
+SETTLED = 60.0  # seconds of a life after which a process has what it works with
+MARGIN, MARGIN_SHARE = 256 << 20, 0.25  # bytes beyond its plan that are not told, and of what it has
+
+
+@dataclass
+class _Footprint:
+    """What is known of a process's memory.
+
+    life, since: the life that it is of, and when that was first seen running
+    settled: bytes of its own once it had settled, at `settled_at`
+    told: bytes beyond its plan that were told
+    """
+
+    life: int
+    since: float
+    settled: int = 0
+    settled_at: float = 0.0
+    told: int = 0
+
+
+class MemoryWatch:
+    """A memory watch looks at the memory that each process holds for itself alone, and
+    tells when it is more than the process had once it worked and what its workers were to
+    fill from then on; and again at twice as much.
+
+    processes: the workers that share each process
+    own_bytes: function that returns how much it is (see `Launcher.own_bytes`)
+    tell: function that tells the user
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[Sequence[str]],
+        own_bytes: Callable[[str], int | None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._processes, self._own_bytes, self._tell = processes, own_bytes, tell
+        self._known: dict[str, _Footprint] = {}  # by first worker
+        self._next = 0.0
+
+    def look(self, members: Mapping[str, Member]) -> None:
+        """Look at all of them, if it is time."""
+        now = awake()
+        if now < self._next:
+            return
+        self._next = now + EVERY
+        for names in self._processes:
+            group = [members[name] for name in names]
+            if all(member.state is State.RUNNING and not member.buried for member in group):
+                self._look_at(names, group, now)
+
+    def _look_at(self, names: Sequence[str], group: Sequence[Member], now: float) -> None:
+        life = group[0].life
+        known = self._known.get(names[0])
+        if known is None or known.life != life:
+            known = self._known[names[0]] = _Footprint(life, now)
+        if now - known.since < SETTLED or (own := self._own_bytes(names[0])) is None:
+            return
+        if not known.settled:
+            known.settled, known.settled_at = own, now
+        planned = sum(need.nbytes for member in group for need in member.needs)
+        grown = own - known.settled
+        margin = max(MARGIN, int(MARGIN_SHARE * known.settled))
+        if grown - planned > max(margin, 2 * known.told):
+            known.told = grown - planned
+            self._tell(
+                growth(", ".join(names), own, grown, planned, now - known.settled_at, available(), group)
+            )
+
+
+def growth(
+    names: str,
+    own: int,
+    grown: int,
+    planned: int,
+    seconds: float,
+    free: int,
+    group: Sequence[Member],
+) -> str:
+    """Return what is told of a process that has `own` bytes for itself, `grown` of them
+    in the last `seconds`, where `planned` were to be expected."""
+    pace = grown / seconds
+    left = free / pace
+    ago = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
+    soon = f"{left / 60:.0f} minutes" if left < 7200 else f"{left / 3600:.0f} hours"
+    where = (
+        "its environment, most likely, keeps what it could forget (episodes, lists that only grow)"
+        if any(member.config.owns_environment for member in group)
+        else "a list in its algorithm or policy, most likely, only grows"
+    )
+    return (
+        f"{names} holds {size(own)} for itself, {size(grown)} more than {ago} ago, where {size(planned)} "
+        f"were planned: it grows by {size(60 * pace)} a minute, and the {size(free)} that are left would "
+        f"last {soon}; {where}"
+    )

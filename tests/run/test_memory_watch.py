@@ -1,0 +1,135 @@
+"""A worker whose memory grows beyond its plan is told with how fast, before the system
+kills it for that."""
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import gymnasium
+import numpy as np
+import pytest
+
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Scripted,
+    Trainer,
+    train,
+)
+from tidemill.api.control_messages import State
+from tidemill.core.memory import Need, own_bytes
+from tidemill.run import memory_watch
+from tidemill.run.events import read_events
+from tidemill.run.memory_watch import MemoryWatch
+from tidemill.run.progress import Member
+
+MB = 1 << 20
+
+
+class Clock:
+    """Two processes, their memory, and what is told, on a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.told, self.own = 0.0, list[str](), {"actor-0": 100 * MB, "trainer-0": 300 * MB}
+        monkeypatch.setattr(memory_watch, "awake", lambda: self.now)
+        monkeypatch.setattr(memory_watch, "available", lambda: 4000 * MB)
+        actor = Member(Actors(environment=Scripted()), Mock(), State.RUNNING)
+        trainer = Member(Trainer(algorithm=PPO()), Mock(), State.RUNNING)
+        self.members = {"actor-0": actor, "trainer-0": trainer}
+        self.watch = MemoryWatch([["actor-0"], ["trainer-0"]], self.own.get, self.told.append)
+
+    def minutes(self, count: float, **grows: int) -> None:
+        """Let so many minutes go by, in each of which processes grow by so many MB."""
+        for _ in range(round(count * 12)):
+            self.now += 5
+            for name, by in grows.items():
+                self.own[name.replace("_", "-")] += by * MB // 12
+            self.watch.look(self.members)
+
+
+def test_growth_beyond_the_plan_is_told_and_again_at_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.minutes(1, actor_0=1200)  # it begins to work
+    clock.minutes(10, actor_0=24)
+    assert not clock.told  # less than a quarter of what it has
+    clock.minutes(10, actor_0=24)
+    assert len(clock.told) == 1
+    assert clock.told[0].startswith("actor-0 holds 1.7 GB for itself")
+    assert "grows by 25 MB a minute" in clock.told[0] and "would last 3 hours" in clock.told[0]
+    assert "its environment, most likely" in clock.told[0] and "0.0 MB were planned" in clock.told[0]
+    clock.minutes(6, actor_0=24)
+    assert len(clock.told) == 1
+    clock.minutes(5, actor_0=24)
+    assert len(clock.told) == 2
+
+
+def test_what_was_planned_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.members["trainer-0"].needs = (Need("replay", 3000 * MB),)
+    clock.minutes(1)
+    clock.minutes(20, trainer_0=150)
+    assert not clock.told
+    clock.minutes(3, trainer_0=150)
+    assert len(clock.told) == 1 and "a list in its algorithm or policy" in clock.told[0]
+
+
+def test_a_new_life_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.minutes(2)
+    clock.members["actor-0"].life += 1
+    clock.minutes(0.9, actor_0=2000)
+    clock.minutes(5)
+    assert not clock.told
+
+
+def test_a_process_tells_what_it_holds_for_itself_alone() -> None:
+    before = own_bytes(os.getpid())
+    kept = np.ones(64 * MB, np.uint8)
+    after = own_bytes(os.getpid())
+    assert before is not None and after is not None and after - before > 60 * MB and kept[0]
+    assert own_bytes(1 << 30) is None
+
+
+class Hoarding(gymnasium.Env[Any, Any]):
+    """Keeps all that it has ever seen, and more."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.kept.append(np.ones(1 << 18, np.uint8))
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_an_environment_that_keeps_all_is_told_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    for name, value in {"EVERY": 0.05, "SETTLED": 0.1, "MARGIN": 64 * MB, "MARGIN_SHARE": 0.25}.items():
+        monkeypatch.setattr(memory_watch, name, value)
+    made = Experiment(
+        name="hoarding",
+        policies={"policy": ActorCritic(hidden=(8,))},
+        workers={
+            "actor": Actors(
+                environment=Gymnasium(make=Hoarding), lanes=1, agents=(AgentSpec(sample_steps=64),)
+            ),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=64, epochs=1)),
+        },
+        limits=Limits(steps=2000),
+    )
+    result = train(made, layout="given", run_dir=tmp_path / "run", quiet=True, source=Path(__file__))
+    told = [event.cause for event in read_events(tmp_path / "run") if event.cause.startswith("actor-0 holds")]
+    assert told and "its environment, most likely" in told[0], result.summary
