@@ -15,7 +15,7 @@ check: static
 	$(BIN)/pytest -n 2 tests/api tests/core tests/algorithms tests/nets tests/replay tests/transports tests/streams
 
 test: static
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 static: .venv/ready-to-test
 	$(BIN)/ruff check

@@ -108,6 +108,8 @@ def test_a_simulator_that_cuts_its_memory_short_is_named_as_the_likely_cause_and
         'arguments=["cutting"]',
         "--set",
         "workers.actor.lanes=1",
+        "--set",
+        "workers.actor.restarts=null",  # it would come again
         "--layout",
         "given",
         "--run-dir",

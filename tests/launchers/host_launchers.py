@@ -1,5 +1,8 @@
 """Hosts for tests: agents on this machine, joined over loopback."""
 
+import os
+import sys
+
 from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
 from tidemill.launchers.hosts import HostsLauncher
 
@@ -24,4 +27,5 @@ class NoTidemill(HostsLauncher):
     """A host whose Python has no Tidemill."""
 
     def engine(self) -> HostEngine:
-        return CommandEngine({"b": CommandHost(LOOPBACK, ("env", "-i"))})
+        base = os.path.realpath(sys.executable)  # of which the virtual environment is made
+        return CommandEngine({"b": CommandHost(LOOPBACK, ("env", "-i"), base)})

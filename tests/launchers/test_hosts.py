@@ -1,8 +1,10 @@
 """One experiment on several hosts: what it learns does not depend on where its workers
 are, and its end leaves nothing anywhere."""
 
+import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ from tidemill import (
     train,
 )
 from tidemill.core.errors import RunError
+from tidemill.launchers import hosts
+from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
+from tidemill.launchers.hosts import HostsLauncher
 from tidemill.launchers.placement import place
 from tidemill.replay.replay import Replay
 from tidemill.store.checkpoint import read_newest
@@ -84,15 +89,15 @@ def weights(made: Experiment, launch: Any, run: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("made", "hosts"),
+    ("made", "launcher"),
     [(experiment(), ThreeHosts), (experiment(trainers=2), TwoHosts)],
     ids=["three hosts", "equal trainers"],
 )
 def test_several_hosts_learn_what_processes_of_one_learn(
-    made: Experiment, hosts: Any, tmp_path: Path
+    made: Experiment, launcher: Any, tmp_path: Path
 ) -> None:
     alone = weights(made, "processes", tmp_path / "alone")
-    together = weights(made, hosts, tmp_path / "together")
+    together = weights(made, launcher, tmp_path / "together")
     compared, differing = compare("policy", alone, together)
     assert compared > 15 and differing == []
     assert [path.name for path in (tmp_path / "together").rglob("host-*")] == []  # they had nothing to say
@@ -109,8 +114,8 @@ def test_policy_workers_and_replay_memories_are_joined_over_hosts(made: Experime
 
 
 def test_workers_are_placed_where_cores_are_left() -> None:
-    hosts = {"runner": 2, "b": 4, "c": 1}
-    assert place(experiment(trainers=2, servers=2), hosts) == {
+    cores = {"runner": 2, "b": 4, "c": 1}
+    assert place(experiment(trainers=2, servers=2), cores) == {
         "actor-0": "b",
         "actor-1": "b",
         "trainer-0": "runner",
@@ -181,3 +186,56 @@ def test_a_worker_s_death_on_another_host_is_named(start: Callable[[str], Run]) 
 def test_a_host_without_tidemill_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"host b has no agent: .*\n(.|\n)*No module named"):
         train(experiment(), launch=NoTidemill, layout="given", run_dir=tmp_path / "run", quiet=True)
+
+
+def test_a_host_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ours = hosts.versions()
+    monkeypatch.setattr(hosts, "versions", lambda: {**ours, "numpy": "1.0"})
+    with pytest.raises(RunError, match=f"host b has other versions.*numpy {ours['numpy']}, here 1.0"):
+        train(experiment(), launch=TwoHosts, layout="given", run_dir=tmp_path / "run", quiet=True)
+    assert not [
+        p for p in psutil.Process().children(recursive=True) if "tidemill.launchers.host" in p.cmdline()
+    ]
+
+
+@pytest.fixture
+def namespace() -> Iterator[tuple[str, str, str]]:
+    """A network namespace that a pair of interfaces joins to this one: its name, and the
+    addresses here and there."""
+    name = f"tm{os.getpid() % 10_000}"
+    net = f"10.{77 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+    steps = [
+        f"ip netns add {name}",
+        f"ip link add {name}a type veth peer name {name}b netns {name}",
+        f"ip addr add {net}.1/24 dev {name}a",
+        f"ip link set {name}a up",
+        f"ip -n {name} addr add {net}.2/24 dev {name}b",
+        f"ip -n {name} link set {name}b up",
+        f"ip -n {name} link set lo up",
+    ]
+    try:
+        for step in steps:
+            try:
+                subprocess.run(step.split(), check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                pytest.skip(f"network namespaces cannot be made here: {step}: {error}")
+        yield name, f"{net}.1", f"{net}.2"
+    finally:
+        with contextlib.suppress(OSError):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_a_host_in_a_network_of_its_own_learns_the_same(
+    namespace: tuple[str, str, str], tmp_path: Path
+) -> None:
+    name, here, there = namespace
+
+    class Networked(HostsLauncher):
+        address = here
+
+        def engine(self) -> HostEngine:
+            return CommandEngine({"b": CommandHost(there, ("ip", "netns", "exec", name))})
+
+    alone = weights(experiment(), "processes", tmp_path / "alone")
+    compared, differing = compare("policy", alone, weights(experiment(), Networked, tmp_path / "together"))
+    assert compared > 15 and differing == []

@@ -53,6 +53,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     released: slots that the worker who reads has given back
     after: edge numbers and versions of cells: the slots were released by somebody who had
         written these, and who finds a slot free finds these versions there
+    offered: whether its memory is made there: what the writer offers has come
     """
 
     edge: int
@@ -60,6 +61,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     received: int
     released: int = 0
     after: tuple[tuple[int, int], ...] = ()
+    offered: bool = False
 
 
 class Positions(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):

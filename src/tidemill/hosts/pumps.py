@@ -32,6 +32,7 @@ class Outgoing(ABC):
     sent: bytes that were sent, of all that this life has committed
     received: how many of them the other host said that it has
     awaited: whether the other host has said that it waits for this life
+    arrived: whether it has said that it has what the writer offers
     """
 
     _memory: memoryview
@@ -39,7 +40,7 @@ class Outgoing(ABC):
     def __init__(self, number: int, epoch: int) -> None:
         self.number, self.epoch = number, epoch
         self.sent = self.received = self._furthest = 0
-        self.awaited = False
+        self.awaited = self.arrived = False
         self._offered = False
 
     @abstractmethod
@@ -100,6 +101,7 @@ class Outgoing(ABC):
                 f"{position.received} bytes"
             )
         self.awaited = True
+        self.arrived |= position.offered
         self.received = max(self.received, position.received)
         self.sent = max(self.sent, self.received)
         if anew:
@@ -310,7 +312,7 @@ class IncomingChannel(Incoming):
         # looked at after the release: who released had written them
         newest = ((cell.number, cell.newest()) for cell in self._after)
         after = tuple(each for each in newest if each[1] >= 0)
-        return Position(self.number, self.epoch, self.received, released, after)
+        return Position(self.number, self.epoch, self.received, released, after, self.offered is not None)
 
 
 class IncomingCell(Incoming):
@@ -346,4 +348,4 @@ class IncomingCell(Incoming):
             self.version = version
 
     def position(self) -> Position:
-        return Position(self.number, self.epoch, self.received)
+        return Position(self.number, self.epoch, self.received, offered=self.offered is not None)

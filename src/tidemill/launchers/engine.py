@@ -111,7 +111,8 @@ class CommandEngine(HostEngine):
                 break
         with contextlib.suppress(ValueError, TypeError, KeyError):
             return str(json.loads(line)["key"]).encode("ascii")
-        self._agents[name].poll()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it has hung up, and ends
+            self._agents[name].wait(1.0)
         how = self.ended(name) or f"it said {line[:200]!r}"
         raise RunError(f"host {name} has no agent: {how}; is Tidemill installed in its Python, with pyzmq?")
 

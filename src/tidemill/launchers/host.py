@@ -23,13 +23,12 @@ import msgspec
 from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
-from tidemill.api.transport import Link
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import cores
 from tidemill.core.errors import SchemaError, TidemillError, place
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
-from tidemill.hosts.crossing import GuestEnds, edges_here, guest, join, neighbours
+from tidemill.hosts.crossing import GuestEnds, LinkInOrder, edges_here, guest, join, neighbours
 from tidemill.hosts.orders import (
     Ask,
     CallHost,
@@ -58,6 +57,7 @@ from tidemill.transports.shared import EventBell
 ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
+_HELD_S = 0.005  # seconds between two looks whether what a worker had offered is there
 _FAREWELL_S = 2.0  # seconds for the last report to be heard
 
 
@@ -83,13 +83,19 @@ class HostWorkers:
         self.launcher = ProcessesLauncher(HostShare(mine, edges_here(edges, places, wire.name), bells))
         self._wire = wire
         self._guests: dict[str, GuestEnds] = {}
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, LinkInOrder] = {}
         self._thread: WireThread | None = None
         self.launcher.check(job.experiment)
-        self.links = self.launcher.launch(job)
+        links = self.launcher.launch(job)
         self._bell = os.dup(self.launcher.bell)  # the thread may outlive the launcher's own
         self._guests = {other: GuestEnds(wire.bell, self.launcher.handles(guest(other))) for other in others}
-        join(wire, edges, places, self._guests)
+        carried = join(wire, edges, places, self._guests)
+        self.links = {name: LinkInOrder(link, carried.get(name, ())) for name, link in links.items()}
+
+    def wait(self, seconds: float, least: float = 0.0) -> None:
+        """Wait for a message of any worker (see `Launcher.wait`)."""
+        held = any(link.held for link in self.links.values())
+        self.launcher.wait(min(seconds, _HELD_S) if held else seconds, least)
 
     def begin(self) -> None:
         """Let the wire be turned by a thread of its own from now on."""
@@ -131,12 +137,12 @@ class HostAgent:
     def run(self) -> None:
         """Do what the runner orders until it is over, or the runner is gone."""
         self._report(Here(cores(), versions()))
-        while self._workers is None and not self._lost():
+        while self._workers is None and not self._over and not self._lost():
             self._wire.turn(LEASE_S)
             self._hear()
         while not self._over and not self._lost():
             assert self._workers is not None
-            self._workers.launcher.wait(LEASE_S)
+            self._workers.wait(LEASE_S)
             self._hear()
             self._listen()
         if self._over:

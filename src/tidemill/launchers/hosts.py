@@ -272,7 +272,7 @@ class HostsLauncher(Launcher):
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         assert self._own is not None
-        self._own.launcher.wait(seconds, least)
+        self._own.wait(seconds, least)
         self._hear()
         if failed := self._own.failed:
             raise RunError(f"the wire to other hosts has ended: {failed}")
