@@ -74,7 +74,8 @@ class ActorCritic(NativeSetting):
     yes, unless the critic sees more; else no."""
     normalise_observations: bool | None = False
     """Whether flattened Boxes are brought to mean 0 and standard deviation 1, clipped at
-    ±10, by statistics of the trained rows. None: yes where the observation has such."""
+    ±10, by statistics of the trained rows. None: yes where the observation has such, and
+    not of truth values alone."""
     log_std_init: float = 0.0
     """Natural logarithm of the standard deviation that Box actions are drawn with at
     first, in units of half the action's range: 0 is half the range, -0.7 a quarter. It is
@@ -237,7 +238,7 @@ class ActorCritic(NativeSetting):
     def normalises(self, encoder: ObservationEncoder) -> bool:
         """Return whether observations are normalised."""
         wanted = self.normalise_observations
-        return bool(encoder.boxes if wanted is None else wanted and encoder.width)
+        return bool(encoder.numbers if wanted is None else wanted and encoder.width)
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         shape = self.shape(spaces)

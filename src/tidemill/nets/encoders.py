@@ -131,6 +131,12 @@ class ObservationEncoder:
         """Whether a normaliser applies to any column."""
         return any(isinstance(leaf, Box) for _, leaf, _ in self._parts)
 
+    @property
+    def numbers(self) -> bool:
+        """Whether any column is of a Box of more than truth values: only these are worth
+        a normaliser. Rare marks on a board would become as large as they are rare."""
+        return any(isinstance(leaf, Box) and leaf.dtype != "bool" for _, leaf, _ in self._parts)
+
     @cached_property
     def normalised(self) -> NDArray[np.bool_]:
         """Which columns a normaliser applies to: those of Boxes."""
