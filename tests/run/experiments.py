@@ -223,6 +223,10 @@ def grandchild() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Grandchild"), lanes=1)
 
 
+def daemon() -> Experiment:
+    return experiment(Gymnasium(make=f"{__file__}:Daemon"), lanes=1)
+
+
 def dies(environment: str) -> Experiment:
     """Its actor's process dies in its environment."""
     return experiment(Gymnasium(make=f"{__file__}:{environment}"), lanes=1)
@@ -391,6 +395,14 @@ class Grandchild(Talker):
     def __init__(self) -> None:
         super().__init__()
         self.process = subprocess.Popen(["sleep", "1000"])
+
+
+class Daemon(Talker):
+    """Starts a process that leaves its session and its parent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        subprocess.run(["sh", "-c", "setsid sleep 1000 &"], stdout=subprocess.DEVNULL)
 
 
 class Speaks(Talker):

@@ -307,9 +307,12 @@ def test_kill_of_a_run_in_slots_leaves_nothing_but_whole_checkpoints(
     assert warnings == [] and (arrays["policy"]["w"] == facts["updates"]).all()
 
 
+@pytest.mark.parametrize("function", ["grandchild", "daemon"])
 @pytest.mark.parametrize("ending", ["clean", "kill main", "kill actor"])
-def test_what_an_environment_started_ends_with_the_run(start: Callable[..., Run], ending: str) -> None:
-    run = start("grandchild", *(["--max-steps", "200"] if ending == "clean" else []))
+def test_what_an_environment_started_ends_with_the_run(
+    start: Callable[..., Run], ending: str, function: str
+) -> None:
+    run = start(function, *(["--max-steps", "200"] if ending == "clean" else []))
     run.wait_for_updates()
     if ending == "kill main":
         run.main.kill()
@@ -323,6 +326,23 @@ def test_what_an_environment_started_ends_with_the_run(start: Callable[..., Run]
         run.main.send_signal(signal.SIGTERM)
     run.ended()
     run.nothing_is_left()
+
+
+def test_a_daemon_of_a_run_that_was_killed_with_all_its_processes_ends_with_the_next_start(
+    start: Callable[..., Run],
+) -> None:
+    run = start("daemon")
+    run.wait_for_updates()
+    daemon = next(process for process in run.processes() if process.name() == "sleep")
+    for process in [run.main, *(each for each in run.processes() if each != daemon)]:
+        process.send_signal(signal.SIGSTOP)  # so that nobody ends anything
+    for process in [run.main, *(each for each in run.processes() if each != daemon)]:
+        process.send_signal(signal.SIGKILL)
+    run.main.wait()
+    wait_until(lambda: set(run.processes()) <= {daemon}, 10, "the daemon alone is left")
+    again = start("cartpole", "--max-steps", "200")
+    assert again.ended()[0] == 0
+    assert not run.processes()
 
 
 def test_an_environment_that_hangs_is_named_and_ended_by_force(start: Callable[..., Run]) -> None:

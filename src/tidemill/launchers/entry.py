@@ -27,6 +27,7 @@ from tidemill.core.errors import TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
+from tidemill.core.run_marks import VARIABLE, end_marked, marked
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup
 from tidemill.launchers.worker_process import ENDING, receive_order
@@ -57,6 +58,7 @@ def main() -> None:
     # Where its threads are, into its log, when the runner asks for it.
     faulthandler.register(ASK_FOR_STACK, sys.stderr)
     order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
+    os.environ[VARIABLE] = order.mark
     begin_to_work()
     travel(order.path)
     if order.core is not None:
@@ -146,12 +148,13 @@ def _has_company() -> bool:
         with suppress(ProcessLookupError, PermissionError):
             if name.isdigit() and int(name) != os.getpid() and os.getsid(int(name)) == os.getsid(0):
                 return True
-    return False
+    return bool(marked(os.environ[VARIABLE]))
 
 
 def _end_session() -> None:
     """End this process and all that its environment started: nobody else is left to do
     it."""
+    end_marked(os.environ[VARIABLE])
     os.killpg(0, signal.SIGKILL)
 
 

@@ -37,6 +37,7 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, returned
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
+from tidemill.core.run_marks import end_marked, end_orphans, new_mark
 from tidemill.core.user_code_loading import own_path
 from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
 from tidemill.transports.shared import MOST_DESCRIPTORS, EventBell, SocketLink
@@ -95,6 +96,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     bell: int
     path: list[str]  # where the main process looks for modules
     life: int  # of its workers
+    mark: str  # of what their environments start
 
     def descriptors(self) -> list[int]:
         """Return all that it names, each once."""
@@ -189,7 +191,7 @@ class ProcessesLauncher(Launcher):
                 f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch "
                 "threads or --launch inline"
             )
-        self._share = share
+        self._share, self._mark = share, new_mark()
         self._groups: list[WorkerGroup] = []
         self._group_of: dict[str, WorkerGroup] = {}
         self._links: dict[str, RunnerLink] = {}
@@ -201,6 +203,7 @@ class ProcessesLauncher(Launcher):
         experiment, self._job = job.experiment, job
         share, processes = self._share_of(experiment)
         self._processes = processes
+        end_orphans()  # whom runs have left that were killed with all of their processes
         self._bell = RunnerBell(self._keep(os.eventfd(0)))
         self._bells = {
             name: bell for names in processes for bell in [self._keep(os.eventfd(0))] for name in names
@@ -265,6 +268,7 @@ class ProcessesLauncher(Launcher):
             self._bells[names[0]],
             own_path(),
             group.life,
+            self._mark_of(group),
         )
         for name, (ours, _) in zip(names, pairs, strict=True):
             self._links[name] = RunnerLink(ours, self._bells[name], self._bell)
@@ -298,6 +302,9 @@ class ProcessesLauncher(Launcher):
             self._live(group, self._job)
         return {name: self._links[name] for name in workers}
 
+    def _mark_of(self, group: WorkerGroup) -> str:
+        return f"{self._mark}/{group.names[0]}/{group.life}"
+
     def _forget(self, group: WorkerGroup) -> None:
         """End what is left of a group's life: its process, where it hangs, and what its
         environment started."""
@@ -307,6 +314,7 @@ class ProcessesLauncher(Launcher):
             kill_session(process.pid)
             process.wait()
             group.process = None
+            end_marked(self._mark_of(group))
         if group.pidfd >= 0:
             os.close(group.pidfd)
             group.pidfd = -1

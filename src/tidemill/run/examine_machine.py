@@ -14,6 +14,7 @@ from pathlib import Path
 from tidemill.core.control_groups import memory_kills, processors
 from tidemill.core.cores import cores
 from tidemill.core.memory import available, size
+from tidemill.core.run_marks import orphans
 from tidemill.native.library import choices, unavailable
 from tidemill.testing.check_env import Finding
 
@@ -201,13 +202,17 @@ def _leftovers() -> Iterator[Finding]:
             parent = process.parent()
             if WORKER in (process.info["cmdline"] or ()) and (parent is None or parent.pid == 1):
                 alone.append(process.pid)
+    alone += [pid for pid in orphans() if pid not in alone]
     if alone:
         pids = " ".join(map(str, alone))
         yield Finding(
-            "processes", "warn", f"{len(alone)} workers live whose run is gone: {pids}", f"kill -9 {pids}"
+            "processes",
+            "warn",
+            f"{len(alone)} workers, or what they started, live whose run is gone: {pids}",
+            f"kill -9 {pids}",
         )
     else:
-        yield Finding("processes", "ok", "no worker lives whose run is gone")
+        yield Finding("processes", "ok", "no worker lives, nor what one started, whose run is gone")
     kept = [
         path
         for path in Path(tempfile.gettempdir()).glob("tidemill-*")

@@ -1,0 +1,85 @@
+"""Marks of runs: by an environment variable that processes inherit, whoever is started by
+an environment is known to be of that run, also where it has left its session and its
+parents (a daemon). Linux, which shows the variables that a process began with.
+
+A mark names the runner (the namespace of its process id, that, and when it began), the
+run, the worker and its life: ``4026531836.1234.56789.a1b2c3d4/actor-0/1``.
+"""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+
+VARIABLE = "TIDEMILL_RUN"
+_PROC = Path("/proc")
+
+
+def new_mark() -> str:
+    """Return a mark of a run of this process."""
+    return f"{_namespace()}.{os.getpid()}.{_began(os.getpid())}.{token_hex(4)}"
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that have begun with `mark`."""
+    return [pid for pid, found in _all_marked() if found == mark]
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process that has begun with `mark`."""
+    _kill(marked(mark))
+
+
+def orphans() -> list[int]:
+    """Return the processes whose mark names a runner that is gone."""
+    return [pid for pid, mark in _all_marked() if not _lives(mark)]
+
+
+def end_orphans() -> None:
+    """Kill every process whose mark names a runner that is gone."""
+    _kill(orphans())
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _all_marked() -> Iterator[tuple[int, str]]:
+    """Yield the processes of this user that have a mark, and the mark."""
+    wanted, own = f"{VARIABLE}=".encode(), os.getuid()
+    for folder in _PROC.iterdir() if (_PROC / "self").exists() else ():
+        with suppress(OSError, ValueError):
+            pid = int(folder.name)
+            if folder.stat().st_uid != own:
+                continue
+            for variable in (folder / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(wanted):
+                    yield pid, variable.removeprefix(wanted).decode()
+
+
+def _lives(mark: str) -> bool:
+    """True of a mark whose runner lives, and of one that cannot be judged: of a container
+    that counts its processes for itself."""
+    with suppress(ValueError):
+        namespace, pid, began, _ = mark.partition("/")[0].split(".")
+        return int(namespace) != _namespace() or _began(int(pid)) == int(began)
+    return True
+
+
+def _namespace() -> int:
+    """Return the number of this process's namespace of process ids, 0 where there are
+    none."""
+    with suppress(OSError):
+        return (_PROC / "self/ns/pid").stat().st_ino
+    return 0
+
+
+def _began(pid: int) -> int:
+    """Return when a process began, in ticks since the machine did; -1 of none."""
+    with suppress(OSError, IndexError, ValueError):  # proc(5): the name may have spaces and brackets
+        return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    return -1

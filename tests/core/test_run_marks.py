@@ -1,0 +1,56 @@
+"""Whatever began with a run's mark is found, and ended where its run is gone; nothing
+else is."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.run.watching import wait_until
+
+from tidemill.core.run_marks import VARIABLE, end_marked, end_orphans, marked, new_mark, orphans
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
+    """Starts a process with a mark, in a session of its own."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(mark: str) -> "subprocess.Popen[bytes]":
+        environment = {**os.environ, VARIABLE: mark}
+        started.append(subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_those_of_a_mark_are_ended_and_no_others(start: Callable[[str], "subprocess.Popen[bytes]"]) -> None:
+    run = new_mark()
+    first, second = start(f"{run}/actor-0/0"), start(f"{run}/actor-0/1")
+    wait_until(lambda: marked(f"{run}/actor-0/0") == [first.pid], 10, "it has begun")
+    wait_until(lambda: marked(f"{run}/actor-0/1") == [second.pid], 10, "it has begun")
+    assert {first.pid, second.pid}.isdisjoint(orphans())  # this process lives
+    end_marked(f"{run}/actor-0/0")
+    assert first.wait(10) == -9 and second.poll() is None
+
+
+def test_those_whose_runner_is_gone_are_orphans_but_not_a_container_s(
+    start: Callable[[str], "subprocess.Popen[bytes]"],
+) -> None:
+    words = "from tidemill.core.run_marks import new_mark; print(new_mark())"
+    gone = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    namespace, pid, began, name = gone.split(".")
+    orphan = start(f"{gone}/actor-0/0")
+    elsewhere = start(f"{int(namespace) + 1}.{pid}.{began}.{name}/actor-0/0")
+    same_id = start(f"{namespace}.{os.getpid()}.{int(began) + 1}.{name}/actor-0/0")  # given out again
+    nobody = start("what somebody else set")
+    wait_until(lambda: marked("what somebody else set") == [nobody.pid], 10, "it has begun")
+    end_orphans()  # whatever other tests have left, too
+    assert orphan.wait(10) == same_id.wait(10) == -9
+    assert elsewhere.poll() is None and nobody.poll() is None
