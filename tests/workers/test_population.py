@@ -3,6 +3,7 @@ settings are those that were meant."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,7 @@ class _Adding(Algorithm):
         self.policy.parameters()["w"][...] += self.amount  # type: ignore[index]
         self.updates += 1
         return {
-            "oldest": float(min(sample["version"][sample.trained()].min() for sample in samples)),
+            "oldest_min": float(min(sample["version"][sample.trained()].min() for sample in samples)),
             "since": float(self.updates),
         }
 
@@ -350,15 +351,12 @@ def check_run(folder: Path) -> int:
     database, adoptions = ParameterDatabase(folder / PARAMETERS), lineage(folder)
     assert adoptions and {source for source, _, _ in adoptions} == {0}
     origins = {version: from_version for _, from_version, version in adoptions}
-    trained = {
-        record["trainer-1-0/update"]: record
-        for record in read_metrics(folder)
-        if "trainer-1-0/update" in record
-    }
+    # a record tells of all updates since the one before: of them the oldest sample
+    trained = [record for record in read_metrics(folder) if "trainer-1-0/update" in record]
     for version in origins:
-        for update, record in trained.items():
-            if update > version:
-                assert record["trainer-1-0/oldest"] >= version, (
+        for before, record in pairwise(trained):
+            if before["trainer-1-0/update"] >= version:
+                assert record["trainer-1-0/oldest_min"] >= version, (
                     "a sample from before the adoption was trained on"
                 )
     after = 0
