@@ -153,8 +153,8 @@ def test_what_hosts_tell_each_other_comes_once_and_in_order_however_often_the_li
 
     def all_heard() -> bool:
         for name, peer in (("here", at_there), ("there", at_here)):
-            while peer.told:
-                heard[name].append(peer.told.popleft())
+            while (message := peer.read()) is not None:
+                heard[name].append(message)
         return len(heard["here"]) == len(heard["there"]) == len(said)
 
     until(all_heard, *hosts, seconds=30)
@@ -169,7 +169,7 @@ def test_edges_may_be_joined_long_after_hosts_have_met(hosts):
     at_here, ports = here.listen("there", there.keys.public, LOOPBACK, joined=False)
     at_there = there.call("here", here.keys.public, LOOPBACK, ports, joined=False)
     here.tell("there", b"join")
-    until(lambda: at_there.told, *hosts)
+    until(lambda: at_there.unread, *hosts)
     channel = Channel(at_here, at_there, (here, there))
     channel.offer(128)
     channel.put()
@@ -180,6 +180,47 @@ def test_edges_may_be_joined_long_after_hosts_have_met(hosts):
     assert not channel.get()
     at_here.joined = True
     until(channel.get, *hosts)
+
+
+def test_a_wrong_hello_before_edges_are_joined_ends_its_connection_alone(hosts, closing):
+    here, there = hosts
+    keys = Keys.new()
+    peer, ports = here.listen("stranger", keys.public, LOOPBACK, joined=False)
+    at_here, at_there = join(here, there)
+    stranger = closing(Stranger(ports, keys, here.keys.public))
+    stranger.lines[1].send(pack(Hello(2, [Position(7, 1, 0)])))
+    until(lambda: peer.hellos == 1, here, there)
+    here.tell("there", b"before")
+    until(lambda: at_there.unread, here, there)
+    assert not peer.ended
+    peer.joined = True
+    until(lambda: peer.ended, here, there)
+    assert "it reads edge 7" in peer.ended and not at_here.ended
+
+
+def test_what_nobody_reads_is_kept_up_to_a_bound(hosts, monkeypatch):
+    monkeypatch.setattr("tidemill.hosts.peer.MOST_TOLD_BYTES", 100_000)
+    here, there = hosts
+    at_here, at_there = join(here, there)
+    for _ in range(3):  # each time as much, once it is read
+        for _ in range(10):
+            here.tell("there", bytes(5000))
+        until(lambda: at_here.heard_all, *hosts)
+        while at_there.read() is not None:
+            pass
+    for _ in range(30):
+        here.tell("there", bytes(5000))
+        until(lambda: at_here.heard_all or at_there.ended, *hosts)
+    assert "that nobody has read" in at_there.ended
+
+
+def test_a_host_that_is_dismissed_is_hung_up_on_with_the_next_turn(hosts):
+    here, there = hosts
+    at_here, _ = join(here, there)
+    until(lambda: at_here.hellos == 2, *hosts)
+    at_here.dismiss("it speaks for nobody")
+    until(lambda: at_here.ended, *hosts)
+    assert at_here.ended == "it speaks for nobody"
 
 
 def test_what_comes_twice_is_dropped_by_its_number_and_a_gap_is_an_error():
@@ -330,7 +371,13 @@ BAD = {
     "more received than sent": (1, [pack(Positions([Position(1, 1, 640)]))], "of which 0 were sent"),
     "more released than received": (1, [pack(Positions([Position(1, 1, 0, 3)]))], "3 slots of edge 1"),
     "a word beyond the next": (0, [pack(Word(3, b"x", True))], "where 0 is next"),
-    "a word that is too long": (0, [pack(Word(0, bytes(messages.WORD_BYTES + 1), True))], "may come at once"),
+    "a word that is too long": (
+        0,
+        [pack(Word(0, bytes(messages.WORD_BYTES + 1), True))],
+        "come at once but for the last",
+    ),
+    "an empty word before the last": (0, [pack(Word(0, b"", False))], "word 0 of 0 bytes"),
+    "a clock that is no number": (0, [pack(Lease(float("nan"), 0.0))], "its clock shows nan"),
     "words that were never told": (0, [pack(Lease(1.0, 0.0, 7))], "has 7 words"),
     "a word on data": (1, [pack(Word(0, b"x", True))], "does not belong here"),
     "a frame of more than a piece": (

@@ -67,6 +67,6 @@ def test_equal_trainers_that_wait_for_one_actor_are_one_chain() -> None:
     members["actor-1"].heard = awake() - 28
     text = explain_stall(experiment, members, lambda _: "")
     assert text == (
-        "trainer-0 waits for its part of a sum ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
+        "trainer-0 waits for a sum's part ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
         "stuck in its environment"
     )

@@ -106,10 +106,12 @@ class WorkerGone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The order to say where the worker's thread is, and in what condition it is."""
+    """The order to say in what condition a worker is and, with `stack`, where its thread
+    is, for which the worker is interrupted."""
 
     number: int
     worker: str
+    stack: bool
 
 
 class Whereabouts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

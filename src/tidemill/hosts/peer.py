@@ -10,6 +10,7 @@ position.
 import time
 from collections import deque
 from collections.abc import Sequence
+from math import isfinite
 
 import zmq
 
@@ -36,8 +37,9 @@ IN_FLIGHT_BYTES = 4 << 20
 LEASE_S = 0.5
 """Seconds between two leases."""
 MOST_TOLD_BYTES = 256 << 20
-"""The most bytes that are kept of what a host was told and has not heard, and of what it
-tells and has not ended."""
+"""The most bytes that are kept of what a host was told and has not heard, of what it
+tells and has not ended, and of what it has told and nobody has read."""
+_TOLD_COST = 64  # bytes that each message counts besides its own
 SILENCE_S = 2.0
 """Seconds without a word on control after which the host that calls calls anew."""
 _MESSAGES = 32  # that are read at a time, so that one host does not keep others waiting
@@ -69,7 +71,6 @@ class Peer:
         them
     outdated: messages that came from lives before the current one, and were dropped
     joined: whether its edges are known: before, nothing is said over data
-    told: what it has told and nobody has read yet, the oldest first
     ended: why nothing is said to it any more; "" as long as it is
     """
 
@@ -93,7 +94,9 @@ class Peer:
         self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
         self.joined = True
         self._early_hello: Hello | None = None  # over data, when edges were not known
-        self.told = deque[bytes]()
+        self._told = deque[bytes]()  # what it has told and nobody has read yet
+        self._told_bytes = self._read_bytes = 0  # of all that came, and of all that was read
+        self._dismissed = ""  # why the host is to be hung up on, by any thread
         self._to_tell = deque[bytes]()  # what `tell` was given, by any thread
         self._words = deque[Word]()  # that it has not said to have, the oldest first
         self._said = self._counted = self._heard = 0  # words that were sent, made, and that came
@@ -143,6 +146,24 @@ class Peer:
         """Tell the host something: it comes once, and in order, also over a line that was
         cut, with the wire's next turn. Any thread may tell."""
         self._to_tell.append(message)
+
+    @property
+    def unread(self) -> bool:
+        """True when it has told something that nobody has read."""
+        return bool(self._told)
+
+    def read(self) -> bytes | None:
+        """Return the oldest message that it has told and nobody has read, or None. One
+        thread reads, any one."""
+        if not self._told:
+            return None
+        message = self._told.popleft()
+        self._read_bytes += len(message) + _TOLD_COST
+        return message
+
+    def dismiss(self, why: str) -> None:
+        """Have the wire hang up on it with its next turn. Any thread may."""
+        self._dismissed = why
 
     def call(self, line: _Line) -> None:
         """Say hello anew over a new call."""
@@ -200,6 +221,8 @@ class Peer:
         elif not line.answered:
             pass  # of a session before, on a new connection
         elif isinstance(message, Lease) and line is self._control:
+            if not (isfinite(message.clock) and isfinite(message.echo)):
+                raise SchemaError(f"its clock shows {message.clock}, and ours {message.echo}")
             self._their_clock, self._their_clock_at = message.clock, self.heard
             if message.echo:
                 self.round_trip_s = self.heard - message.echo
@@ -247,16 +270,21 @@ class Peer:
     def _take_word(self, word: Word) -> None:
         if word.number < self._heard:
             return
-        self._begun_bytes += len(word.part)
-        if word.number > self._heard or len(word.part) > WORD_BYTES or self._begun_bytes > MOST_TOLD_BYTES:
+        nbytes = len(word.part)
+        whole = nbytes <= WORD_BYTES if word.last else nbytes == WORD_BYTES
+        self._begun_bytes += nbytes
+        if word.number > self._heard or not whole or self._begun_bytes > MOST_TOLD_BYTES:
             raise SchemaError(
-                f"it sends word {word.number} of {len(word.part)} bytes, where {self._heard} is next, "
-                f"{WORD_BYTES} bytes may come at once and {MOST_TOLD_BYTES} in all"
+                f"it sends word {word.number} of {nbytes} bytes, where {self._heard} is next, "
+                f"{WORD_BYTES} bytes come at once but for the last ones, and {MOST_TOLD_BYTES} in all"
             )
         self._heard += 1
         self._begun.append(word.part)
         if word.last:
-            self.told.append(b"".join(self._begun))
+            self._told_bytes += self._begun_bytes + _TOLD_COST
+            if self._told_bytes - self._read_bytes > MOST_TOLD_BYTES:
+                raise SchemaError(f"it has told over {MOST_TOLD_BYTES} bytes that nobody has read")
+            self._told.append(b"".join(self._begun))
             self._begun, self._begun_bytes = [], 0
 
     def _take_position(self, position: Position, anew: bool) -> None:
@@ -335,13 +363,18 @@ class Peer:
     def pump(self) -> None:
         """Send what there is, as far as the bytes in flight allow, an edge's piece in
         turn with others'; and tell what came and what was released."""
+        if self._dismissed:
+            self.end(self._dismissed)
+            return
         self._send_words()
-        if self.joined and self._early_hello is not None:
-            hello, self._early_hello = self._early_hello, None
-            self._take_hello(self._data, hello)
-        if self.ended or not self._data.answered:
+        if self.ended:
             return
         try:
+            if self.joined and self._early_hello is not None:
+                hello, self._early_hello = self._early_hello, None
+                self._take_hello(self._data, hello)
+            if not self._data.answered:
+                return
             self._settle()
         except SchemaError as error:
             self.end(f"{self._data.connection.name}: {error}")
@@ -359,13 +392,14 @@ class Peer:
 
     def _send_words(self) -> None:
         while self._to_tell:
-            message = self._to_tell.popleft()
+            message = self._to_tell[0]
             starts = range(0, max(len(message), 1), WORD_BYTES)
             for start in starts:
                 part = message[start : start + WORD_BYTES]
                 self._words.append(Word(self._counted, part, start == starts[-1]))
                 self._counted += 1
                 self._unheard_bytes += len(part)
+            self._to_tell.popleft()  # only now: `heard_all` must not miss it
         if self._unheard_bytes > MOST_TOLD_BYTES:
             self.end(f"it has not heard {self._unheard_bytes:,} bytes of what it was told")
             return

@@ -132,7 +132,7 @@ class WireThread(threading.Thread):
         try:
             while not self._over:
                 self._wire.turn(LEASE_S)
-                if any(peer.told for peer in self._wire.others.values()):
+                if any(peer.unread for peer in self._wire.others.values()):
                     self._came()
         except Exception as error:  # whoever waits for hosts must not wait for nothing
             self.error = error

@@ -86,10 +86,15 @@ class HostWorkers:
         self.links: dict[str, LinkInOrder] = {}
         self._thread: WireThread | None = None
         self.launcher.check(job.experiment)
-        links = self.launcher.launch(job)
-        self._bell = os.dup(self.launcher.bell)  # the thread may outlive the launcher's own
-        self._guests = {other: GuestEnds(wire.bell, self.launcher.handles(guest(other))) for other in others}
-        carried = join(wire, edges, places, self._guests)
+        try:
+            links = self.launcher.launch(job)
+            self._bell = os.dup(self.launcher.bell)  # the thread may outlive the launcher's own
+            for other in others:
+                self._guests[other] = GuestEnds(wire.bell, self.launcher.handles(guest(other)))
+            carried = join(wire, edges, places, self._guests)
+        except BaseException:  # nobody else holds the launcher yet
+            self.launcher.close(0.0)
+            raise
         self.links = {name: LinkInOrder(link, carried.get(name, ())) for name, link in links.items()}
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
@@ -172,8 +177,11 @@ class HostAgent:
         self._wire.tell(self._runner, pack(report))
 
     def _hear(self) -> None:
-        while self._peer.told and not self._over:
-            self._follow(unpack_order(self._peer.told.popleft()))
+        for peer in self._wire.others.values():
+            if peer is not self._peer and peer.unread:
+                peer.dismiss("it tells something, and only the runner gives orders")
+        while not self._over and (order := self._peer.read()) is not None:
+            self._follow(unpack_order(order))
 
     def _follow(self, order: Order) -> None:
         match order:
@@ -191,11 +199,12 @@ class HostAgent:
             case Speak(worker, message):
                 if self._workers is not None and worker in self._workers.links:
                     self._workers.links[worker].send(message)
-            case Ask(number, worker):
+            case Ask(number, worker, stack):
                 if self._workers is not None and worker in self._workers.links:
                     launcher = self._workers.launcher
-                    calls = [(call.name, call.file, call.line) for call in launcher.stack(worker)]
-                    self._report(Whereabouts(number, calls, launcher.condition(worker)))
+                    calls = launcher.stack(worker) if stack else ()
+                    told = [(call.name, call.file, call.line) for call in calls]
+                    self._report(Whereabouts(number, told, launcher.condition(worker)))
 
     def _launch(self, order: Work) -> str:
         """Start the workers; return why that cannot be, or ""."""

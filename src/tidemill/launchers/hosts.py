@@ -78,7 +78,7 @@ class KnownHost:
     links: "dict[str, HostLink]" = field(default_factory=dict)
     obituaries: dict[str, str] = field(default_factory=dict)
     listening: dict[str, Listening] = field(default_factory=dict)
-    answers: dict[int, Whereabouts] = field(default_factory=dict)
+    answer: Whereabouts | None = None
     launched: Launched | None = None
     closed: bool = False
     lost: str = ""
@@ -234,12 +234,11 @@ class HostsLauncher(Launcher):
         """Take what the hosts have reported."""
         assert self._engine is not None
         for agent in self._agents.values():
-            while agent.peer.told:
-                data = agent.peer.told.popleft()
+            while (data := agent.peer.read()) is not None:
                 try:
                     self._take(agent, unpack_report(data))
                 except SchemaError as error:
-                    agent.peer.end(str(error))
+                    agent.peer.dismiss(str(error))
             if agent.lost or agent.closed:
                 continue
             cause = agent.peer.ended or self._engine.ended(agent.host)
@@ -258,8 +257,8 @@ class HostsLauncher(Launcher):
                 agent.listening[host] = report
             case Launched():
                 agent.launched = report
-            case Whereabouts(number):
-                agent.answers[number] = report
+            case Whereabouts():
+                agent.answer = report
             case Closed():
                 agent.closed = True
             case Speak(worker) | WorkerGone(worker) if worker not in agent.links:
@@ -287,21 +286,23 @@ class HostsLauncher(Launcher):
         found = agent.obituaries.get(worker)
         return f"{found or f'its host is gone: {agent.lost}'} (on host {agent.host})"
 
-    def _ask(self, agent: KnownHost, worker: str) -> Whereabouts:
-        """Return where a worker of another host is, as far as it can be known."""
+    def _ask(self, agent: KnownHost, worker: str, stack: bool) -> Whereabouts:
+        """Return how a worker of another host is, as far as it can be known."""
         self._asked += 1
-        number, deadline = self._asked, monotonic() + _ANSWER_S
-        self._tell(agent.host, Ask(number, worker))
-        while number not in agent.answers and not agent.lost and monotonic() < deadline:
-            sleep(0.01)
+        deadline = monotonic() + _ANSWER_S
+        self._tell(agent.host, Ask(self._asked, worker, stack))
+        while not agent.lost and monotonic() < deadline:
+            sleep(0.005)
             self._hear()
-        return agent.answers.pop(number, Whereabouts(number, [], ""))
+            if agent.answer is not None and agent.answer.number == self._asked:
+                return agent.answer
+        return Whereabouts(self._asked, [], "")
 
     def stack(self, worker: str) -> Sequence[Call]:
         assert self._own is not None
         if (agent := self._agent_of(worker)) is None:
             return self._own.launcher.stack(worker)
-        return [Call(*call) for call in self._ask(agent, worker).calls]
+        return [Call(*call) for call in self._ask(agent, worker, stack=True).calls]
 
     def own_bytes(self, worker: str) -> int | None:
         assert self._own is not None
@@ -311,7 +312,7 @@ class HostsLauncher(Launcher):
         assert self._own is not None
         if (agent := self._agent_of(worker)) is None:
             return self._own.launcher.condition(worker)
-        condition = self._ask(agent, worker).condition
+        condition = self._ask(agent, worker, stack=False).condition
         return f"{condition} (on host {agent.host})" if condition else ""
 
     def close(self, seconds: float) -> None:

@@ -68,7 +68,7 @@ def killer(before: MemoryKills, now: MemoryKills) -> str:
         return f" (by the system, out of memory: its control group has no more; {cure})"
     if now.anywhere > before.anywhere:
         return f" (most likely by the system, out of memory: it killed a process meanwhile; {cure})"
-    return " (by hand, or by another program: the system has killed nothing for want of memory)"
+    return " (by hand, or by another program: the system counts no kill for want of memory)"
 
 
 class WorkerEnds(msgspec.Struct, frozen=True):

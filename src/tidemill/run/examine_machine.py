@@ -57,11 +57,11 @@ def examine_machine() -> Iterator[Finding]:
     if sys.platform.startswith("linux"):
         yield from _shared_memory()
         yield _files()
+        yield from _leftovers()
     yield _core_of_c()
     yield _blas()
     yield from _torch()
     yield from _extras()
-    yield from _leftovers()
 
 
 def _cores() -> Finding:
@@ -197,11 +197,13 @@ def _leftovers() -> Iterator[Finding]:
     import psutil
 
     alone = []
-    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
+    for process in psutil.process_iter(["cmdline", "uids"]):
         with suppress(psutil.Error):
-            parent = process.parent()
-            if WORKER in (process.info["cmdline"] or ()) and (parent is None or parent.pid == 1):
-                alone.append(process.pid)
+            if WORKER in (process.info["cmdline"] or ()) and process.info["uids"].real == os.getuid():
+                parent = process.parent()
+                # of a container the first process may be a run itself
+                if parent is None or (parent.pid == 1 and "python" not in parent.name()):
+                    alone.append(process.pid)
     alone += [pid for pid in orphans() if pid not in alone]
     if alone:
         pids = " ".join(map(str, alone))

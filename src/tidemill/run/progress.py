@@ -30,7 +30,7 @@ def how_merged(name: str) -> How:
     return "most_recent" if name in NEWEST else last.get(name.replace("_", "/").rpartition("/")[2], "average")
 
 
-LONGEST_CAUSE = 120  # characters of a death's that are shown where others stand beside it
+LONGEST_CAUSE = 160  # characters of an event's that are shown
 
 
 @dataclass

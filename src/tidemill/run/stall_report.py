@@ -7,28 +7,21 @@ from time import time
 from typing import Protocol
 
 from tidemill.api.control_messages import State
-from tidemill.api.edges import Role
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.clock import awake
 
 SILENT = 2.0  # seconds: a running worker reports four times a second
 
-_BROUGHT = {
-    "samples": "samples",
-    "requests": "requests",
-    "answers": "answers",
-    "sums": "its part of a sum",
-    "credits": "leave to step",
-}  # by the kind of an edge: what its reader waits for
-_TIMES = {0: "", 1: ", restarted once", 2: ", restarted twice"}  # by lives before
-
-_AWAITED: dict[Role, tuple[str, Role]] = {
-    "consume": ("samples of", "produce"),
-    "produce": ("room at", "consume"),
-    "ask": ("answers of", "serve"),
-    "serve": ("requests of", "ask"),
-    "sum": ("its equals among", "sum"),
+_AWAITED = {
+    "samples": ("samples of", "room at"),
+    "requests": ("requests of", ""),
+    "answers": ("answers of", ""),
+    "sums": ("a sum's part of", ""),
+    "credits": ("leave to step of", ""),
 }
+"""By the kind of an edge: what its reader waits for, and its writer, "" where that is
+never told."""
+_TIMES = {0: "", 1: ", restarted once", 2: ", restarted twice"}  # by lives before
 
 
 class _Member(Protocol):
@@ -55,22 +48,23 @@ def explain_stall(
     `condition` says of one by name what keeps it still that its environment has nothing
     to do with, or "".
     """
-    awaited = _awaited(experiment)
-    standing = {name: _stand(member, condition(name)) for name, member in members.items()}
+    awaited = whom_each_awaits(experiment)
+    conditions = {name: condition(name) for name in members}
+    standing = {name: _stand(member, conditions[name]) for name, member in members.items()}
+
+    def does(name: str) -> str:
+        return f"{name} {doing(members[name], awaited[name], conditions[name])}"
+
     chains, told = list[str](), set[str]()
     for name, member in members.items():
         if member.config.limited and (chain := _chain(name, members, awaited, standing))[-1] not in told:
             told.update(chain)
-            links = []
-            for waiting, other in pairwise(chain):
-                links.append(f"{waiting} waits for {awaited[waiting][other]}")
-            last = chain[-1]
-            chains.append(" ← ".join([*links, f"{last} {doing(experiment, members[last], condition(last))}"]))
-    besides = [
-        f"{name} {doing(experiment, member, condition(name))}"
-        for name, member in members.items()
-        if standing[name] < _BEGINS and name not in told
-    ]
+            links = [
+                f"{waits} waits for {awaited[waits][other].rpartition(' ')[0]}"
+                for waits, other in pairwise(chain)
+            ]
+            chains.append(" ← ".join([*links, does(chain[-1])]))
+    besides = [does(name) for name in members if standing[name] < _BEGINS and name not in told]
     return "; ".join([*chains, *(f"besides, {text}" for text in besides)])
 
 
@@ -94,16 +88,16 @@ def _busiest(member: _Member) -> str:
     return max(member.shares, key=lambda place: member.shares[place], default="wait")
 
 
-def _awaited(experiment: Experiment) -> dict[str, dict[str, str]]:
+def whom_each_awaits(experiment: Experiment) -> dict[str, dict[str, str]]:
     """Return whom each worker may wait for, and for what."""
     found: dict[str, dict[str, str]] = {name: {} for name, _ in experiment.members()}
     for edge in experiment.edges():
-        kind = edge.name.partition("/")[0]
+        brought, room = _AWAITED.get(edge.name.partition("/")[0], ("", ""))
         for target in edge.targets:
-            if kind in _BROUGHT:
-                found[target].setdefault(edge.source, _BROUGHT[kind])
-            if kind == "samples":
-                found[edge.source].setdefault(target, "room for samples")
+            if brought:
+                found[target].setdefault(edge.source, brought)
+            if room:
+                found[edge.source].setdefault(target, room)
     return found
 
 
@@ -130,9 +124,9 @@ def _chain(
     return chains[best]
 
 
-def doing(experiment: Experiment, member: _Member, condition: str) -> str:
-    """Return what one worker does, or waits for. `condition`: as `explain_stall` asks for
-    it."""
+def doing(member: _Member, awaited: Mapping[str, str], condition: str) -> str:
+    """Return what one worker does, or waits for. `awaited`: whom it may wait for, and for
+    what; `condition`: what `explain_stall` asks for."""
     silent = awake() - member.heard
     if member.buried:
         when = datetime.fromtimestamp(time() - (awake() - member.died_at)).strftime("%H:%M:%S")
@@ -146,11 +140,10 @@ def doing(experiment: Experiment, member: _Member, condition: str) -> str:
         return f"is silent for {silent:.0f} s, stuck{where}"
     if (busiest := _busiest(member)) != "wait":
         return f"works ({member.shares[busiest]:.0%} {busiest})"
-    sources = []
-    for port in member.config.ports():
-        if port.role in _AWAITED:
-            what, role = _AWAITED[port.role]
-            sources.append(f"{what} {', '.join(experiment.holders(port.stream, role))}")
+    sources = [
+        f"{what} {', '.join(other for other, its in awaited.items() if its == what)}"
+        for what in dict.fromkeys(awaited.values())
+    ]
     if member.config.owns_environment:
         sources.append("its environment")
     return f"waits for {' or '.join(sources) or 'nobody'}"

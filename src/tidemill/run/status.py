@@ -15,11 +15,11 @@ from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
 from tidemill.run.folder import SUMMARY, RunFolder, as_typed, command
+from tidemill.run.progress import LONGEST_CAUSE
 from tidemill.run.snapshot import short, snapshot
-from tidemill.run.stall_report import doing
+from tidemill.run.stall_report import doing, whom_each_awaits
 
 EVENTS = 10  # that are shown, the last ones
-LONGEST_CAUSE = 160  # characters of one
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -54,13 +54,13 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 def status_of(controller: Controller) -> RunStatus:
     """Return the run as it is now."""
-    now, experiment = snapshot(controller), controller.job.experiment
+    now, awaited = snapshot(controller), whom_each_awaits(controller.job.experiment)
     workers = [
         WorkerStatus(
             name,
             "dead" if member.buried else member.state.value,
             member.life + 1,
-            "" if member.buried else doing(experiment, member, controller.condition(name)),
+            "" if member.buried else doing(member, awaited[name], controller.condition(name)),
             member.shares,
         )
         for name, member in controller.members.items()
