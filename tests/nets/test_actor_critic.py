@@ -495,3 +495,36 @@ def test_settings_are_checked_and_survive_encoding():
         ActorCritic(encoder="nature_cnn").build(Spaces(VECTOR, Discrete(2)), 0)
     config = ActorCritic(hidden=(32,), shared_critic=True)
     assert decode(ActorCritic, encode(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "board", "both", "steps"),
+    [
+        (False, False, False, False),
+        (True, True, True, None),
+        (None, True, True, False),
+        ("numbers", False, True, False),
+    ],
+)
+def test_what_is_normalised(setting, board, both, steps):
+    """Marks on a board of truth values are as large as they are rare then: MinAtar's
+    Freeway by PPO after 200,000 steps: 9.6 to 12.7, and 5.8 where they were."""
+    marks = Box((12,), "bool")
+    seen = {"board": marks, "both": Dict({"board": marks, "speed": VECTOR}), "steps": Discrete(5)}
+    config = ActorCritic(hidden=(4,), normalise_observations=setting)
+    for name, expected in (("board", board), ("both", both), ("steps", steps)):
+        spaces = Spaces(seen[name], Discrete(3))
+        if expected is None:
+            with pytest.raises(ConfigError, match="without flattened Boxes"):
+                config.build(spaces, 0)
+        else:
+            config.build(spaces, 0)
+            assert ("observation.mean" in config.weights(spaces)) is expected, name
+    assert decode(ActorCritic, encode(config)) == config
+
+
+def test_what_is_not_to_be_normalised_by_that_word_is_refused_with_the_words_there_are():
+    with pytest.raises(ConfigError, match='"nombers" is not known; take one of numbers, True, False, None'):
+        ActorCritic(normalise_observations="nombers")
+    with pytest.raises(ConfigError, match="normalise_observations = 'nombers'; did you mean \"numbers\""):
+        decode(ActorCritic, {"normalise_observations": "nombers"})

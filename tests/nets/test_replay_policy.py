@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.algorithms.test_sac import BATCH, CENTRE, HALF
 
-from tidemill import DQN, QRDQN, SAC, TD3, ActorCritic, DeterministicActor, QNetwork, SquashedGaussian
+from tidemill import DQN, QRDQN, SAC, TD3, DeterministicActor, QNetwork, SquashedGaussian
 from tidemill.api.algorithm import Sample
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
@@ -157,14 +157,3 @@ def test_where_nothing_could_be_normalised_it_is_refused(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config.build(spaces, 0)
     assert "observation.mean" not in QNetwork(normalise_observations=None).weights(IMAGE)
-
-
-def test_truth_values_are_normalised_only_where_that_is_asked_for() -> None:
-    """Marks on a board are as large as they are rare then: MinAtar's Freeway, PPO after
-    200,000 steps: 9.6 to 12.7, and 5.8 where they were."""
-    board = Spaces(Box((12,), "bool"), Discrete(3))
-    for network in (QNetwork, ActorCritic):
-        assert "observation.mean" not in network(normalise_observations=None).weights(board)
-        assert "observation.mean" in network(normalise_observations=True).weights(board)
-        numbers = Spaces(Dict({"board": board.observation, "speed": Box((2,), "float32")}), Discrete(3))
-        assert "observation.mean" in network(normalise_observations=None).weights(numbers)

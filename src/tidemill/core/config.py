@@ -128,11 +128,14 @@ class Config:
 
 def _choices(hint: Any) -> tuple[Any, ...]:
     """Return the values of a setting of this type where they are listed: a `Literal`, or
-    one or None; else ()."""
+    one, with bool beside it or not, or None; else ()."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
-    choices = [value for part in typing.get_args(hint) for value in _choices(part)]
-    return (*choices, None) if choices and type(None) in typing.get_args(hint) else ()
+    parts = typing.get_args(hint)
+    choices = [value for part in parts for value in _choices(part)]
+    if bool in parts:
+        choices += [True, False]
+    return (*choices, None) if len(choices) > 2 * (bool in parts) and type(None) in parts else ()
 
 
 def _gone(cls: type[Config], name: str) -> str:
@@ -296,6 +299,8 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
         some = [a for a in args if a is not type(None)]
         if len(some) == 1:
             return _decode_value(some[0], value, path)
+        if (known := _choices(hint)) and value not in known:
+            raise ConfigError(f"{path} = {value!r}; {did_you_mean(str(value), map(str, known))}")
         configs = [a for a in some if isinstance(a, type) and issubclass(a, Config)]
         if configs and (len(configs) == len(some) or isinstance(value, Mapping)):
             return decode(configs[0], value, path)

@@ -72,10 +72,10 @@ class ActorCritic(NativeSetting):
     shared_critic: bool | None = None
     """Whether the critic shares all layers but its head with the actor. None: with images
     yes, unless the critic sees more; else no."""
-    normalise_observations: bool | None = False
+    normalise_observations: bool | Literal["numbers"] | None = False
     """Whether flattened Boxes are brought to mean 0 and standard deviation 1, clipped at
-    ±10, by statistics of the trained rows. None: yes where the observation has such, and
-    not of truth values alone."""
+    ±10, by statistics of the trained rows. ``numbers``: yes where the observation has
+    such, and not of truth values alone; None: yes where it has any."""
     log_std_init: float = 0.0
     """Natural logarithm of the standard deviation that Box actions are drawn with at
     first, in units of half the action's range: 0 is half the range, -0.7 a quarter. It is
@@ -161,7 +161,7 @@ class ActorCritic(NativeSetting):
         self._check_exploration_and_critic(encoder, spaces)
         if not self._layers(encoder) and not self.critic_hidden:
             self.refuse_idle("activation", "without hidden layers")
-        if self.normalise_observations and not encoder.boxes:
+        if self.normalise_observations is True and not encoder.boxes:
             self.refuse_idle("normalise_observations", "on an observation without flattened Boxes")
         if encoder.critic_only:
             names = ", ".join(encoder.critic_only)
@@ -238,7 +238,9 @@ class ActorCritic(NativeSetting):
     def normalises(self, encoder: ObservationEncoder) -> bool:
         """Return whether observations are normalised."""
         wanted = self.normalise_observations
-        return bool(encoder.numbers if wanted is None else wanted and encoder.width)
+        if wanted == "numbers":
+            return encoder.numbers
+        return encoder.boxes if wanted is None else wanted and encoder.width > 0
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         shape = self.shape(spaces)

@@ -25,15 +25,14 @@ class ReplayNetwork(NativeSetting):
     normalise_observations: bool | None = False
     """Whether flattened Boxes are brought to mean 0 and deviation 1, by the moments of
     the rows that have entered the replay memory, each counted once, and clipped to ±10.
-    None: where there are any, not of truth values alone."""
+    None: where there are any."""
 
     def normalises(self, encoder: ObservationEncoder) -> bool:
         """Return whether what `encoder` flattens is normalised. Raises `ConfigError`
         where it is to be, and there is nothing to."""
         if self.normalise_observations and not encoder.boxes:
             self.refuse_idle("normalise_observations", "on an observation without flattened Boxes")
-        wanted = self.normalise_observations
-        return encoder.numbers if wanted is None else wanted
+        return self.normalise_observations is not False and encoder.boxes
 
     def moments(self, encoder: ObservationEncoder) -> dict[str, Field]:
         """Return the fields of what normalises, ``observation.*``; {} where nothing

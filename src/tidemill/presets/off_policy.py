@@ -64,10 +64,10 @@ value_learning = partial(
     ratio="1/4",
 )
 # What SAC and TD3 have: an update for each step, networks of 256 and 256. One lane: an
-# update takes a hundred times as long as a step, so that lanes save nothing, and each has
-# an episode of its own that was begun with less learnt. Pendulum's first 100 episodes:
-# -302 with one lane, -337 with two, -384 with eight; -606 with eight and a warm-up of
-# 5,000 steps
+# update takes some thirty times as long as a step, so that lanes save nothing, and each
+# has an episode of its own that was begun with less learnt. Pendulum's first 100
+# episodes: -302 with one lane, -337 with two, -384 with eight; -606 with eight and a
+# warm-up of 5,000 steps
 actor_learning = partial(
     off_policy, buffer=Replay(capacity=1_000_000, warm_up=100), batch_size=256, ratio=1, lanes=1
 )
