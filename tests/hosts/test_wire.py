@@ -153,13 +153,13 @@ def test_what_hosts_tell_each_other_comes_once_and_in_order_however_often_the_li
 
     def all_heard() -> bool:
         for name, peer in (("here", at_there), ("there", at_here)):
-            while (message := peer.read()) is not None:
+            while (message := peer.words.read()) is not None:
                 heard[name].append(message)
         return len(heard["here"]) == len(heard["there"]) == len(said)
 
     until(all_heard, *hosts, seconds=30)
     assert heard["here"] == said and heard["there"] == [message[::-1] for message in said]
-    until(lambda: at_here.heard_all and at_there.heard_all, *hosts)
+    until(lambda: at_here.words.heard_all and at_there.words.heard_all, *hosts)
     assert at_there.hellos >= 6 and not at_here.ended and not at_there.ended
 
 
@@ -169,7 +169,7 @@ def test_edges_may_be_joined_long_after_hosts_have_met(hosts):
     at_here, ports = here.listen("there", there.keys.public, LOOPBACK, joined=False)
     at_there = there.call("here", here.keys.public, LOOPBACK, ports, joined=False)
     here.tell("there", b"join")
-    until(lambda: at_there.unread, *hosts)
+    until(lambda: at_there.words.unread, *hosts)
     channel = Channel(at_here, at_there, (here, there))
     channel.offer(128)
     channel.put()
@@ -191,7 +191,7 @@ def test_a_wrong_hello_before_edges_are_joined_ends_its_connection_alone(hosts, 
     stranger.lines[1].send(pack(Hello(2, [Position(7, 1, 0)])))
     until(lambda: peer.hellos == 1, here, there)
     here.tell("there", b"before")
-    until(lambda: at_there.unread, here, there)
+    until(lambda: at_there.words.unread, here, there)
     assert not peer.ended
     peer.joined = True
     until(lambda: peer.ended, here, there)
@@ -199,19 +199,33 @@ def test_a_wrong_hello_before_edges_are_joined_ends_its_connection_alone(hosts, 
 
 
 def test_what_nobody_reads_is_kept_up_to_a_bound(hosts, monkeypatch):
-    monkeypatch.setattr("tidemill.hosts.peer.MOST_TOLD_BYTES", 100_000)
+    monkeypatch.setattr("tidemill.hosts.words.MOST_TOLD_BYTES", 100_000)
     here, there = hosts
     at_here, at_there = join(here, there)
     for _ in range(3):  # each time as much, once it is read
         for _ in range(10):
             here.tell("there", bytes(5000))
-        until(lambda: at_here.heard_all, *hosts)
-        while at_there.read() is not None:
+        until(lambda: at_here.words.heard_all, *hosts)
+        while at_there.words.read() is not None:
             pass
     for _ in range(30):
         here.tell("there", bytes(5000))
-        until(lambda: at_here.heard_all or at_there.ended, *hosts)
+        until(lambda: at_here.words.heard_all or at_there.ended, *hosts)
     assert "that nobody has read" in at_there.ended
+
+
+def test_what_a_host_is_told_that_is_away_is_kept_up_to_a_bound(hosts, monkeypatch):
+    monkeypatch.setattr("tidemill.hosts.words.MOST_TOLD_BYTES", 100_000)
+    here, _ = hosts
+    peer, _ = here.listen("nobody", Keys.new().public, LOOPBACK)
+    for _ in range(10):
+        here.tell("nobody", bytes(9000))
+        here.turn(0.0)
+    assert not peer.ended
+    for _ in range(2):
+        here.tell("nobody", bytes(9000))
+        here.turn(0.0)
+    assert "it has not heard 108,000 bytes" in peer.ended
 
 
 def test_a_host_that_is_dismissed_is_hung_up_on_with_the_next_turn(hosts):

@@ -1,5 +1,5 @@
 """What the runner orders of a host's agent, and what the agent reports: typed msgpack,
-nothing else is understood. It goes in words (`Peer.tell`), which come once and in order.
+nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Work`, `Speak`, `Ask`, `Close`. Up: `Here`, `Listening`,
 `Launched`, `Speak`, `WorkerGone`, `Whereabouts`, `Closed`.

@@ -17,7 +17,6 @@ import zmq
 from tidemill.core.errors import SchemaError
 from tidemill.hosts.connections import HostConnection
 from tidemill.hosts.messages import (
-    WORD_BYTES,
     Hello,
     Lease,
     Message,
@@ -31,15 +30,12 @@ from tidemill.hosts.messages import (
     unpack_piece,
 )
 from tidemill.hosts.pumps import Incoming, IncomingCell, Outgoing
+from tidemill.hosts.words import Words
 
 IN_FLIGHT_BYTES = 4 << 20
 """The most bytes that were sent to a host and that it has not said to have."""
 LEASE_S = 0.5
 """Seconds between two leases."""
-MOST_TOLD_BYTES = 256 << 20
-"""The most bytes that are kept of what a host was told and has not heard, of what it
-tells and has not ended, and of what it has told and nobody has read."""
-_TOLD_COST = 64  # bytes that each message counts besides its own
 SILENCE_S = 2.0
 """Seconds without a word on control after which the host that calls calls anew."""
 _MESSAGES = 32  # that are read at a time, so that one host does not keep others waiting
@@ -71,6 +67,7 @@ class Peer:
         them
     outdated: messages that came from lives before the current one, and were dropped
     joined: whether its edges are known: before, nothing is said over data
+    words: what the two tell each other besides edges
     ended: why nothing is said to it any more; "" as long as it is
     """
 
@@ -94,14 +91,8 @@ class Peer:
         self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
         self.joined = True
         self._early_hello: Hello | None = None  # over data, when edges were not known
-        self._told = deque[bytes]()  # what it has told and nobody has read yet
-        self._told_bytes = self._read_bytes = 0  # of all that came, and of all that was read
         self._dismissed = ""  # why the host is to be hung up on, by any thread
-        self._to_tell = deque[bytes]()  # what `tell` was given, by any thread
-        self._words = deque[Word]()  # that it has not said to have, the oldest first
-        self._said = self._counted = self._heard = 0  # words that were sent, made, and that came
-        self._unheard_bytes = self._begun_bytes = 0
-        self._begun: list[bytes] = []  # what has come of what it has not ended to tell
+        self.words = Words()
         self._their_clock = self._their_clock_at = 0.0
         self._next_lease = 0.0
         self._next_call = [0.0, 0.0]
@@ -115,11 +106,6 @@ class Peer:
     def repeated_bytes(self) -> int:
         """Bytes that came twice, and were dropped."""
         return sum(life.repeated for lives in self.incoming.values() for life in lives)
-
-    @property
-    def heard_all(self) -> bool:
-        """True when it has said to have all that it was told."""
-        return not self._to_tell and not self._words
 
     def send(self, life: Outgoing, void: bool = False) -> None:
         """Send what this life of an edge's writer commits, after what the one before has
@@ -142,25 +128,6 @@ class Peer:
             lives.clear()
         lives.append(life)
 
-    def tell(self, message: bytes) -> None:
-        """Tell the host something: it comes once, and in order, also over a line that was
-        cut, with the wire's next turn. Any thread may tell."""
-        self._to_tell.append(message)
-
-    @property
-    def unread(self) -> bool:
-        """True when it has told something that nobody has read."""
-        return bool(self._told)
-
-    def read(self) -> bytes | None:
-        """Return the oldest message that it has told and nobody has read, or None. One
-        thread reads, any one."""
-        if not self._told:
-            return None
-        message = self._told.popleft()
-        self._read_bytes += len(message) + _TOLD_COST
-        return message
-
     def dismiss(self, why: str) -> None:
         """Have the wire hang up on it with its next turn. Any thread may."""
         self._dismissed = why
@@ -182,7 +149,7 @@ class Peer:
             for lives in self.incoming.values():
                 for life in lives:
                     life.forget()
-        self._say(line, Hello(line.session, positions, self._heard if line is self._control else 0))
+        self._say(line, Hello(line.session, positions, self.words.heard if line is self._control else 0))
 
     def _say(self, line: _Line, message: Message) -> bool:
         return line.connection.send(pack(message))
@@ -226,9 +193,9 @@ class Peer:
             self._their_clock, self._their_clock_at = message.clock, self.heard
             if message.echo:
                 self.round_trip_s = self.heard - message.echo
-            self._take_heard(message.heard)
+            self.words.take_heard(message.heard)
         elif isinstance(message, Word) and line is self._control:
-            self._take_word(message)
+            self.words.take(message)
         elif isinstance(message, Positions) and line is self._data:
             for position in message.positions:
                 self._take_position(position, anew=False)
@@ -251,41 +218,10 @@ class Peer:
         for position in message.positions:
             self._take_position(position, anew=True)
         if line is self._control:
-            self._take_heard(message.heard)
-            self._said = self._first()  # what was sent beyond may be lost
+            self.words.take_heard(message.heard)
+            self.words.again()
         if self.calls is None:
             self._hello(line)
-
-    def _take_heard(self, heard: int) -> None:
-        if not 0 <= heard <= self._counted:
-            raise SchemaError(f"it says that it has {heard} words, of which {self._counted} were told")
-        while self._words and self._words[0].number < heard:
-            self._unheard_bytes -= len(self._words.popleft().part)
-        self._said = max(self._said, heard)
-
-    def _first(self) -> int:
-        """Return the number of the first word that it has not said to have."""
-        return self._words[0].number if self._words else self._counted
-
-    def _take_word(self, word: Word) -> None:
-        if word.number < self._heard:
-            return
-        nbytes = len(word.part)
-        whole = nbytes <= WORD_BYTES if word.last else nbytes == WORD_BYTES
-        self._begun_bytes += nbytes
-        if word.number > self._heard or not whole or self._begun_bytes > MOST_TOLD_BYTES:
-            raise SchemaError(
-                f"it sends word {word.number} of {nbytes} bytes, where {self._heard} is next, "
-                f"{WORD_BYTES} bytes come at once but for the last ones, and {MOST_TOLD_BYTES} in all"
-            )
-        self._heard += 1
-        self._begun.append(word.part)
-        if word.last:
-            self._told_bytes += self._begun_bytes + _TOLD_COST
-            if self._told_bytes - self._read_bytes > MOST_TOLD_BYTES:
-                raise SchemaError(f"it has told over {MOST_TOLD_BYTES} bytes that nobody has read")
-            self._told.append(b"".join(self._begun))
-            self._begun, self._begun_bytes = [], 0
 
     def _take_position(self, position: Position, anew: bool) -> None:
         lives = self.outgoing.get(position.edge)
@@ -358,7 +294,7 @@ class Peer:
         if self._control.answered and time_now >= self._next_lease:
             self._next_lease = time_now + LEASE_S
             echo = self._their_clock + time_now - self._their_clock_at if self._their_clock else 0.0
-            self._say(self._control, Lease(time_now, echo, self._heard))
+            self._say(self._control, Lease(time_now, echo, self.words.heard))
 
     def pump(self) -> None:
         """Send what there is, as far as the bytes in flight allow, an edge's piece in
@@ -366,8 +302,10 @@ class Peer:
         if self._dismissed:
             self.end(self._dismissed)
             return
-        self._send_words()
-        if self.ended:
+        try:
+            self._send_words()
+        except SchemaError as error:
+            self.end(f"{self._control.connection.name}: {error}")
             return
         try:
             if self.joined and self._early_hello is not None:
@@ -391,22 +329,11 @@ class Peer:
         self._send_pieces()
 
     def _send_words(self) -> None:
-        while self._to_tell:
-            message = self._to_tell[0]
-            starts = range(0, max(len(message), 1), WORD_BYTES)
-            for start in starts:
-                part = message[start : start + WORD_BYTES]
-                self._words.append(Word(self._counted, part, start == starts[-1]))
-                self._counted += 1
-                self._unheard_bytes += len(part)
-            self._to_tell.popleft()  # only now: `heard_all` must not miss it
-        if self._unheard_bytes > MOST_TOLD_BYTES:
-            self.end(f"it has not heard {self._unheard_bytes:,} bytes of what it was told")
-            return
-        while self._control.answered and self._said < self._counted:
-            if not self._say(self._control, self._words[self._said - self._first()]):
+        # asked for in any case: it is bounded also while nobody is there
+        while (word := self.words.next()) is not None and self._control.answered:
+            if not self._say(self._control, word):
                 return
-            self._said += 1
+            self.words.sent()
 
     def _settle(self) -> None:
         for lives in self.outgoing.values():

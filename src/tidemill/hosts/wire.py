@@ -75,8 +75,8 @@ class Wire:
         return peer
 
     def tell(self, other: str, message: bytes) -> None:
-        """Tell a host something (`Peer.tell`), and have this one turn for it."""
-        self.others[other].tell(message)
+        """Tell a host something (`Words`), and have this one turn for it."""
+        self.others[other].words.tell(message)
         self.bell.ring()
 
     def turn(self, seconds: float) -> None:
@@ -132,7 +132,7 @@ class WireThread(threading.Thread):
         try:
             while not self._over:
                 self._wire.turn(LEASE_S)
-                if any(peer.unread for peer in self._wire.others.values()):
+                if any(peer.words.unread for peer in self._wire.others.values()):
                     self._came()
         except Exception as error:  # whoever waits for hosts must not wait for nothing
             self.error = error

@@ -153,7 +153,7 @@ class HostAgent:
         if self._over:
             self._report(Closed())
             deadline = monotonic() + _FAREWELL_S
-            while not self._peer.heard_all and monotonic() < deadline and not self._peer.ended:
+            while not self._peer.words.heard_all and monotonic() < deadline and not self._peer.ended:
                 sleep(0.01) if self._workers is not None else self._wire.turn(0.05)
 
     def close(self) -> None:
@@ -178,9 +178,9 @@ class HostAgent:
 
     def _hear(self) -> None:
         for peer in self._wire.others.values():
-            if peer is not self._peer and peer.unread:
+            if peer is not self._peer and peer.words.unread:
                 peer.dismiss("it tells something, and only the runner gives orders")
-        while not self._over and (order := self._peer.read()) is not None:
+        while not self._over and (order := self._peer.words.read()) is not None:
             self._follow(unpack_order(order))
 
     def _follow(self, order: Order) -> None:

@@ -234,7 +234,7 @@ class HostsLauncher(Launcher):
         """Take what the hosts have reported."""
         assert self._engine is not None
         for agent in self._agents.values():
-            while (data := agent.peer.read()) is not None:
+            while (data := agent.peer.words.read()) is not None:
                 try:
                     self._take(agent, unpack_report(data))
                 except SchemaError as error:
