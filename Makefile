@@ -50,7 +50,7 @@ results: .venv/ready-to-test
 	@touch $@
 
 .venv/ready-to-test: $(PINS)
-	./install.sh $(PYTHON) dev,box2d,hosts,minatar,minigrid,mujoco,atari,openenv,pettingzoo,plot,popgym,rest,video,wandb
+	./install.sh $(PYTHON) dev,box2d,minatar,minigrid,mujoco,atari,openenv,pettingzoo,plot,popgym,ray,rest,video,wandb
 	@touch .venv/ready-to-train $@
 
 clean:

@@ -231,10 +231,8 @@ def test_a_host_in_a_network_of_its_own_learns_the_same(
     name, here, there = namespace
 
     class Networked(HostsLauncher):
-        address = here
-
         def engine(self) -> HostEngine:
-            return CommandEngine({"b": CommandHost(there, ("ip", "netns", "exec", name))})
+            return CommandEngine({"b": CommandHost(there, ("ip", "netns", "exec", name))}, here)
 
     alone = weights(experiment(), "processes", tmp_path / "alone")
     compared, differing = compare("policy", alone, weights(experiment(), Networked, tmp_path / "together"))

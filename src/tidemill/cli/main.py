@@ -22,7 +22,7 @@ from tidemill.cli.examples import examples
 from tidemill.cli.measuring import bench, tune
 from tidemill.cli.simulator import simulator
 from tidemill.core.errors import ConfigError
-from tidemill.launchers.table import LAUNCHERS
+from tidemill.launchers.table import LAUNCHERS, with_options
 from tidemill.metrics.writer import SINKS
 from tidemill.presets.experiments import ALGORITHMS
 
@@ -103,6 +103,20 @@ Launch = Annotated[
     ),
 ]
 
+Hosts = Annotated[
+    int | None,
+    typer.Option(
+        help="With --launch ray: of so many hosts, this one included (default: all that there are)."
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="With --launch ray: HOST:PORT of its head (default: RAY_ADDRESS, or this machine's)."),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="With --launch ray: also by the internet without authentication."),
+]
 
 Log = Annotated[
     str,
@@ -119,6 +133,9 @@ Log = Annotated[
 def train(
     what: Annotated[str | None, NamedArgument] = None,
     launch: Launch = "processes",
+    hosts: Hosts = None,
+    ray_address: RayAddress = None,
+    insecure: Insecure = False,
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")
@@ -167,6 +184,7 @@ def train(
     from tidemill.training.train import train as run
 
     fixed = pairs("--set", set_ or [])
+    launch = with_options(launch, {"hosts": hosts, "address": ray_address, "insecure": insecure or None})
     check_words(launch, run_dir, layout, log)
     if (what is None) == (config is None):
         raise ConfigError("name what to train: an environment, FILE.py:FUNCTION, or --config FILE")
@@ -228,6 +246,9 @@ def resume(
             help=f"{' | '.join(LAUNCHERS)} or FILE.py:NAME; by default what the run was launched by last."
         ),
     ] = None,
+    hosts: Hosts = None,
+    ray_address: RayAddress = None,
+    insecure: Insecure = False,
     file: File = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
@@ -241,7 +262,12 @@ def resume(
     from tidemill.training.train import resume as go_on
 
     limits = _limits(max_steps, stop_at_return, return_of)
-    _exit(go_on(run, launch=launch, file=file, limits=limits, trust=word(trust), log=log).summary)
+    options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None}
+    _exit(
+        go_on(
+            run, launch=launch, options=options, file=file, limits=limits, trust=word(trust), log=log
+        ).summary
+    )
 
 
 @app.command()

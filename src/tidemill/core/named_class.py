@@ -1,12 +1,13 @@
 """Classes that users choose by a word, such as launchers and metric sinks: those of the
 library by a name of one word, their own by where they are."""
 
+import ast
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tidemill.core.errors import ConfigError, TidemillError, did_you_mean, place
 from tidemill.core.resource_shortage import why
-from tidemill.core.user_code_loading import load_attribute
+from tidemill.core.user_code_loading import load_attribute, without_arguments
 
 T = TypeVar("T")
 
@@ -26,11 +27,33 @@ def named_class(chosen: "str | type[T]", base: type[T], known: Mapping[str, str]
     return found
 
 
-def make(chosen: type[T], setting: str, *given: object) -> T:
+def read_call(text: str, setting: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return what NAME, or NAME(argument=value, …) with plain values, names, and the
+    arguments. Raises `ConfigError`, beginning with `setting`."""
+    name = without_arguments(text)
+    written = text[len(name) :].strip()
+    try:
+        if not written:
+            return name, [], {}
+        call = ast.parse(f"call{written}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("no call")
+        kwargs = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords if each.arg}
+        if len(kwargs) < len(call.keywords):
+            raise ValueError("** in it")
+        return name, [ast.literal_eval(each) for each in call.args], kwargs
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ConfigError(
+            f"{setting} {text[:200]}: write NAME, or NAME(argument=value, …) with plain values: numbers, "
+            '"text", True, None, lists, tuples and dicts of them'
+        ) from None
+
+
+def make(chosen: type[T], setting: str, *given: object, **named: object) -> T:
     """Return one of the class that a user has chosen by `setting`. Raises `ConfigError`
     for what that raises, unless it is a `TidemillError`."""
     try:
-        return chosen(*given)
+        return chosen(*given, **named)
     except TidemillError:
         raise
     except (Exception, SystemExit) as error:

@@ -11,14 +11,14 @@ A wrapper is written as a call with plain values, or as its name alone:
 Nothing of it is evaluated: values are Python's literals.
 """
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from tidemill.api.external_code import Outside, names_nothing, quoted
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.user_code_loading import name_of_code, without_arguments
+from tidemill.core.named_class import read_call
+from tidemill.core.user_code_loading import name_of_code
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
 
 _OURS, _GYMNASIUM = "tidemill.envs.single_wrappers", "gymnasium.wrappers"
@@ -72,8 +72,7 @@ def read_wrapper(text: str) -> WrapperCall:
     values, and for a name that nobody knows."""
     if len(text) > LONGEST:
         raise ConfigError(f"wrapper {text[:100]} …: {len(text):,} characters; {LONGEST:,} may be there")
-    name = without_arguments(text)
-    args, kwargs = _arguments(text, text[len(name) :].strip())
+    name, args, kwargs = read_call(text, "wrapper")
     if name in WRAPPERS:
         place, usual = WRAPPERS[name]
         # a value that comes without its name is the first
@@ -88,25 +87,6 @@ def read_wrapper(text: str) -> WrapperCall:
         module, _, attribute = name.rpartition(".")
         name = f"{module}:{attribute}"
     return WrapperCall(text, name, args, kwargs)
-
-
-def _arguments(text: str, written: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the plain values in brackets, "" for none."""
-    try:
-        if not written:
-            return [], {}
-        call = ast.parse(f"call{written}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError("no call")
-        kwargs = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords if each.arg}
-        if len(kwargs) < len(call.keywords):
-            raise ValueError("** in it")
-        return [ast.literal_eval(each) for each in call.args], kwargs
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise ConfigError(
-            f"wrapper {text[:200]}: write NAME, or NAME(argument=value, …) with plain values: numbers, "
-            '"text", True, None, lists, tuples and dicts of them'
-        ) from None
 
 
 def names_of(wrappers: Any) -> tuple[str, ...]:

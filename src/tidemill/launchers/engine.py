@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from tidemill.core.errors import RunError
 from tidemill.core.private_files import private
@@ -27,19 +28,35 @@ _END_S = 3.0  # seconds that an agent has to end once its standard input has
 _TAIL = 2000  # characters of what a dead agent wrote that are shown
 
 
+class StartedAgent(NamedTuple):
+    """An agent that an engine has started.
+
+    key: its public key
+    address: the one by which other hosts reach its host
+    cores: of its host that are the run's; None: all that it may use
+    """
+
+    key: bytes
+    address: str
+    cores: int | None = None
+
+
 class HostEngine(ABC):
     """An engine brings the hosts of a run, other than the runner's. Each host runs an
     agent (`launchers/host.py`), which tells its public key first, and is then introduced
-    to the runner."""
+    to the runner.
+
+    own_address: the address by which other hosts reach the runner's, once it has started
+    own_cores: cores of the runner's host that are the run's; None: all that it may use
+    """
+
+    own_address = "127.0.0.1"
+    own_cores: int | None = None
 
     @abstractmethod
-    def start(self, logs: Path | None) -> dict[str, bytes]:
-        """Start an agent on every host; return their public keys by the hosts' names.
-        `logs`: folder for what they write, or None. Raises `RunError`."""
-
-    @abstractmethod
-    def address(self, host: str) -> str:
-        """Return the address by which other hosts reach this one."""
+    def start(self, logs: Path | None) -> dict[str, StartedAgent]:
+        """Start an agent on every host; return them by the hosts' names. `logs`: folder
+        for what they write, or None. Raises `RunError`."""
 
     @abstractmethod
     def introduce(self, host: str, introduction: bytes) -> None:
@@ -73,12 +90,13 @@ class CommandEngine(HostEngine):
     """An engine that starts agents by commands. An agent ends when its standard input
     does: when this process is gone, and when a line to it breaks."""
 
-    def __init__(self, hosts: Mapping[str, CommandHost]) -> None:
-        self._hosts = dict(hosts)
+    def __init__(self, hosts: Mapping[str, CommandHost], address: str = "127.0.0.1") -> None:
+        """`address`: the runner's host's, by which the others reach it."""
+        self._hosts, self.own_address = dict(hosts), address
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
 
-    def start(self, logs: Path | None) -> dict[str, bytes]:
+    def start(self, logs: Path | None) -> dict[str, StartedAgent]:
         for name, host in self._hosts.items():
             if logs is not None:
                 self._logs[name] = logs / f"host-{name}.log"
@@ -92,7 +110,9 @@ class CommandEngine(HostEngine):
                     start_new_session=True,  # Ctrl-C is the runner's to handle
                 )
         deadline = monotonic() + START_S
-        return {name: self._key(name, deadline) for name in self._agents}
+        return {
+            name: StartedAgent(self._key(name, deadline), host.address) for name, host in self._hosts.items()
+        }
 
     def _key(self, name: str, deadline: float) -> bytes:
         """Return what the agent tells first."""
@@ -115,9 +135,6 @@ class CommandEngine(HostEngine):
             self._agents[name].wait(1.0)
         how = self.ended(name) or f"it said {line[:200]!r}"
         raise RunError(f"host {name} has no agent: {how}; is Tidemill installed in its Python, with pyzmq?")
-
-    def address(self, host: str) -> str:
-        return self._hosts[host].address
 
     def introduce(self, host: str, introduction: bytes) -> None:
         pipe = self._agents[host].stdin

@@ -46,7 +46,7 @@ from tidemill.hosts.orders import (
 )
 from tidemill.hosts.peer import Peer, now
 from tidemill.hosts.wire import Wire
-from tidemill.launchers.engine import HostEngine
+from tidemill.launchers.engine import HostEngine, StartedAgent
 from tidemill.launchers.host import HostWorkers, versions
 from tidemill.launchers.placement import place
 from tidemill.transports.shared import EventBell
@@ -72,7 +72,7 @@ class KnownHost:
     """
 
     host: str
-    key: bytes
+    started: StartedAgent
     peer: Peer
     here: Here | None = None
     links: "dict[str, HostLink]" = field(default_factory=dict)
@@ -111,12 +111,8 @@ def _listens(other: str, agent: KnownHost) -> bool:
 class HostsLauncher(Launcher):
     """The launcher of several hosts starts a process per worker, or per group of workers
     that take turns, on the hosts that its engine brings and on the runner's. A subclass
-    says which engine, and is named as ``--launch FILE.py:NAME``.
+    says which engine, and is named as ``--launch FILE.py:NAME``."""
 
-    address: the address of the runner's host, by which the others reach it
-    """
-
-    address = "127.0.0.1"
     processes = True
     outlives_stops = True
 
@@ -139,8 +135,7 @@ class HostsLauncher(Launcher):
         self._wire = Wire(RUNNER, EventBell(self._bell))
         self._meet(job)
         experiment = job.experiment
-        hosts = {agent.host: agent.here.cores for agent in self._agents.values() if agent.here is not None}
-        self.places = place(experiment, {RUNNER: cores(), **hosts})
+        self.places = place(experiment, self._cores())
         self._join_agents(experiment)
         self._own = HostWorkers(self._wire, job, self.places)
         links: dict[str, Link] = dict(self._own.links)
@@ -159,6 +154,17 @@ class HostsLauncher(Launcher):
         self._own.begin()
         return {name: links[name] for name, _ in experiment.members()}
 
+    def _cores(self) -> dict[str, int]:
+        """Return how many cores of each host are the run's."""
+        assert self._engine is not None
+        own = self._engine.own_cores
+        found = {RUNNER: cores() if own is None else min(own, cores())}
+        for agent in self._agents.values():
+            assert agent.here is not None
+            given = agent.started.cores
+            found[agent.host] = agent.here.cores if given is None else min(given, agent.here.cores)
+        return found
+
     def _meet(self, job: Job) -> None:
         """Have the engine start the agents, and let each call."""
         assert self._wire is not None
@@ -166,43 +172,43 @@ class HostsLauncher(Launcher):
         if logs is not None:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = self.engine()
-        for host, key in self._engine.start(logs).items():
-            peer, ports = self._wire.listen(host, key, self.address, joined=False)
-            self._agents[host] = KnownHost(host, key, peer)
-            address, own = self._engine.address(host), self._wire.keys.public.decode()
-            introduction = Introduction(host, address, RUNNER, self.address, ports, own)
+        started = self._engine.start(logs)
+        own, key = self._engine.own_address, self._wire.keys.public.decode()
+        for host, agent in started.items():
+            peer, ports = self._wire.listen(host, agent.key, own, joined=False)
+            self._agents[host] = KnownHost(host, agent, peer)
+            introduction = Introduction(host, agent.address, RUNNER, own, ports, key)
             self._engine.introduce(host, msgspec.json.encode(introduction))
         ours = versions()
-        for agent in self._agents.values():
-            self._await(agent, "call the runner", lambda agent: agent.here is not None)
-            assert agent.here is not None
+        for known in self._agents.values():
+            self._await(known, "call the runner", lambda known: known.here is not None)
+            assert known.here is not None
             if wrong := [
-                f"{name} {agent.here.versions.get(name, 'none')}, here {version}"
+                f"{name} {known.here.versions.get(name, 'none')}, here {version}"
                 for name, version in ours.items()
-                if agent.here.versions.get(name) != version
+                if known.here.versions.get(name) != version
             ]:
                 raise RunError(
-                    f"host {agent.host} has other versions, and results could differ: {'; '.join(wrong)}; "
+                    f"host {known.host} has other versions, and results could differ: {'; '.join(wrong)}; "
                     "install the same there"
                 )
 
     def _join_agents(self, experiment: Experiment) -> None:
         """Have those agents call each other whose workers have edges in common."""
-        assert self._engine is not None
         edges = experiment.edges()
         for host, agent in self._agents.items():
             for other in neighbours(edges, self.places, host):
                 if other <= host or other == RUNNER:
                     continue
                 caller = self._agents[other]
-                self._tell(host, Listen(other, caller.key.decode()))
+                self._tell(host, Listen(other, caller.started.key.decode()))
                 self._await(
                     agent,
                     f"wait for {other}",
                     partial(_listens, other),
                 )
-                ports = agent.listening[other].ports
-                self._tell(other, CallHost(host, self._engine.address(host), ports, agent.key.decode()))
+                ports, started = agent.listening[other].ports, agent.started
+                self._tell(other, CallHost(host, started.address, ports, started.key.decode()))
 
     def _teller(self, host: str) -> Callable[[Order], None]:
         return lambda order: self._tell(host, order)
@@ -213,7 +219,7 @@ class HostsLauncher(Launcher):
 
     def _await(self, agent: KnownHost, what: str, done: Callable[[KnownHost], bool]) -> None:
         """Turn the wire until the agent has done something. Raises `RunError`."""
-        assert self._wire is not None
+        assert self._wire is not None and self._engine is not None
         deadline = monotonic() + JOIN_S
         while not done(agent):
             self._wire.turn(0.1)
@@ -222,8 +228,9 @@ class HostsLauncher(Launcher):
                 raise RunError(f"host {agent.host} did not {what}: {agent.lost}")
             if monotonic() > deadline:
                 raise RunError(
-                    f"host {agent.host} did not {what} within {JOIN_S:.0f} s; can it reach {self.address}, "
-                    f"or does something between the hosts refuse connections? {self._strangers()}"
+                    f"host {agent.host} did not {what} within {JOIN_S:.0f} s; can it reach "
+                    f"{self._engine.own_address}, or does something between the hosts refuse connections? "
+                    f"{self._strangers()}"
                 )
 
     def _strangers(self) -> str:

@@ -1,6 +1,6 @@
 """The Python front: `train` an experiment, `resume` a run."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from tidemill.core.config import check_name, decode, encode
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
-from tidemill.core.user_code_loading import refuse_while_loading
-from tidemill.launchers.table import LAUNCHERS, make_launcher
+from tidemill.core.user_code_loading import refuse_while_loading, without_arguments
+from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.cuts import check_exact, go_back_to_cut
@@ -66,8 +66,9 @@ def train(
         tuned for it, or settings such as ``PPO(epochs=4)``
     steps: end with the update that reaches so many env steps
     seed: root of every random stream
-    launch: "processes", "threads" or "inline"; or a launcher of one's own, a class or
-        where it is ("FILE.py:NAME")
+    launch: "processes", "threads", "inline" or "ray", with options as in
+        ``"ray(hosts=4)"``; or a launcher of one's own, a class or where it is
+        ("FILE.py:NAME")
     run_dir: the run's folder; by default a new one under ./runs
     source: the file that defines the experiment's own classes; by default that of the
         main script, where it defines any
@@ -180,6 +181,7 @@ def resume(
     trust: Trust = False,
     log: Sinks | None = None,
     on_update: OnUpdate | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Result:
     """Continue the run in folder `run` from its newest checkpoint that is whole: weights,
     optimiser, normalisers, counters.
@@ -191,6 +193,7 @@ def resume(
         never has
     log: as of `train`; None: what it logged to last
     on_update: as of `train`
+    options: of the launcher, e.g. ``{"hosts": 4}``; a folder keeps none
 
     Raises `RunError` (a folder that is not trusted, or is in use), `CheckpointError` or
     `ConfigError`; what ends the run is raised as by `train`.
@@ -198,6 +201,7 @@ def resume(
     refuse_while_loading("tidemill.resume(…)")
     folder = RunFolder.open(Path(run))
     launch = launch or folder.launcher(LAUNCHERS)
+    launch = with_options(launch, options or {}) if isinstance(launch, str) else launch
     log = folder.logged(SINKS, DEFAULT) if log is None else log
     launcher, sinks = make_launcher(launch), find_sinks(log)
     experiment, source, files = folder.experiment(file, trust, writes=True)
@@ -248,8 +252,9 @@ def check_words(launch: str | type[Launcher], run_dir: str | Path | None, layout
 
 def _launched(launch: str | type[Launcher], log: Sinks) -> dict[str, Any]:
     """Return what a run's folder keeps of how it was launched. Names of a user's own code
-    are not kept: a folder never names what a resumed run is to run."""
+    do not count in a resumed run, and options, addresses among them, are not kept: a
+    folder never names what a resumed run is to run."""
     return {
-        "launcher": launch if isinstance(launch, str) else launch.__name__,
+        "launcher": without_arguments(launch) if isinstance(launch, str) else launch.__name__,
         "log": [sink for sink in split(log) if sink in SINKS],
     }

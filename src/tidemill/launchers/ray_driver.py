@@ -1,0 +1,370 @@
+"""The process that speaks to Ray for a run: Ray's own driver, apart from the runner, so
+that what ends the one (a cluster that is gone) does not end the other.
+
+On standard input come lines of JSON: a `Wanted` first, then an `Introduce` for each
+agent; on standard output go a `Failed`, or a `Brought` and an `Ended` for each agent that
+ends. With the end of its input all is ended that it has begun. Nothing is handed to Ray
+but a class of ours (`AgentHolder`) and plain text.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import IO, Any
+
+import msgspec
+
+from tidemill.core.user_code_loading import environment_of_ours
+from tidemill.launchers.engine import AGENT
+
+RUNNER = "runner"
+_REACH_S = 5.0  # seconds that Ray's address has to answer
+PLACE_S = 30.0
+"""Seconds that Ray has to give the run its hosts."""
+_KEY_S = 60.0  # seconds that an agent has to tell its key
+_END_S = 3.0  # seconds that an agent has to end
+_LOOK_S = 0.5  # seconds between two looks whether an agent has ended
+_TAIL = 2000  # characters of what an agent wrote that are shown
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What a run wants of Ray.
+
+    address: of its head, host:port; "" for what RAY_ADDRESS says, or else the Ray of this
+        machine
+    hosts: how many hosts, the runner's included where it has cores; None: all
+    insecure: whether a Ray without authentication may have an address of the internet
+    """
+
+    address: str
+    hosts: int | None
+    insecure: bool
+
+
+class BroughtHost(msgspec.Struct, frozen=True):
+    """A host that Ray has given, and its agent's key."""
+
+    address: str
+    cores: int
+    key: str
+
+
+class Brought(msgspec.Struct, frozen=True, tag=True):
+    """What Ray has given: the runner's own host, and the others by name. `alone`: no Ray
+    was found, and nobody has named one."""
+
+    address: str
+    cores: int | None
+    hosts: dict[str, BroughtHost]
+    alone: bool = False
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Why Ray gives no hosts."""
+
+    why: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """How an agent has ended."""
+
+    host: str
+    how: str
+
+
+class Introduce(msgspec.Struct, frozen=True):
+    """A line for an agent."""
+
+    host: str
+    line: str
+
+
+class AgentHolder:
+    """A Ray actor that holds the agent of its host: it starts it, hands it what it is
+    told, and ends it; an agent ends with its holder, as its standard input does."""
+
+    def __init__(self, name: str) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (for as long as the agent lives)
+        self._agent = subprocess.Popen(
+            [sys.executable, *AGENT, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environment_of_ours(),
+            start_new_session=True,
+        )
+
+    def key(self) -> str:
+        """Return the first line that the agent tells; "" where it has ended."""
+        assert self._agent.stdout is not None
+        return self._agent.stdout.readline(1 << 12).decode()
+
+    def introduce(self, line: str) -> None:
+        """Tell the agent who it is."""
+        assert self._agent.stdin is not None
+        with contextlib.suppress(OSError):  # it died, and `ended` says so
+            self._agent.stdin.write(line.encode() + b"\n")
+            self._agent.stdin.flush()
+
+    def ended(self) -> str:
+        """Wait until the agent ends; return how."""
+        code = self._agent.wait()
+        how = f"its agent was killed by signal {-code}" if code < 0 else f"its agent ended with status {code}"
+        self._log.seek(0)
+        tail = self._log.read()[-_TAIL:].decode(errors="replace").strip()
+        return how + (f"; its last output:\n{tail}" if tail else "")
+
+    def end(self) -> None:
+        """End the agent."""
+        assert self._agent.stdin is not None
+        with contextlib.suppress(OSError):
+            self._agent.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._agent.wait(_END_S)
+        self._agent.kill()
+
+
+class NoHosts(Exception):
+    """Ray gives no hosts: the reason, for the user."""
+
+
+def check_address(address: str, insecure: bool) -> None:
+    """Raise `NoHosts` for an address at which no Ray can be, or none that is safe."""
+    if "://" in address:
+        raise NoHosts(
+            f"{address} is for clients outside of a cluster, and a runner is a process of the cluster: start "
+            "it there, with `ray job submit -- tidemill train … --launch ray`, and name HOST:PORT if anything"
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise NoHosts(f"{address} is no address of a Ray: write HOST:PORT, as `ray start --head` tells it")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _REACH_S) as connection:
+            found = ipaddress.ip_address(connection.getpeername()[0])
+    except OSError as error:
+        raise NoHosts(
+            f"nobody answers at {address} ({error.strerror or error}); is Ray up there (`ray start --head`), "
+            "and its port open?"
+        ) from None
+    if found.is_global and not insecure and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise NoHosts(
+            f"{address} is an address of the internet, and whoever reaches a Ray without authentication runs "
+            "code on its hosts: start it with RAY_AUTH_MODE=token, and set that here, or say --insecure"
+        )
+
+
+def chosen(nodes: Sequence[dict[str, Any]], own: str, hosts: int | None) -> list[dict[str, Any]]:
+    """Return the other nodes that a run takes, of all that Ray knows: the largest.
+    Raises `NoHosts` where there are not so many. `own`: id of the runner's."""
+    alive = [node for node in nodes if node["Alive"]]
+    others = [node for node in alive if node["NodeID"] != own and cpus(node) >= 1]
+    others.sort(key=cpus, reverse=True)
+    works = sum(cpus(node) >= 1 for node in alive if node["NodeID"] == own)
+    if hosts is None:
+        return others
+    if not 1 <= hosts <= len(others) + works:
+        raise NoHosts(
+            f"--hosts {hosts}: the cluster has {len(others) + works} that have cores for workers "
+            f"({', '.join(sorted(node['NodeManagerHostname'] for node in alive))})"
+        )
+    return others[: hosts - works]
+
+
+def cpus(node: dict[str, Any]) -> int:
+    """Return how many cores a node of Ray has."""
+    return int(node["Resources"].get("CPU", 0))
+
+
+class RayHosts:
+    """The hosts that Ray gives to a run."""
+
+    def __init__(self) -> None:
+        self._ray: Any = None  # imported once the address can be one
+        self._group: Any = None
+        self._holders: dict[str, Any] = {}
+        self._waiting: dict[Any, str] = {}  # for the ends of agents
+
+    def bring(self, wanted: Wanted) -> Brought:
+        """Join Ray, and have it give the hosts. Raises `NoHosts`, and what Ray does."""
+        address = wanted.address or os.environ.get("RAY_ADDRESS", "") or "auto"
+        if address != "auto":
+            check_address(address, wanted.insecure)
+        import ray
+
+        self._ray = ray
+        own = f"tidemill-{os.getpid()}"
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace=own)
+        except ConnectionError as error:
+            if address != "auto":
+                raise NoHosts(
+                    f"the Ray at {address} does not let us in: {error}; is its token the one here "
+                    "(RAY_AUTH_MODE=token with RAY_AUTH_TOKEN, or ~/.ray/auth_token)?"
+                ) from None
+            if wanted.hosts not in (None, 1):
+                raise NoHosts(
+                    f"--hosts {wanted.hosts}: there is no Ray here; start one (`ray start --head`, and `ray "
+                    "start --address=HOST:PORT` on each other host), or name its head: --ray-address, "
+                    "RAY_ADDRESS"
+                ) from None
+            return Brought("127.0.0.1", None, {}, alone=True)
+        return self._give(wanted)
+
+    def _give(self, wanted: Wanted) -> Brought:
+        """Have Ray give the hosts, and start an agent on each."""
+        ray = self._ray
+        nodes = ray.nodes()
+        own_id = ray.get_runtime_context().get_node_id()
+        own = next(node for node in nodes if node["NodeID"] == own_id)
+        others = chosen(nodes, own_id, wanted.hosts)
+        address, hosts = own["NodeManagerAddress"], dict[str, BroughtHost]()
+        if others:
+            self._place(own, others)
+            hosts = self._start()
+        return Brought(address, cpus(own), hosts)
+
+    def _place(self, own: dict[str, Any], others: Sequence[dict[str, Any]]) -> None:
+        """Have Ray keep the hosts for this run: a bundle each, of which the first is the
+        runner's own."""
+        from ray.util.placement_group import placement_group
+
+        # the first stays at the runner's, which may have no core for it to name
+        bundles = [{**needs(own), f"node:{own['NodeManagerAddress']}": 0.001}, *map(needs, others)]
+        labels = [{"ray.io/node-id": own["NodeID"]}, *({} for _ in others)]
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD", bundle_label_selector=labels)
+        if not self._group.wait(PLACE_S):
+            raise NoHosts(
+                f"Ray did not give {len(bundles)} whole hosts within {PLACE_S:.0f} s: others use some of "
+                "their cores (`ray status` says how many); wait for them, or name fewer with --hosts"
+            )
+
+    def _start(self) -> dict[str, BroughtHost]:
+        """Start an agent on each host that was given; return them by name."""
+        from ray.util import placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ray = self._ray
+        nodes = {node["NodeID"]: node for node in ray.nodes()}
+        table = placement_group_table(self._group)["bundles_to_node_id"]
+        given = {index: nodes[table[index]] for index in sorted(table) if index}
+        holder = ray.remote(AgentHolder)
+        names = dict[str, dict[str, Any]]()
+        for index, node in given.items():
+            host = node["NodeManagerHostname"]
+            names[host if host not in (*names, RUNNER) else f"{host}-{index}"] = node
+        for (name, node), index in zip(names.items(), given, strict=True):
+            self._holders[name] = holder.options(
+                num_cpus=0,
+                num_gpus=node["Resources"].get("GPU", 0),
+                max_concurrency=3,  # the end is waited for meanwhile
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
+            ).remote(name)
+        keys = {name: one.key.remote() for name, one in self._holders.items()}
+        hosts = dict[str, BroughtHost]()
+        for name, node in names.items():
+            try:
+                key = msgspec.json.decode(ray.get(keys[name], timeout=_KEY_S), type=dict[str, str])["key"]
+            except (ray.exceptions.RayError, msgspec.DecodeError, KeyError) as error:
+                raise NoHosts(f"host {name} has no agent: {self._why(name, error)}") from None
+            hosts[name] = BroughtHost(node["NodeManagerAddress"], cpus(node), key)
+            self._waiting[self._holders[name].ended.remote()] = name
+        return hosts
+
+    def _why(self, name: str, error: Exception) -> str:
+        """Return why a host's agent has told no key."""
+        if isinstance(error, self._ray.exceptions.RayError):
+            text = str(error).strip()
+            if "ModuleNotFoundError" in text:
+                lack = text[text.rindex("ModuleNotFoundError") :].splitlines()[0]
+                return f"{lack}; install Tidemill for its Ray's Python: pip install 'tidemill[ray]'"
+            return text[-_TAIL:]
+        try:
+            return str(self._ray.get(self._holders[name].ended.remote(), timeout=1.0))
+        except self._ray.exceptions.RayError:
+            return f"it told {error}"
+
+    def introduce(self, order: Introduce) -> None:
+        """Hand a line to an agent."""
+        self._holders[order.host].introduce.remote(order.line)
+
+    def ended(self) -> list[Ended]:
+        """Return which agents have ended since the last call, and how."""
+        if not self._waiting:
+            return []
+        done, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
+        found = []
+        for reference in done:
+            host = self._waiting.pop(reference)
+            try:
+                how = self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                how = f"Ray says of it: {str(error).strip()[:_TAIL]}"
+            found.append(Ended(host, how))
+        return found
+
+    def close(self) -> None:
+        """Give all back to Ray."""
+        if self._ray is None:
+            return
+        ends = [holder.end.remote() for holder in self._holders.values()]
+        with contextlib.suppress(Exception):  # hosts that are gone cannot end theirs
+            self._ray.wait(ends, num_returns=len(ends), timeout=_END_S + 1)
+        if self._group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            with contextlib.suppress(Exception):
+                remove_placement_group(self._group)
+        self._ray.shutdown()
+
+
+def needs(node: dict[str, Any]) -> dict[str, float]:
+    """Return the bundle that takes the whole of a node."""
+    return {name: node["Resources"][name] for name in ("CPU", "GPU") if node["Resources"].get(name, 0) > 0}
+
+
+def main() -> None:
+    """Bring hosts, until standard input ends."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what Ray prints is for the log
+
+    def tell(message: Failed | Brought | Ended) -> None:
+        with contextlib.suppress(OSError):  # the runner is gone, and so is the input
+            output.write(msgspec.json.encode(message) + b"\n")
+            output.flush()
+
+    wanted = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted)
+    hosts = RayHosts()
+    try:
+        tell(hosts.bring(wanted))
+    except NoHosts as error:
+        tell(Failed(str(error)))
+    except Exception as error:  # Ray's own, of many kinds
+        tell(Failed(f"{type(error).__name__}: {error}"))
+    orders: queue.Queue[Introduce | None] = queue.Queue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, orders), daemon=True).start()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            if (order := orders.get(timeout=_LOOK_S)) is None:
+                break
+            hosts.introduce(order)
+        for ended in hosts.ended():
+            tell(ended)
+    hosts.close()
+
+
+def _read(lines: IO[bytes], orders: "queue.Queue[Introduce | None]") -> None:
+    for line in lines:
+        orders.put(msgspec.json.decode(line, type=Introduce))
+    orders.put(None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Hosts that Ray gives: two of its nodes on this machine."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.launchers.test_hosts import experiment, weights
+from tests.run.watching import Run, wait_until
+
+from tidemill import resume, train
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.launchers.table import make_launcher, with_options
+from tidemill.training.check_resume import compare
+
+pytest.importorskip("ray")
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+
+
+def ray_start(*options: str) -> None:
+    command = Path(sys.executable).with_name("ray")
+    words = [str(command), "start", "--num-cpus=1", "--disable-usage-stats", *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[str]:
+    """The address of a Ray of two nodes with a core each."""
+    from ray.util import get_node_ip_address
+
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets must have short paths
+    with pytest.MonkeyPatch.context() as patch, socket.socket() as free:
+        for name, value in TOKEN.items():
+            patch.setenv(name, value)
+        own = get_node_ip_address()
+        free.bind((own, 0))
+        port = free.getsockname()[1]
+        free.close()
+        try:
+            ray_start(
+                "--head", f"--node-ip-address={own}", f"--port={port}", f"--temp-dir={folder}",
+                "--include-dashboard=false",
+            )  # fmt: skip
+            ray_start(f"--address={own}:{port}", f"--node-ip-address={own}")
+            yield f"{own}:{port}"
+        finally:
+            of_ray = [
+                p for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())
+            ]
+            for process in of_ray:
+                process.kill()
+            psutil.wait_procs(of_ray, 10)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def ours() -> list[psutil.Process]:
+    """Return what runs of Tidemill have begun of this Ray, and on its hosts."""
+    names = {"tidemill.launchers.host", "tidemill.launchers.ray_driver", "tidemill.launchers.entry"}
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            of_this = process.environ().get("RAY_AUTH_TOKEN") == TOKEN["RAY_AUTH_TOKEN"]
+            if of_this and names & set(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def test_hosts_that_ray_gives_learn_what_processes_of_one_learn(ray: str, tmp_path: Path) -> None:
+    alone = weights(experiment(), "processes", tmp_path / "alone")
+    launch = with_options("ray", {"hosts": 2, "address": ray})
+    compared, differing = compare("policy", alone, weights(experiment(), launch, tmp_path / "together"))
+    assert compared > 15 and differing == []
+    assert not list((tmp_path / "together" / "logs").iterdir())  # nobody had anything to say
+
+    # a folder names the launcher and no address: that is the user's to say again
+    assert '"ray"' in (tmp_path / "together" / "launcher.json").read_text()
+    again = resume(tmp_path / "together", limits={"updates": 8}, options={"address": ray}, quiet=True)
+    assert again.summary["updates"] == 8
+
+
+@pytest.fixture
+def run(ray: str, tmp_path: Path) -> Iterator[Callable[[], Run]]:
+    runs: list[Run] = []
+
+    def begin() -> Run:
+        made = Run(tmp_path, "cartpole", "--layout", "given", "--ray-address", ray, launch="ray")
+        runs.append(made)
+        made.wait_for_updates()
+        return made
+
+    yield begin
+    for each in runs:
+        each.kill_all()
+
+
+def test_an_agent_that_dies_ends_the_run_named(run: Callable[[], Run]) -> None:
+    begun = run()
+    next(p for p in ours() if "tidemill.launchers.host" in p.cmdline()).kill()
+    status, text = begun.ended()
+    assert status == 1 and "its agent was killed by signal 9" in text
+    wait_until(lambda: not ours(), 20, "nothing is left")
+
+
+@pytest.mark.parametrize("who", ["driver", "runner"])
+def test_ray_keeps_nothing_of_a_run_that_was_killed(run: Callable[[], Run], who: str) -> None:
+    begun = run()
+    assert len(ours()) >= 3
+    if who == "runner":
+        os.kill(begun.main.pid, signal.SIGKILL)
+    else:
+        next(p for p in ours() if "tidemill.launchers.ray_driver" in p.cmdline()).kill()
+        status, text = begun.ended()
+        assert status == 1 and "the process that speaks to Ray" in text
+    wait_until(lambda: not ours(), 20, "nothing is left")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"hosts": 7}, "the cluster has 2 that have cores for workers"),
+        ({"address": "ray://127.0.0.1:10001"}, "ray job submit"),
+        ({"address": "127.0.0.1"}, "write HOST:PORT"),
+        ({"address": "127.0.0.1:1"}, "nobody answers at 127.0.0.1:1"),
+    ],
+)
+def test_what_ray_cannot_give_is_said(ray: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    launch = with_options("ray", {"address": ray} | options)
+    with pytest.raises(RunError, match=said):
+        train(experiment(), launch=launch, layout="given", run_dir=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_options_that_cannot_be_are_said() -> None:
+    for launch, said in (
+        ("ray(hosts=0)", "at least 1"),
+        ("ray(hosts=True)", "whole number"),
+        ("ray(host=2)", 'did you mean "hosts"'),
+        ("inline(hosts=2)", "it takes no options"),
+        ("ray(hosts=os)", "plain values"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            make_launcher(launch)
