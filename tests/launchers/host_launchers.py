@@ -29,3 +29,11 @@ class NoTidemill(HostsLauncher):
     def engine(self) -> HostEngine:
         base = os.path.realpath(sys.executable)  # of which the virtual environment is made
         return CommandEngine({"b": CommandHost(LOOPBACK, ("env", "-i"), base)})
+
+
+class BlindHost(HostsLauncher):
+    """A host that does not see the folder which HIDDEN names: another one lies there."""
+
+    def engine(self) -> HostEngine:
+        hide = 'mount -t tmpfs tmpfs "$HIDDEN" && exec "$@"'
+        return CommandEngine({"b": CommandHost(LOOPBACK, ("unshare", "-m", "sh", "-c", hide, "sh"))})

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from tidemill import (
     ReplayActors,
     ReplayTrainer,
     Trainer,
+    resume,
     train,
 )
-from tidemill.core.errors import RunError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers import hosts
 from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
 from tidemill.launchers.hosts import HostsLauncher
@@ -64,6 +66,13 @@ def experiment(updates: int = 6, trainers: int = 1, servers: int = 0, lag: int |
         limits=Limits(updates=updates),
         seed=5,
     )
+
+
+def needs_namespaces(why: str) -> None:
+    """Skip a test, unless this machine must be one that can have it."""
+    if os.environ.get("TIDEMILL_REQUIRE_CLUSTER") == "1":
+        pytest.fail(f"TIDEMILL_REQUIRE_CLUSTER=1, and {why}")
+    pytest.skip(why)
 
 
 def replay() -> Experiment:
@@ -183,6 +192,94 @@ def test_a_worker_s_death_on_another_host_is_named(start: Callable[[str], Run]) 
     run.nothing_is_left()
 
 
+OWN_FILE = """
+import gymnasium
+from its_environment import Walk
+
+from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
+
+
+class Half(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward / 2
+
+
+def experiment():
+    return Experiment(
+        name="own",
+        policies={"policy": ActorCritic(hidden=(16,))},
+        workers={
+            "actor": Actors(environment=Gymnasium(make=Walk, wrap=Half), count=4, lanes=4),
+            "trainer": Trainer(algorithm=PPO()),
+        },
+        limits=Limits(updates=2),
+    )
+"""
+ITS_ENVIRONMENT = """
+import gymnasium
+import numpy as np
+
+
+class Walk(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        print("a walk begins", flush=True)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 1.0, bool(self.np_random.random() < 0.1), False, {}
+"""
+
+
+@pytest.fixture
+def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that `BlindHost` does not see."""
+    command = ("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path))
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        needs_namespaces(f"a folder cannot be hidden: {error}")
+    monkeypatch.setenv("HIDDEN", str(tmp_path))
+    return tmp_path
+
+
+def test_the_user_s_code_reaches_a_host_without_it_and_logs_come_back(hidden: Path) -> None:
+    (hidden / "own.py").write_text(OWN_FILE)
+    (hidden / "its_environment.py").write_text(ITS_ENVIRONMENT)
+    words = ["train", "own.py:experiment", "--launch", f"{LAUNCHERS}:BlindHost", "--layout", "given"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli.main", *words, "--run-dir", "run"],
+        cwd=hidden,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = {path.name: path.read_text() for path in (hidden / "run" / "logs").iterdir()}
+    assert sorted(logs) == [f"actor-{i}.log" for i in range(4)]  # of both hosts, and no other file
+    assert all("a walk begins" in text for text in logs.values())
+
+
+def test_a_folder_that_a_host_must_see_and_does_not_is_named(hidden: Path) -> None:
+    launch, made = f"{LAUNCHERS}:BlindHost", experiment(updates=2, trainers=2)
+    train(made, launch=launch, layout="given", run_dir=hidden / "run", quiet=True)
+    with pytest.raises(RunError, match=r"host b cannot.*is not seen there, and trainer-1 must read"):
+        resume(hidden / "run", launch=launch, limits={"updates": 4}, quiet=True)
+
+
+def test_code_and_logs_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "MOST_CODE_BYTES", 100)
+    file = tmp_path / "large.py"
+    file.write_text("#" * 101)
+    with pytest.raises(ConfigError, match="the user's own code has 101 bytes in 1 files"):
+        train(
+            experiment(), launch=TwoHosts, layout="given", run_dir=tmp_path / "run", source=file, quiet=True
+        )
+
+
 def test_a_host_without_tidemill_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"host b has no agent: .*\n(.|\n)*No module named"):
         train(experiment(), launch=NoTidemill, layout="given", run_dir=tmp_path / "run", quiet=True)
@@ -218,7 +315,7 @@ def namespace() -> Iterator[tuple[str, str, str]]:
             try:
                 subprocess.run(step.split(), check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError) as error:
-                pytest.skip(f"network namespaces cannot be made here: {step}: {error}")
+                needs_namespaces(f"network namespaces cannot be made here: {step}: {error}")
         yield name, f"{net}.1", f"{net}.2"
     finally:
         with contextlib.suppress(OSError):

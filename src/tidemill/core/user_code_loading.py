@@ -355,6 +355,23 @@ def named_files(config: Any) -> list[str]:
     return list(dict.fromkeys(file for file in files if file.endswith(".py")))
 
 
+def with_files_moved(config: Any, moved: Mapping[str, str]) -> Any:
+    """Return an encoded configuration in which the settings called ``make`` and ``wrap``
+    name other files: `moved` has the new one of each."""
+
+    def new(name: Any) -> Any:
+        file = without_arguments(name).rpartition(":")[0] if isinstance(name, str) else ""
+        return moved[file] + name[len(file) :] if file in moved else name
+
+    if isinstance(config, Mapping):
+        found = {key: with_files_moved(value, moved) for key, value in config.items()}
+        found |= {key: new(found[key]) for key in ("make",) if key in found}
+        if isinstance(wrappers := found.get("wrap"), list):
+            found["wrap"] = [new(name) for name in wrappers]
+        return found
+    return [with_files_moved(value, moved) for value in config] if isinstance(config, list) else config
+
+
 def named_modules(config: Any) -> list[str]:
     """Return the files of the modules that settings called ``make``, ``wrap`` and ``id``
     name (``module:NAME``) in an encoded configuration, where they are found without

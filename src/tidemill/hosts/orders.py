@@ -2,7 +2,7 @@
 nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Work`, `Speak`, `Ask`, `Close`. Up: `Here`, `Listening`,
-`Launched`, `Speak`, `WorkerGone`, `Whereabouts`, `Closed`.
+`Launched`, `Speak`, `Logged`, `WorkerGone`, `Whereabouts`, `Closed`.
 """
 
 from typing import TypeVar
@@ -71,9 +71,12 @@ class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to start this host's workers. The rest is of `Job`.
 
-    experiment: JSON
+    experiment: JSON, in which files are named by their whole paths
     places: the host of each worker, by its name
+    seen: a file in the run's folder, by which a host knows that it sees the same one; ""
+        where there is no folder
     path: where the runner looks for modules
+    code: the user's own files by their paths, for a host that does not have them
     """
 
     experiment: str
@@ -81,8 +84,10 @@ class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     source: str | None
     folder: str | None
     resume: str | None
+    seen: str
     files: dict[str, str]
     path: list[str]
+    code: dict[str, bytes]
 
 
 class Launched(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -96,6 +101,17 @@ class Speak(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
     worker: str
     message: bytes
+
+
+class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report of what workers have written into a log, on a host that does not see the
+    run's folder.
+
+    log: the file's name
+    """
+
+    log: str
+    text: bytes
 
 
 class WorkerGone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -136,7 +152,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 Order = Listen | CallHost | Work | Speak | Ask | Close
-Report = Here | Listening | Launched | Speak | WorkerGone | Whereabouts | Closed
+Report = Here | Listening | Launched | Speak | Logged | WorkerGone | Whereabouts | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

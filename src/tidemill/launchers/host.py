@@ -12,9 +12,11 @@ import os
 import platform
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -26,8 +28,15 @@ from tidemill.api.launcher import Job
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import cores
-from tidemill.core.errors import SchemaError, TidemillError, place
-from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
+from tidemill.core.errors import ConfigError, SchemaError, TidemillError, place
+from tidemill.core.user_code_loading import (
+    begin_to_work,
+    expect,
+    file_digest,
+    load_file,
+    travel,
+    with_files_moved,
+)
 from tidemill.hosts.crossing import GuestEnds, LinkInOrder, edges_here, guest, join, neighbours
 from tidemill.hosts.orders import (
     Ask,
@@ -39,6 +48,7 @@ from tidemill.hosts.orders import (
     Launched,
     Listen,
     Listening,
+    Logged,
     Order,
     Report,
     Speak,
@@ -53,11 +63,16 @@ from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.processes import HostShare, ProcessesLauncher
 from tidemill.launchers.worker_process import ENDING
 from tidemill.transports.shared import EventBell
+from tidemill.workers.trainer_config import TrainerConfig
 
 ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
 _HELD_S = 0.005  # seconds between two looks whether what a worker had offered is there
+MOST_LOGGED_BYTES = 10 << 20
+"""The most bytes of a log that are told to the runner."""
+_LOG_S = 0.5  # seconds between two looks into logs
+_LOG_BYTES = 1 << 16  # that are told at once
 _FAREWELL_S = 2.0  # seconds for the last report to be heard
 
 
@@ -75,12 +90,13 @@ class HostWorkers:
     links: the control link of each worker, by its name
     """
 
-    def __init__(self, wire: Wire, job: Job, places: Mapping[str, str]) -> None:
+    def __init__(self, wire: Wire, job: Job, places: Mapping[str, str], logs: Path | None = None) -> None:
+        """`logs`: folder of what workers write; None: the run's."""
         edges: list[Edge] = job.experiment.edges()
         others = neighbours(edges, places, wire.name)
         mine = [name for name, host in places.items() if host == wire.name]
         bells = {guest(other): wire.bell.descriptor for other in others}
-        self.launcher = ProcessesLauncher(HostShare(mine, edges_here(edges, places, wire.name), bells))
+        self.launcher = ProcessesLauncher(HostShare(mine, edges_here(edges, places, wire.name), bells, logs))
         self._wire = wire
         self._guests: dict[str, GuestEnds] = {}
         self.links: dict[str, LinkInOrder] = {}
@@ -122,6 +138,57 @@ class HostWorkers:
         os.close(self._bell)
 
 
+def has_files(code: Mapping[str, bytes]) -> bool:
+    """True where this host has all these files, each as it is given."""
+    return all(file_digest(Path(path)) == sha256(data).hexdigest() for path, data in code.items())
+
+
+class OwnFiles:
+    """The files that a host keeps for a run whose own it does not see: the user's code,
+    and what workers write. They are in a folder of the agent's, and go with it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tidemill-host-")
+        self.logs = Path(self._folder.name, "logs")
+        self._told: dict[Path, int] = {}
+        self._next = 0.0
+
+    def carry(self, order: Work) -> Work:
+        """Write down the user's files, and return the order with their new places."""
+        root = Path(self._folder.name, "code")
+        moved = {path: str(root / Path(path).relative_to("/")) for path in order.code}
+        for path, data in order.code.items():
+            Path(moved[path]).parent.mkdir(parents=True, exist_ok=True)
+            Path(moved[path]).write_bytes(data)
+        experiment = json.dumps(with_files_moved(json.loads(order.experiment), moved))
+        places = [str(root / Path(place).relative_to("/")) for place in order.path]
+        return msgspec.structs.replace(
+            order,
+            experiment=experiment,
+            source=None if order.source is None else moved.get(order.source, order.source),
+            path=[*filter(os.path.isdir, places), *order.path],
+            files={os.path.realpath(moved.get(path, path)): digest for path, digest in order.files.items()},
+        )
+
+    def written(self) -> Iterator[tuple[str, bytes]]:
+        """Yield what workers have written since the last call, by the log's name, now and
+        then."""
+        if monotonic() < self._next or not self.logs.is_dir():
+            return
+        self._next = monotonic() + _LOG_S
+        for path in self.logs.iterdir():
+            told = self._told.get(path, 0)
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(told)
+                if text := file.read(min(_LOG_BYTES, MOST_LOGGED_BYTES - told)):
+                    self._told[path] = told + len(text)
+                    yield path.name, text
+
+    def close(self) -> None:
+        """Remove them."""
+        self._folder.cleanup()
+
+
 class HostAgent:
     """The agent of a host, once it is introduced. `orphaned`: set when whoever started it
     is gone."""
@@ -137,6 +204,7 @@ class HostAgent:
             joined=False,
         )
         self._workers: HostWorkers | None = None
+        self._own: OwnFiles | None = None
         self._over = False
 
     def run(self) -> None:
@@ -161,6 +229,8 @@ class HostAgent:
         if self._workers is not None:
             self._workers.launcher.close(0.0)
             self._workers.end_wire()
+        if self._own is not None:
+            self._own.close()
 
     def _lost(self) -> bool:
         failed = self._workers is not None and self._workers.failed
@@ -195,6 +265,7 @@ class HostAgent:
             case Close(seconds):
                 if self._workers is not None:
                     self._workers.launcher.close(seconds)
+                self._tell_logs()
                 self._over = True
             case Speak(worker, message):
                 if self._workers is not None and worker in self._workers.links:
@@ -208,24 +279,57 @@ class HostAgent:
 
     def _launch(self, order: Work) -> str:
         """Start the workers; return why that cannot be, or ""."""
+        sees = order.folder is None or os.path.isfile(order.seen)
+        logs = None
         try:
             begin_to_work()
+            if not has_files(order.code):
+                self._own = self._own or OwnFiles()
+                order = self._own.carry(order)
             travel(order.path)
             expect(order.files)
             if order.source is not None:
                 load_file(Path(order.source), "experiment file")
             experiment = decode(Experiment, json.loads(order.experiment))
-            job = Job(experiment, order.source, order.folder, order.resume, order.files)
-            self._workers = HostWorkers(self._wire, job, order.places)
+            if not sees:
+                self._refuse_unseen(experiment, order)
+                self._own = self._own or OwnFiles()
+                logs = self._own.logs
+            folder = order.folder if sees else None
+            job = Job(experiment, order.source, folder, order.resume, order.files)
+            self._workers = HostWorkers(self._wire, job, order.places, logs)
             self._workers.begin()
         except Exception as error:
             said = str(error) if isinstance(error, TidemillError) else f"{error}{place(error)}"
             return f"{type(error).__name__}: {said}"
         return ""
 
+    def _refuse_unseen(self, experiment: Experiment, order: Work) -> None:
+        """Raise `ConfigError` where workers of this host need the run's folder."""
+        members = dict(experiment.members())
+        mine = {name: members[name] for name, host in order.places.items() if host == self._wire.name}
+        trainers = [name for name, config in mine.items() if isinstance(config, TrainerConfig)]
+        draw = [name for name, config in mine.items() if any(port.role == "draw" for port in config.ports())]
+        why = {
+            "with exact_resume all workers save there": experiment.exact_resume,
+            f"{', '.join(trainers)} must read the checkpoint": order.resume is not None and trainers,
+            f"{', '.join(draw)} must draw versions from it": draw,
+        }
+        for reason, needed in why.items():
+            if needed:
+                raise ConfigError(
+                    f"the run's folder {order.folder} is not seen there, and {reason}; put it where all "
+                    "hosts see it (--run-dir)"
+                )
+
+    def _tell_logs(self) -> None:
+        for name, text in self._own.written() if self._own is not None else ():
+            self._report(Logged(name, text))
+
     def _listen(self) -> None:
         """Report what workers say, and which are gone."""
         assert self._workers is not None
+        self._tell_logs()
         for worker, link in list(self._workers.links.items()):
             messages = link.receive() if not self._over else []
             if messages is None:

@@ -6,10 +6,11 @@ the runner speaks to all of them as if they were its own.
 import json
 import os
 import sys
+import tempfile
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,17 @@ from tidemill.api.launcher import Call, Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
-from tidemill.core.errors import RunError, SchemaError
-from tidemill.core.user_code_loading import own_path
+from tidemill.core.errors import ConfigError, RunError, SchemaError
+from tidemill.core.private_files import private
+from tidemill.core.untrusted_files import read_plain
+from tidemill.core.user_code_loading import (
+    is_installed,
+    named_files,
+    named_modules,
+    own_code,
+    own_path,
+    with_files_moved,
+)
 from tidemill.hosts.crossing import neighbours
 from tidemill.hosts.orders import (
     Ask,
@@ -35,6 +45,7 @@ from tidemill.hosts.orders import (
     Launched,
     Listen,
     Listening,
+    Logged,
     Order,
     Report,
     Speak,
@@ -47,12 +58,15 @@ from tidemill.hosts.orders import (
 from tidemill.hosts.peer import Peer, now
 from tidemill.hosts.wire import Wire
 from tidemill.launchers.engine import HostEngine, StartedAgent
-from tidemill.launchers.host import HostWorkers, versions
+from tidemill.launchers.host import MOST_LOGGED_BYTES, HostWorkers, versions
 from tidemill.launchers.placement import place
+from tidemill.launchers.processes import log_name
 from tidemill.transports.shared import EventBell
 
 RUNNER = "runner"
 """The name of the runner's own host."""
+MOST_CODE_BYTES = 16 << 20
+"""The most bytes of the user's own code that are sent to hosts."""
 JOIN_S = 60.0
 """Seconds that a host has to answer an order at the start."""
 VOID_S = 6.0
@@ -69,6 +83,7 @@ class KnownHost:
     links: of its workers, by name
     obituaries: how its workers ended
     lost: why it is given up, "" as long as it is not
+    logged: bytes of each log that it has told
     """
 
     host: str
@@ -82,6 +97,7 @@ class KnownHost:
     launched: Launched | None = None
     closed: bool = False
     lost: str = ""
+    logged: dict[str, int] = field(default_factory=dict)
 
 
 class HostLink(Link):
@@ -102,6 +118,43 @@ class HostLink(Link):
         messages = list(self.messages)
         self.messages.clear()
         return None if self.gone and not messages else messages
+
+
+def order_of(job: Job, places: dict[str, str], seen: str) -> Work:
+    """Return the order to start workers, with the user's own files in it (see `Work`).
+    Raises `ConfigError`."""
+    config = encode(job.experiment)
+    whole = {file: os.path.realpath(file) for file in named_files(config)}
+    named = [*filter(None, [job.source]), *whole.values(), *named_modules(config)]
+    files = [file for file in own_code(named) if not is_installed(file)]
+    code = {str(file): read_plain(file, links=True) for file in files}
+    if (size := sum(map(len, code.values()))) > MOST_CODE_BYTES:
+        raise ConfigError(
+            f"the user's own code has {size:,} bytes in {len(code)} files, and hosts are sent "
+            f"{MOST_CODE_BYTES:,} at most; install what is large on each of them"
+        )
+    return Work(
+        json.dumps(with_files_moved(config, whole)),
+        places,
+        None if job.source is None else os.path.realpath(job.source),
+        job.folder,
+        job.resume,
+        seen,
+        dict(job.files),
+        own_path(),
+        code,
+    )
+
+
+@contextmanager
+def seen_file(folder: Path | None) -> Iterator[str]:
+    """Keep a file in a folder by which hosts know that they see the same one; its path,
+    or "" without a folder."""
+    if folder is None:
+        yield ""
+        return
+    with tempfile.NamedTemporaryFile(prefix="seen-", dir=folder) as file:
+        yield os.path.realpath(file.name)
 
 
 def _listens(other: str, agent: KnownHost) -> bool:
@@ -125,6 +178,8 @@ class HostsLauncher(Launcher):
         self._own: HostWorkers | None = None
         self._agents: dict[str, KnownHost] = {}
         self._asked = 0
+        self._logs: Path | None = None
+        self._processes: list[list[str]] = []
 
     @abstractmethod
     def engine(self) -> HostEngine:
@@ -135,24 +190,40 @@ class HostsLauncher(Launcher):
         self._wire = Wire(RUNNER, EventBell(self._bell))
         self._meet(job)
         experiment = job.experiment
-        self.places = place(experiment, self._cores())
+        self.places, self._processes = place(experiment, self._cores()), experiment.processes()
+        if self._logs is not None:
+            for names in self._processes:
+                (self._logs / log_name(names)).unlink(missing_ok=True)  # of the run that is resumed
         self._join_agents(experiment)
         self._own = HostWorkers(self._wire, job, self.places)
         links: dict[str, Link] = dict(self._own.links)
-        text = json.dumps(encode(experiment))
-        work = Work(text, self.places, job.source, job.folder, job.resume, dict(job.files), own_path())
-        for agent in self._agents.values():
-            for worker, host in self.places.items():
-                if host == agent.host:
-                    links[worker] = agent.links[worker] = HostLink(worker, self._teller(host))
-            self._tell(agent.host, work)
-        for agent in self._agents.values():
-            self._await(agent, "start its workers", lambda agent: agent.launched is not None)
-            assert agent.launched is not None
-            if agent.launched.error:
-                raise RunError(f"host {agent.host} cannot start its workers: {agent.launched.error}")
+        with seen_file(self._logs) as seen:
+            work = order_of(job, self.places, seen)
+            for agent in self._agents.values():
+                for worker, host in self.places.items():
+                    if host == agent.host:
+                        links[worker] = agent.links[worker] = HostLink(worker, self._teller(host))
+                self._tell(agent.host, work)
+            for agent in self._agents.values():
+                self._await(agent, "start its workers", lambda agent: agent.launched is not None)
+                assert agent.launched is not None
+                if agent.launched.error:
+                    raise RunError(f"host {agent.host} cannot start its workers: {agent.launched.error}")
         self._own.begin()
         return {name: links[name] for name, _ in experiment.members()}
+
+    def _keep_log(self, agent: KnownHost, logged: Logged) -> None:
+        """Append to a log in the run's folder what its host has told. Raises
+        `SchemaError`."""
+        assert self._own is not None
+        kept = agent.logged.get(logged.log, 0) + len(logged.text)
+        logs = {log_name(names) for names in self._processes if self.places[names[0]] == agent.host}
+        if logged.log not in logs or kept > MOST_LOGGED_BYTES:
+            raise SchemaError(f"it tells {kept} bytes of a log called {logged.log[:100]!r}")
+        agent.logged[logged.log] = kept
+        if self._logs is not None:
+            with suppress(OSError), open(self._logs / logged.log, "ab", opener=private) as file:
+                file.write(logged.text)
 
     def _cores(self) -> dict[str, int]:
         """Return how many cores of each host are the run's."""
@@ -168,11 +239,11 @@ class HostsLauncher(Launcher):
     def _meet(self, job: Job) -> None:
         """Have the engine start the agents, and let each call."""
         assert self._wire is not None
-        logs = Path(job.folder) / "logs" if job.folder is not None else None
-        if logs is not None:
-            logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._logs = Path(job.folder) / "logs" if job.folder is not None else None
+        if self._logs is not None:
+            self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = self.engine()
-        started = self._engine.start(logs)
+        started = self._engine.start(self._logs)
         own, key = self._engine.own_address, self._wire.keys.public.decode()
         for host, agent in started.items():
             peer, ports = self._wire.listen(host, agent.key, own, joined=False)
@@ -258,6 +329,8 @@ class HostsLauncher(Launcher):
 
     def _take(self, agent: KnownHost, report: Report) -> None:
         match report:
+            case Logged():
+                self._keep_log(agent, report)
             case Here():
                 agent.here = report
             case Listening(host):

@@ -154,11 +154,13 @@ class HostShare:
     edges: what joins them, as it is seen from here: at its other end is a worker, or the
         name of a guest
     guests: those who carry edges on to other hosts, by name: the eventfd that wakes each
+    logs: folder of what workers write; None: the run's
     """
 
     workers: Collection[str]
     edges: Sequence[Edge]
     guests: Mapping[str, int]
+    logs: Path | None = None
 
 
 def layer_threads(experiment: Experiment, names: Sequence[str], processes: Sequence[Sequence[str]]) -> int:
@@ -172,6 +174,11 @@ def layer_threads(experiment: Experiment, names: Sequence[str], processes: Seque
     ):
         waiting = sum(len(each) < len(turns) and each[0].rpartition("-")[0] in turns for each in processes)
     return cores() // (len(processes) - waiting)
+
+
+def log_name(names: Sequence[str]) -> str:
+    """Return the name of the file that a process of these workers writes its log to."""
+    return f"{'+'.join(names)}.log"
 
 
 class ProcessesLauncher(Launcher):
@@ -209,9 +216,10 @@ class ProcessesLauncher(Launcher):
             name: bell for names in processes for bell in [self._keep(os.eventfd(0))] for name in names
         }
         self._transport = find_transport(self.transport)(share.edges, {**self._bells, **share.guests})
-        if job.folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
-        logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
+        if (logs := share.logs) is None:
+            if job.folder is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
+            logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The runner sleeps mostly, and where some take turns all wait for nobody but each
         # other, and shortly: they need not leave it a core.
@@ -219,7 +227,7 @@ class ProcessesLauncher(Launcher):
         self._text = json.dumps(encode(experiment))
         for names, core in zip(processes, self._cores(experiment, processes), strict=True):
             spin = SPIN if own_cores and core is None else 0.0
-            group = WorkerGroup(names, logs / f"{'+'.join(names)}.log", core, spin)
+            group = WorkerGroup(names, logs / log_name(names), core, spin)
             group.log.unlink(missing_ok=True)
             self._groups.append(group)
             self._group_of |= dict.fromkeys(names, group)
