@@ -21,6 +21,18 @@ from tidemill.cli.error_output import Commands, friendly, print_table, width, wo
 from tidemill.cli.examples import examples
 from tidemill.cli.measuring import bench, tune
 from tidemill.cli.simulator import simulator
+from tidemill.cli.slurm import (
+    CpusPerHost,
+    GpusPerHost,
+    Partition,
+    Sbatch,
+    Script,
+    Time,
+    check_unused,
+    follow,
+    submit_job,
+    submits,
+)
 from tidemill.core.errors import ConfigError
 from tidemill.launchers.table import LAUNCHERS, with_options
 from tidemill.metrics.writer import SINKS
@@ -136,6 +148,12 @@ def train(
     hosts: Hosts = None,
     ray_address: RayAddress = None,
     insecure: Insecure = False,
+    time: Time = None,
+    partition: Partition = None,
+    cpus_per_host: CpusPerHost = None,
+    gpus_per_host: GpusPerHost = None,
+    sbatch: Sbatch = None,
+    script: Script = False,
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")
@@ -184,8 +202,15 @@ def train(
     from tidemill.training.train import train as run
 
     fixed = pairs("--set", set_ or [])
+    job: dict[str, Any] = {
+        "time": time,
+        "partition": partition,
+        "cpus_per_host": cpus_per_host,
+        "gpus_per_host": gpus_per_host,
+    }
+    check_unused(launch, **job, sbatch=sbatch, script=script)
     launch = with_options(launch, {"hosts": hosts, "address": ray_address, "insecure": insecure or None})
-    check_words(launch, run_dir, layout, log)
+    check_words("processes" if submits(launch) else launch, run_dir, layout, log)
     if (what is None) == (config is None):
         raise ConfigError("name what to train: an environment, FILE.py:FUNCTION, or --config FILE")
     if config is not None and (env_arg or wrap or algorithm is not None):
@@ -217,6 +242,14 @@ def train(
 
         print(config_text(experiment, source))
         return
+    if submits(launch):
+        from tidemill.run.folder import new_folder
+
+        folder = run_dir or (Path("runs") / experiment.name if script else new_folder(experiment))
+        if not script:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        again = ["resume", str(folder.resolve()), "--launch", launch]
+        raise typer.Exit(submit_job(folder, again, hosts, **job, sbatch=sbatch, only_print=script))
     result = run(
         experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed, log=log
     )
@@ -249,6 +282,12 @@ def resume(
     hosts: Hosts = None,
     ray_address: RayAddress = None,
     insecure: Insecure = False,
+    time: Time = None,
+    partition: Partition = None,
+    cpus_per_host: CpusPerHost = None,
+    gpus_per_host: GpusPerHost = None,
+    sbatch: Sbatch = None,
+    script: Script = False,
     file: File = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
@@ -262,12 +301,25 @@ def resume(
     from tidemill.training.train import resume as go_on
 
     limits = _limits(max_steps, stop_at_return, return_of)
+    job: dict[str, Any] = {
+        "time": time,
+        "partition": partition,
+        "cpus_per_host": cpus_per_host,
+        "gpus_per_host": gpus_per_host,
+    }
+    check_unused(launch, **job, sbatch=sbatch, script=script)
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None}
+    if submits(launch):
+        again = ["resume", str(run.resolve()), "--launch", with_options(str(launch), {"hosts": hosts})]
+        raise typer.Exit(submit_job(run, again, hosts, **job, sbatch=sbatch, only_print=script))
     _exit(
         go_on(
             run, launch=launch, options=options, file=file, limits=limits, trust=word(trust), log=log
         ).summary
     )
+
+
+app.command()(friendly(follow))
 
 
 @app.command()

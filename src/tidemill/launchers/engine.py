@@ -79,20 +79,24 @@ class CommandHost:
     command: what is put before the agent's command: ("ssh", "b"), say, or ("ip", "netns",
         "exec", "b")
     python: the host's Python, in which Tidemill is installed
+    cores: of it that are the run's; None: all that it may use
     """
 
     address: str
     command: Sequence[str] = ()
     python: str = sys.executable
+    cores: int | None = None
 
 
 class CommandEngine(HostEngine):
     """An engine that starts agents by commands. An agent ends when its standard input
     does: when this process is gone, and when a line to it breaks."""
 
-    def __init__(self, hosts: Mapping[str, CommandHost], address: str = "127.0.0.1") -> None:
-        """`address`: the runner's host's, by which the others reach it."""
-        self._hosts, self.own_address = dict(hosts), address
+    def __init__(
+        self, hosts: Mapping[str, CommandHost], address: str = "127.0.0.1", cores: int | None = None
+    ) -> None:
+        """`address`, `cores`: of the runner's host (see `HostEngine`)."""
+        self._hosts, self.own_address, self.own_cores = dict(hosts), address, cores
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
 
@@ -111,7 +115,8 @@ class CommandEngine(HostEngine):
                 )
         deadline = monotonic() + START_S
         return {
-            name: StartedAgent(self._key(name, deadline), host.address) for name, host in self._hosts.items()
+            name: StartedAgent(self._key(name, deadline), host.address, host.cores)
+            for name, host in self._hosts.items()
         }
 
     def _key(self, name: str, deadline: float) -> bytes:

@@ -161,6 +161,12 @@ def _listens(other: str, agent: KnownHost) -> bool:
     return other in agent.listening
 
 
+def check_hosts(hosts: object) -> None:
+    """Raise `ConfigError` unless it is a number of hosts, or None."""
+    if hosts is not None and (type(hosts) is not int or hosts < 1):
+        raise ConfigError(f"--hosts {hosts!r}: it must be a whole number of at least 1")
+
+
 class HostsLauncher(Launcher):
     """The launcher of several hosts starts a process per worker, or per group of workers
     that take turns, on the hosts that its engine brings and on the runner's. A subclass

@@ -20,7 +20,7 @@ if lacking := [name for name in ("ray", "zmq") if importlib.util.find_spec(name)
     raise ConfigError(f"{' and '.join(lacking)} must be installed: pip install 'tidemill[ray]'")
 
 from tidemill.launchers.engine import START_S, HostEngine, StartedAgent
-from tidemill.launchers.hosts import HostsLauncher
+from tidemill.launchers.hosts import HostsLauncher, check_hosts
 from tidemill.launchers.ray_driver import PLACE_S, Brought, Ended, Failed, Introduce, Wanted
 
 _DRIVER = ("-P", "-m", "tidemill.launchers.ray_driver")
@@ -40,8 +40,7 @@ class RayLauncher(HostsLauncher):
 
     def __init__(self, hosts: int | None = None, address: str | None = None, insecure: bool = False) -> None:
         super().__init__()
-        if hosts is not None and (type(hosts) is not int or hosts < 1):
-            raise ConfigError(f"--hosts {hosts!r}: it must be a whole number of at least 1")
+        check_hosts(hosts)
         if address is not None and not isinstance(address, str):
             raise ConfigError(f"--ray-address {address!r}: it must be HOST:PORT")
         self._wanted = Wanted(address or "", hosts, bool(insecure))

@@ -13,6 +13,7 @@ LAUNCHERS = {
     "threads": "tidemill.launchers.threads:ThreadsLauncher",
     "processes": "tidemill.launchers.processes:ProcessesLauncher",
     "ray": "tidemill.launchers.ray:RayLauncher",
+    "slurm": "tidemill.launchers.slurm:SlurmLauncher",
 }
 """Module and class of each. A new one is a line here."""
 

@@ -1,0 +1,87 @@
+"""What the command line has for Slurm: jobs that are submitted, and followed."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemill.core.errors import ConfigError
+from tidemill.core.user_code_loading import without_arguments
+
+Time = Annotated[
+    str | None, typer.Option(help="With --launch slurm: the job's time, as Slurm writes it: 2:00:00.")
+]
+Partition = Annotated[str | None, typer.Option(help="With --launch slurm: the nodes' partition.")]
+CpusPerHost = Annotated[
+    int | None,
+    typer.Option(help="With --launch slurm: cores of each node; without it, nodes that nobody shares."),
+]
+GpusPerHost = Annotated[int | None, typer.Option(help="With --launch slurm: GPUs of each node.")]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option("--sbatch", help='With --launch slurm: one more option of sbatch, as "--account=x".'),
+]
+Script = Annotated[
+    bool, typer.Option("--script", help="With --launch slurm: print the batch script, and submit nothing.")
+]
+
+
+def submits(launch: str | None) -> bool:
+    """True where a run is to be a job that is not submitted yet."""
+    return launch is not None and without_arguments(launch) == "slurm" and "SLURM_JOB_ID" not in os.environ
+
+
+def check_unused(launch: str | None, **options: object) -> None:
+    """Raise `ConfigError` for options of jobs where there is none to be submitted."""
+    if launch is None or without_arguments(launch) != "slurm":
+        for name, value in options.items():
+            if value:
+                raise ConfigError(f"--{name.replace('_', '-')} goes with --launch slurm alone")
+
+
+def submit_job(
+    run: Path,
+    again: list[str],
+    hosts: int | None,
+    time: str | None,
+    partition: str | None,
+    cpus_per_host: int | None,
+    gpus_per_host: int | None,
+    sbatch: list[str] | None,
+    only_print: bool,
+) -> int:
+    """Submit this very command as a job, and follow it; return its exit status. `again`:
+    the command's words once the job is requeued; the first time they are these, with
+    --run-dir."""
+    from tidemill.launchers import slurm_job
+
+    run = run.resolve()
+    first = [word for word in sys.argv[1:] if word != "--script"]
+    if first[:1] == ["train"] and not any(word.partition("=")[0] == "--run-dir" for word in first):
+        first += ["--run-dir", str(run)]
+    job = slurm_job.SlurmJob(
+        run,
+        first,
+        again,
+        1 if hosts is None else hosts,
+        time,
+        partition,
+        cpus_per_host,
+        gpus_per_host,
+        sbatch or (),
+    )
+    if only_print:
+        print(slurm_job.script(job, os.getcwd(), sys.executable), end="")
+        return 0
+    number = slurm_job.submit(job)
+    print(f"submitted as job {number}: {run / slurm_job.SCRIPT}")
+    return slurm_job.follow(run, number)
+
+
+def follow(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    """Show what the job of a run writes, as it is written."""
+    from tidemill.launchers import slurm_job
+
+    raise typer.Exit(slurm_job.follow(run.resolve(), slurm_job.job_of(run.resolve())))

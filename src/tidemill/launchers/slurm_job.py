@@ -1,0 +1,197 @@
+"""Batch jobs of Slurm that train: the script, its submission, and following one as if it
+ran here."""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.private_files import private
+from tidemill.core.untrusted_files import read_plain
+from tidemill.launchers.hosts import check_hosts
+from tidemill.launchers.slurm import slurm
+
+SCRIPT, LOG, JOB = "slurm.sh", "slurm.log", "slurm.job"
+"""In the run's folder: the batch script, what the job writes, and its number."""
+NOTICE_S = 120
+"""Seconds before the end of its time at which a job is told: enough for a checkpoint."""
+_LIVES = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "COMPLETING")
+_LOOK_S = 0.2  # seconds between two looks into the log
+_ASK_S = 2.0  # and two questions to Slurm
+_LAST_S = 3.0  # seconds that a log on a shared folder may come late
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A batch job.
+
+    run: the run's folder, from the root on
+    first, again: words of the command that begins the run, and of the one that goes on
+        once the job was requeued
+    hosts, cpus_per_host, gpus_per_host: of the nodes; None for `cpus_per_host`: nodes
+        that no other job shares
+    time, partition: as Slurm writes them; None: as the site has it
+    sbatch: further options, as "--account=x"
+    """
+
+    run: Path
+    first: Sequence[str]
+    again: Sequence[str]
+    hosts: int = 1
+    time: str | None = None
+    partition: str | None = None
+    cpus_per_host: int | None = None
+    gpus_per_host: int | None = None
+    sbatch: Sequence[str] = ()
+
+
+def script(job: SlurmJob, folder: str, python: str) -> str:
+    """Return the batch script of a job that works in `folder`. Raises `ConfigError`."""
+    check_hosts(job.hosts)
+    for name, value in (("--cpus-per-host", job.cpus_per_host), ("--gpus-per-host", job.gpus_per_host)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} {value}: it must be at least 1")
+    options = [
+        f"--job-name=tidemill-{job.run.name}",
+        f"--nodes={job.hosts}",
+        "--ntasks-per-node=1",
+        "--exclusive" if job.cpus_per_host is None else f"--cpus-per-task={job.cpus_per_host}",
+        *([f"--gpus-per-node={job.gpus_per_host}"] if job.gpus_per_host is not None else []),
+        *([f"--time={job.time}"] if job.time is not None else []),
+        *([f"--partition={job.partition}"] if job.partition is not None else []),
+        f"--output={job.run / LOG}",
+        "--open-mode=append",
+        f"--signal=B:USR1@{NOTICE_S}",
+        "--requeue",
+        *job.sbatch,
+    ]
+    for option in options:
+        if not option.startswith("-") or not option.isprintable():
+            raise ConfigError(f"--sbatch {option!r}: it must be one option of sbatch, as --account=NAME")
+    if re.search(r"[\s%\\\"']", str(job.run)):
+        raise ConfigError(
+            f"{job.run}: Slurm wants a path without spaces, quotes, % and \\; name one with --run-dir"
+        )
+    lines = "\n".join(f"#SBATCH {option}" for option in options)
+    command = shlex.join([python, "-m", "tidemill.cli.main"])
+    return f"""#!/bin/bash
+{lines}
+cd {shlex.quote(folder)} || exit 1
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
+    set -- {shlex.join(job.again)}
+else
+    set -- {shlex.join(job.first)}
+fi
+{command} "$@" &
+runner=$!
+# Before its time is over, or to make way for another one, the job is queued again, and goes on later.
+again=
+trap 'again=yes; kill -TERM $runner' USR1
+trap 'kill -TERM $runner' TERM INT
+wait $runner
+while kill -0 $runner 2>/dev/null; do wait $runner; done
+wait $runner
+status=$?
+if [ -n "$again" ] && [ $status != 0 ]; then scontrol requeue $SLURM_JOB_ID; fi
+exit $status
+"""
+
+
+def submit(job: SlurmJob) -> str:
+    """Write the script into the run's folder and submit it; return the job's number.
+    Raises `TidemillError`."""
+    text = script(job, os.getcwd(), sys.executable)
+    with open(job.run / SCRIPT, "w", opener=private) as file:
+        file.write(text)
+    try:
+        number = slurm("sbatch", "--parsable", str(job.run / SCRIPT)).strip().partition(";")[0]
+    except RunError:
+        (job.run / SCRIPT).unlink()
+        with suppress(OSError):  # it has other files
+            job.run.rmdir()
+        raise
+    with open(job.run / JOB, "w", opener=private) as file:
+        file.write(f"{number}\n")
+    return number
+
+
+def job_of(run: Path) -> str:
+    """Return the number of the job that a run was submitted as. Raises `RunError`."""
+    try:
+        number = read_plain(run / JOB).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise RunError(f"{run} was submitted as no job of Slurm's: {error.strerror} ({run / JOB})") from None
+    if not number.isdecimal():
+        raise RunError(f"{run / JOB} holds no job's number")
+    return number
+
+
+def state_of(number: str) -> str:
+    """Return in which state a job is, and why it waits ("PENDING (Resources)"); "" once
+    it is over."""
+    found = re.search(r"\bJobState=(\w+) Reason=(\S+)", _shown(number))
+    if found is None or found[1] not in _LIVES:
+        return ""
+    return found[1] if found[2] == "None" else f"{found[1]} ({found[2]})"
+
+
+def exit_status(number: str) -> int:
+    """Return the exit status of a job that is over; 1 where Slurm does not know it, and
+    where it did not complete and has none."""
+    shown = _shown(number)
+    found = re.search(r"\bExitCode=(\d+):", shown)
+    return int(found[1]) if found and int(found[1]) else int("JobState=COMPLETED" not in shown)
+
+
+def _shown(number: str) -> str:
+    try:
+        return slurm("scontrol", "--oneliner", "show", "job", number)
+    except RunError as error:
+        if "Invalid job id" in str(error):  # long over
+            return ""
+        raise
+
+
+def follow(run: Path, number: str) -> int:
+    """Show what a job writes until it is over, and return its exit status. Ctrl-C asks it
+    to end with a checkpoint; a second one leaves it running."""
+    asked, told, shown = False, 0, ""
+    while True:
+        try:
+            over = False
+            while not over:
+                state = state_of(number)
+                over = not state
+                if state not in (shown, "") and not told:
+                    print(f"job {number}: {state}; Ctrl-C ends it, with a checkpoint", flush=True)
+                shown = state
+                until = monotonic() + (_LAST_S if over else _ASK_S)
+                while monotonic() < until:
+                    told = _show(run / LOG, told)
+                    sleep(_LOOK_S)
+            return exit_status(number)
+        except KeyboardInterrupt:
+            if asked:
+                print(f"job {number} is followed no more; see it again: tidemill follow {run}")
+                return 130
+            asked = True
+            pending = shown.startswith("PENDING")
+            slurm("scancel", *([] if pending else ["--signal=TERM", "--batch"]), number)
+            print(f"job {number} was asked to end; Ctrl-C again follows it no more", flush=True)
+
+
+def _show(path: Path, told: int) -> int:
+    """Show what a file holds behind `told` bytes; return how many it has."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(told)
+        text = file.read()
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+        told += len(text)
+    return told
