@@ -2,6 +2,7 @@
 are, and its end leaves nothing anywhere."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from tests.launchers.host_launchers import NoTidemill, ThreeHosts, TwoHosts
 from tests.run.watching import Run, wait_until
 
+import tidemill.training.train
 from tidemill import (
     DQN,
     PPO,
@@ -32,6 +34,7 @@ from tidemill import (
     resume,
     train,
 )
+from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers import hosts
 from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
@@ -120,6 +123,23 @@ def test_policy_workers_and_replay_memories_are_joined_over_hosts(made: Experime
         assert 400 <= summary["env_steps"] < 420 and summary["updates"] >= 87
     else:
         assert summary["updates"] == 6
+
+
+def test_a_layout_has_the_cores_of_all_hosts_and_one_trainer(tmp_path: Path) -> None:
+    result = train("CartPole-v1", steps=5000, launch=ThreeHosts, run_dir=tmp_path / "run", quiet=True)
+    assert result.summary["status"] == "completed"
+    told = json.loads((result.folder / "layout.json").read_text())
+    assert f"{3 * cores()} cores of 3 hosts" in told["told"] and "trainers=1" in told["layout"]
+
+
+def test_what_ends_before_the_launch_leaves_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise RunError("no layout")
+
+    monkeypatch.setattr(tidemill.training.train, "lay_out", fails)
+    with pytest.raises(RunError, match="no layout"):
+        train(experiment(), launch=TwoHosts, run_dir=tmp_path / "run", quiet=True)
+    assert not psutil.Process().children(recursive=True)
 
 
 def test_workers_are_placed_where_cores_are_left() -> None:

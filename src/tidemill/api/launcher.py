@@ -78,6 +78,12 @@ class Launcher(ABC):
         for want of memory or open files, say. Called when the experiment is laid out.
         Nobody else compares the memory of processes with what the machine has."""
 
+    def hosts(self, folder: str) -> Sequence[int]:
+        """Return how many cores of each host are the run's, the runner's first; () for
+        this machine alone. What that takes is begun, and ended by `close`. `folder`: the
+        run's. Raises `TidemillError`."""
+        return ()
+
     @abstractmethod
     def launch(self, job: Job) -> dict[str, Link]:
         """Start every worker and return the runner's end of its control link, by worker

@@ -56,7 +56,7 @@ from tidemill.hosts.orders import (
     unpack_report,
 )
 from tidemill.hosts.peer import Peer, now
-from tidemill.hosts.wire import Wire
+from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.engine import HostEngine, StartedAgent
 from tidemill.launchers.host import MOST_LOGGED_BYTES, HostWorkers, versions
 from tidemill.launchers.placement import place
@@ -184,6 +184,7 @@ class HostsLauncher(Launcher):
         self._own: HostWorkers | None = None
         self._agents: dict[str, KnownHost] = {}
         self._asked = 0
+        self._heart: WireThread | None = None  # before there is one of workers
         self._logs: Path | None = None
         self._processes: list[list[str]] = []
 
@@ -191,10 +192,25 @@ class HostsLauncher(Launcher):
     def engine(self) -> HostEngine:
         """Return what brings the other hosts."""
 
+    def hosts(self, folder: str) -> Sequence[int]:
+        try:
+            self._meet(folder)
+        except BaseException:  # a Ctrl-C, too
+            self.close(0.0)
+            raise
+        assert self._wire is not None
+        # what is measured meanwhile takes longer than hosts wait for a word of the runner
+        self._heart = WireThread(self._wire, lambda: None)
+        self._heart.start()
+        return list(self._cores().values())
+
     def launch(self, job: Job) -> dict[str, Link]:
-        self._bell = os.eventfd(0)
-        self._wire = Wire(RUNNER, EventBell(self._bell))
-        self._meet(job)
+        if self._heart is not None:
+            self._heart.end()
+            self._heart = None
+        if self._wire is None:
+            self._meet(job.folder)
+        assert self._wire is not None
         experiment = job.experiment
         self.places, self._processes = place(experiment, self._cores()), experiment.processes()
         if self._logs is not None:
@@ -242,10 +258,11 @@ class HostsLauncher(Launcher):
             found[agent.host] = agent.here.cores if given is None else min(given, agent.here.cores)
         return found
 
-    def _meet(self, job: Job) -> None:
+    def _meet(self, folder: str | None) -> None:
         """Have the engine start the agents, and let each call."""
-        assert self._wire is not None
-        self._logs = Path(job.folder) / "logs" if job.folder is not None else None
+        self._bell = os.eventfd(0)
+        self._wire = Wire(RUNNER, EventBell(self._bell))
+        self._logs = Path(folder) / "logs" if folder is not None else None
         if self._logs is not None:
             self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._engine = self.engine()
@@ -412,6 +429,9 @@ class HostsLauncher(Launcher):
                 stack.callback(self._wire.close)
             if self._own is not None:
                 stack.callback(self._own.end_wire)
+            if self._heart is not None:
+                self._heart.end()
+                self._heart = None
             self._close_workers(seconds)
         self._engine = self._wire = self._own = None
 

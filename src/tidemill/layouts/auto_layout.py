@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -91,6 +91,7 @@ def lay_out(
     layout: str = AUTO,
     fixed: Collection[str] = (),
     processes: bool = True,
+    hosts: Sequence[int] = (),
 ) -> LaidOut:
     """Return the experiment laid out, and what its policies leave undecided decided.
 
@@ -100,10 +101,13 @@ def lay_out(
     fixed: paths of the settings that the user made; where they are a matter of layout,
         the experiment stays as it is
     processes: whether workers get processes, for which alone anything is measured
+    hosts: cores of each host, this machine's first; by itself this machine's alone. On
+        several one trainer learns, and all gather: trainers would wait for sums that
+        cross the network
     """
     if experiment.exact_resume and layout in (AUTO, MEASURE):  # costs differ from run to run
         layout = GIVEN
-    found = _lay_out(experiment, source, layout, fixed, processes)
+    found = _lay_out(experiment, source, layout, fixed, processes, hosts or (cores(),))
     if found.costs is None and processes and layout != GIVEN and _measurable(experiment):
         try:
             found = replace(found, costs=costs_of(experiment, source, anew=layout == MEASURE))
@@ -120,7 +124,12 @@ def lay_out(
 
 
 def _lay_out(
-    experiment: Experiment, source: Path | None, layout: str, fixed: Collection[str], processes: bool
+    experiment: Experiment,
+    source: Path | None,
+    layout: str,
+    fixed: Collection[str],
+    processes: bool,
+    hosts: Sequence[int],
 ) -> LaidOut:
     if layout == GIVEN:
         return LaidOut(experiment)
@@ -140,11 +149,10 @@ def _lay_out(
         costs = costs_of(experiment, source, anew=layout == MEASURE)
     except RunError as error:
         return LaidOut(experiment, note=f"layout: as given, since its costs could not be measured: {error}")
-    found, count = choose(experiment, costs, cores()), cores()
-    note = (
-        f"layout: {found.words()} ({costs.words(found.lanes)}; {count} core{'s' * (count > 1)}; again: "
-        f"--layout {found})"
-    )
+    count, several = sum(hosts), len(hosts) > 1
+    found = choose(experiment, msgspec.structs.replace(costs, parallel=costs.parallel and not several), count)
+    where = f"{count} core{'s' * (count > 1)}{f' of {len(hosts)} hosts' * several}"
+    note = f"layout: {found.words()} ({costs.words(found.lanes)}; {where}; again: --layout {found})"
     return LaidOut(apply(experiment, found), found, costs, note)
 
 

@@ -17,7 +17,7 @@ from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code_loading import refuse_while_loading, without_arguments
 from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
-from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, lay_out
+from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, MEASURE, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.cuts import check_exact, go_back_to_cut
 from tidemill.run.folder import LAUNCHER, RunFolder
@@ -142,7 +142,10 @@ def _train(
         stack.callback(folder.discard)
         try:
             with interrupts.at_once():
-                laid_out = lay_out(experiment, known, layout, fixed, launcher.processes)
+                hosts = launcher.hosts(str(folder.path.resolve())) if layout in (AUTO, MEASURE) else ()
+                if hosts:
+                    stack.callback(launcher.close, 0.0)
+                laid_out = lay_out(experiment, known, layout, fixed, launcher.processes, hosts)
         except BrokenOff:
             return _result(folder, never_began(signal_name(interrupts.first)))
         given, experiment = experiment, laid_out.experiment
