@@ -209,11 +209,12 @@ class Transport(ABC):
     def handles(self, worker: str) -> dict[str, Handle]:
         """Return how the process of `worker` reaches its ends, by the edge's name."""
 
-    def renew(self, workers: Collection[str]) -> dict[str, dict[str, Handle]]:
+    def renew(self, workers: Collection[str], edges: Collection[str] = ()) -> dict[str, dict[str, Handle]]:
         """Join the edges that `workers` write anew: they have died, and are about to live
-        again. What a new life writes is new memory, and it goes on reading at the first
-        slot that the one before had not released. Return, by worker that reads, how it
-        reaches the new edges by name (see `Endpoints.renew`)."""
+        again; and the named `edges`, which others carry here for such workers. What a new
+        life writes is new memory, and it goes on reading at the first slot that the one
+        before had not released. Return, by worker that reads, how it reaches the new
+        edges by name (see `Endpoints.renew`)."""
         raise TypeError(f"{type(self).__name__} has no renew()")
 
     @staticmethod

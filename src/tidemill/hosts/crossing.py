@@ -2,19 +2,26 @@
 what they look like from one host."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Handle, Link
-from tidemill.hosts.pumps import IncomingCell, IncomingChannel, Outgoing, OutgoingCell, OutgoingChannel
+from tidemill.hosts.pumps import (
+    Incoming,
+    IncomingCell,
+    IncomingChannel,
+    Outgoing,
+    OutgoingCell,
+    OutgoingChannel,
+)
 from tidemill.hosts.wire import Wire
 from tidemill.transports.shared import SharedTransport
 from tidemill.transports.slots import SlotEndpoints
 
 _GUEST = "@"  # begins no worker's name
-_EPOCH = 1  # of the writers' first lives
 
 
 def guest(host: str) -> str:
@@ -116,44 +123,72 @@ class LinkInOrder(Link):
         return None if self._gone and not messages else messages
 
 
-def join(
-    wire: Wire,
-    edges: Sequence[Edge],
-    places: Mapping[str, str],
-    guests: Mapping[str, GuestEnds],
-) -> dict[str, list[Carried]]:
-    """Have the wire carry all edges that cross between its host and others. `guests`:
-    the ends of each other host's edges, by the host. An edge's number is its place among
-    all. Return what each worker of this host writes and the wire carries."""
-    host = wire.name
-    carried: dict[str, list[Carried]] = {}
-    cells: dict[tuple[str, str], list[OutgoingCell]] = {}  # by who writes and to which host
-    for number, edge in enumerate(edges):
-        if places[edge.source] != host:
-            continue
-        for other in dict.fromkeys(places[target] for target in edge.targets):
-            if other == host:
+class Crossing:
+    """What the wire of a host carries: all edges that cross between this host and others.
+    An edge's number is its place among all.
+
+    edges: all of the experiment
+    places: the host of each worker
+    """
+
+    def __init__(self, wire: Wire, edges: Sequence[Edge], places: Mapping[str, str]) -> None:
+        self._wire, self.edges, self.places = wire, edges, places
+        self._lives = [0] * len(edges)  # of each edge's writer
+        self._cells: dict[tuple[str, str], dict[int, OutgoingCell]] = {}  # by who writes, and to which host
+        self._channels: dict[int, IncomingChannel] = {}
+
+    def of(self, workers: Collection[str]) -> list[int]:
+        """Return the numbers of the edges that `workers` write, and that cross between
+        this host and another one."""
+        host, places, found = self._wire.name, self.places, []
+        for number, edge in enumerate(self.edges):
+            readers = {places[target] for target in edge.targets}
+            crosses = bool(readers - {host}) if places[edge.source] == host else host in readers
+            if edge.source in workers and crosses:
+                found.append(number)
+        return found
+
+    def others(self, number: int) -> list[str]:
+        """Return the hosts to which an edge that crosses leads from here, or the one from
+        which it comes."""
+        edge, host = self.edges[number], self._wire.name
+        if (source := self.places[edge.source]) != host:
+            return [source]
+        return [o for o in dict.fromkeys(self.places[target] for target in edge.targets) if o != host]
+
+    def carry(self, numbers: Sequence[int], guests: Mapping[str, GuestEnds]) -> dict[str, list[Carried]]:
+        """Have the wire carry the next lives of the writers of these edges. `guests`: the
+        ends of each other host's, by the host. Return what each worker of this host
+        writes and the wire carries."""
+        host, others = self._wire.name, self._wire.others
+        carried: dict[str, list[Carried]] = {}
+        for number in numbers:
+            edge = self.edges[number]
+            self._lives[number] += 1
+            for other in self.others(number) if self.places[edge.source] == host else ():
+                ends = guests[other].ends
+                outgoing: Outgoing
+                if edge.kind == "channel":
+                    outgoing = OutgoingChannel(number, self._lives[number], ends.consumer(edge.name))
+                else:
+                    cell = outgoing = OutgoingCell(number, self._lives[number], ends.reader(edge.name))
+                    self._cells.setdefault((edge.source, other), {})[number] = cell
+                self._wire.do(partial(others[other].send, outgoing))
+                carried.setdefault(edge.source, []).append(Carried(guests[other].memory[edge.name], outgoing))
+        for number in numbers:
+            edge, epoch = self.edges[number], self._lives[number]
+            if (other := self.places[edge.source]) == host:
                 continue
             ends = guests[other].ends
-            outgoing: Outgoing
+            incoming: Incoming
             if edge.kind == "channel":
-                outgoing = OutgoingChannel(number, _EPOCH, ends.consumer(edge.name))
+                incoming = self._channels[number] = IncomingChannel(number, epoch, ends.producer(edge.name))
             else:
-                outgoing = OutgoingCell(number, _EPOCH, ends.reader(edge.name))
-                cells.setdefault((edge.source, other), []).append(outgoing)
-            wire.others[other].send(outgoing)
-            carried.setdefault(edge.source, []).append(Carried(guests[other].memory[edge.name], outgoing))
-    for number, edge in enumerate(edges):
-        other = places[edge.source]
-        readers = [target for target in edge.targets if places[target] == host]
-        if other == host or not readers:
-            continue
-        if edge.kind == "channel":
-            after = cells.get((readers[0], other), [])
-            incoming = IncomingChannel(number, _EPOCH, guests[other].ends.producer(edge.name), after)
-            wire.others[other].receive(incoming)
-        else:
-            wire.others[other].receive(IncomingCell(number, _EPOCH, guests[other].ends.writer(edge.name)))
-    for peer in wire.others.values():
-        peer.joined = True
-    return carried
+                incoming = IncomingCell(number, epoch, ends.writer(edge.name))
+            self._wire.do(partial(others[other].receive, incoming))
+        for number, channel in self._channels.items():
+            edge = self.edges[number]
+            reader = next(target for target in edge.targets if self.places[target] == host)
+            cells = self._cells.get((reader, self.places[edge.source]), {})
+            self._wire.do(partial(setattr, channel, "after", list(cells.values())))
+        return carried

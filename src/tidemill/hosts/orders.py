@@ -1,8 +1,8 @@
 """What the runner orders of a host's agent, and what the agent reports: typed msgpack,
 nothing else is understood. It goes in `Words`, which come once and in order.
 
-Down: `Listen`, `CallHost`, `Work`, `Speak`, `Ask`, `Close`. Up: `Here`, `Listening`,
-`Launched`, `Speak`, `Logged`, `WorkerGone`, `Whereabouts`, `Closed`.
+Down: `Listen`, `CallHost`, `Work`, `Revive`, `Speak`, `Ask`, `Close`. Up: `Here`,
+`Listening`, `Launched`, `Speak`, `Logged`, `WorkerGone`, `Whereabouts`, `Closed`.
 """
 
 from typing import TypeVar
@@ -97,10 +97,18 @@ class Launched(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Speak(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A message of a worker's control link, in either direction."""
+    """A message of the control link of a worker's life, in either direction."""
 
     worker: str
+    life: int
     message: bytes
+
+
+class Revive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to begin the next life of those of `workers` that live here, and to have
+    what any of them writes carried anew."""
+
+    workers: list[str]
 
 
 class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -115,9 +123,10 @@ class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class WorkerGone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that a worker's link is gone, and how the worker ended."""
+    """The report that a worker's link is gone, and how this life of it ended."""
 
     worker: str
+    life: int
     obituary: str
 
 
@@ -151,7 +160,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The last report of an agent: nothing of the run is left on its host."""
 
 
-Order = Listen | CallHost | Work | Speak | Ask | Close
+Order = Listen | CallHost | Work | Revive | Speak | Ask | Close
 Report = Here | Listening | Launched | Speak | Logged | WorkerGone | Whereabouts | Closed
 
 _encoder = msgspec.msgpack.Encoder()

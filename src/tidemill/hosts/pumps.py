@@ -280,14 +280,16 @@ class Incoming(ABC):
 
 
 class IncomingChannel(Incoming):
-    """The receiving pump of a channel. `slots` is the end into which it puts; `after` are
-    the cells, to the same host, whose values a release may not overtake."""
+    """The receiving pump of a channel. `slots` is the end into which it puts.
+
+    after: the cells, to the same host, whose values a release may not overtake
+    """
 
     def __init__(
         self, number: int, epoch: int, slots: SlotProducer, after: Sequence[OutgoingCell] = ()
     ) -> None:
         super().__init__(number, epoch)
-        self._slots, self._after = slots, after
+        self._slots, self.after = slots, after
 
     def _make(self, offer: Offer) -> None:
         self._slots.offer(offer.schema, offer.lead, offer.slots)
@@ -310,7 +312,7 @@ class IncomingChannel(Incoming):
     def position(self) -> Position:
         released = 0 if self.offered is None else self._released()
         # looked at after the release: who released had written them
-        newest = ((cell.number, cell.newest()) for cell in self._after)
+        newest = ((cell.number, cell.newest()) for cell in self.after)
         after = tuple(each for each in newest if each[1] >= 0)
         return Position(self.number, self.epoch, self.received, released, after, self.offered is not None)
 

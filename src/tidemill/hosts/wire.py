@@ -5,6 +5,7 @@ end of such an edge, and on its sockets.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -36,6 +37,7 @@ class Wire:
         self._context = zmq.Context(_THREADS)
         self._door = Door(self._context)
         self._listening: dict[str, Sequence[HostConnection]] = {}
+        self._tasks = deque[Callable[[], None]]()
         keep_freed()  # pieces come in memory of their own, and go
 
     def _connections(self, other: str) -> list[HostConnection]:
@@ -79,8 +81,15 @@ class Wire:
         self.others[other].words.tell(message)
         self.bell.ring()
 
+    def do(self, task: Callable[[], None]) -> None:
+        """Have the thread that turns this do something, with the next turn."""
+        self._tasks.append(task)
+        self.bell.ring()
+
     def turn(self, seconds: float) -> None:
         """Sleep until there is something to do, at most `seconds`, and do it."""
+        while self._tasks:
+            self._tasks.popleft()()
         peers = [peer for peer in self.others.values() if not peer.ended]
         for peer in peers:
             peer.tick()

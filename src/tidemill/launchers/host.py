@@ -14,8 +14,10 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic, sleep
@@ -25,6 +27,7 @@ import msgspec
 from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
+from tidemill.api.transport import Link
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import cores
@@ -37,7 +40,7 @@ from tidemill.core.user_code_loading import (
     travel,
     with_files_moved,
 )
-from tidemill.hosts.crossing import GuestEnds, LinkInOrder, edges_here, guest, join, neighbours
+from tidemill.hosts.crossing import Crossing, GuestEnds, LinkInOrder, edges_here, guest, neighbours
 from tidemill.hosts.orders import (
     Ask,
     CallHost,
@@ -51,6 +54,7 @@ from tidemill.hosts.orders import (
     Logged,
     Order,
     Report,
+    Revive,
     Speak,
     Whereabouts,
     Work,
@@ -93,25 +97,49 @@ class HostWorkers:
     def __init__(self, wire: Wire, job: Job, places: Mapping[str, str], logs: Path | None = None) -> None:
         """`logs`: folder of what workers write; None: the run's."""
         edges: list[Edge] = job.experiment.edges()
+        self._crossing = Crossing(wire, edges, places)
         others = neighbours(edges, places, wire.name)
         mine = [name for name, host in places.items() if host == wire.name]
         bells = {guest(other): wire.bell.descriptor for other in others}
         self.launcher = ProcessesLauncher(HostShare(mine, edges_here(edges, places, wire.name), bells, logs))
         self._wire = wire
-        self._guests: dict[str, GuestEnds] = {}
+        self._guests: list[GuestEnds] = []  # of all lives
         self.links: dict[str, LinkInOrder] = {}
         self._thread: WireThread | None = None
         self.launcher.check(job.experiment)
         try:
             links = self.launcher.launch(job)
             self._bell = os.dup(self.launcher.bell)  # the thread may outlive the launcher's own
+            self.links = self._join(links, self._crossing.of(places))
             for other in others:
-                self._guests[other] = GuestEnds(wire.bell, self.launcher.handles(guest(other)))
-            carried = join(wire, edges, places, self._guests)
+                wire.do(partial(setattr, wire.others[other], "joined", True))
         except BaseException:  # nobody else holds the launcher yet
             self.launcher.close(0.0)
             raise
-        self.links = {name: LinkInOrder(link, carried.get(name, ())) for name, link in links.items()}
+
+    def _join(self, links: Mapping[str, Link], numbers: Sequence[int]) -> dict[str, LinkInOrder]:
+        """Have the wire carry these edges, by number, for the lives that begin; return
+        their links."""
+        names: dict[str, set[str]] = {}  # of edges, by the other host
+        for number in numbers:
+            for other in self._crossing.others(number):
+                names.setdefault(other, set()).add(self._crossing.edges[number].name)
+        guests = {}
+        for other, carried in names.items():
+            handles = self.launcher.handles(guest(other))
+            guests[other] = GuestEnds(self._wire.bell, {name: handles[name] for name in carried})
+        self._guests += guests.values()
+        late = self._crossing.carry(numbers, guests)
+        return {name: LinkInOrder(link, late.get(name, ())) for name, link in links.items()}
+
+    def revive(self, workers: Sequence[str]) -> dict[str, LinkInOrder]:
+        """Begin the next life of those of `workers` that live here, and have what any of
+        them writes carried anew. Return their links."""
+        numbers = self._crossing.of(workers)
+        edges = [self._crossing.edges[number].name for number in numbers]
+        links = self._join(self.launcher.restart(workers, edges), numbers)
+        self.links |= links
+        return links
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         """Wait for a message of any worker (see `Launcher.wait`)."""
@@ -133,7 +161,7 @@ class HostWorkers:
         """Turn the wire no more, and give up its ends."""
         if self._thread is not None:
             self._thread.end()
-        for ends in self._guests.values():
+        for ends in self._guests:
             ends.close()
         os.close(self._bell)
 
@@ -170,17 +198,18 @@ class OwnFiles:
             files={os.path.realpath(moved.get(path, path)): digest for path, digest in order.files.items()},
         )
 
-    def written(self) -> Iterator[tuple[str, bytes]]:
-        """Yield what workers have written since the last call, by the log's name, now and
-        then."""
-        if monotonic() < self._next or not self.logs.is_dir():
+    def written(self, all_of_it: bool) -> Iterator[tuple[str, bytes]]:
+        """Yield what workers have written since the last call, by the log's name: now and
+        then, and some of it, unless `all_of_it` is asked for."""
+        if (monotonic() < self._next and not all_of_it) or not self.logs.is_dir():
             return
         self._next = monotonic() + _LOG_S
         for path in self.logs.iterdir():
             told = self._told.get(path, 0)
+            most = MOST_LOGGED_BYTES if all_of_it else told + _LOG_BYTES
             with suppress(OSError), path.open("rb") as file:
                 file.seek(told)
-                if text := file.read(min(_LOG_BYTES, MOST_LOGGED_BYTES - told)):
+                if text := file.read(min(most, MOST_LOGGED_BYTES) - told):
                     self._told[path] = told + len(text)
                     yield path.name, text
 
@@ -205,6 +234,7 @@ class HostAgent:
         )
         self._workers: HostWorkers | None = None
         self._own: OwnFiles | None = None
+        self._lives = Counter[str]()  # begun anew, of each worker
         self._over = False
 
     def run(self) -> None:
@@ -265,10 +295,18 @@ class HostAgent:
             case Close(seconds):
                 if self._workers is not None:
                     self._workers.launcher.close(seconds)
-                self._tell_logs()
+                self._tell_logs(all_of_it=True)
                 self._over = True
-            case Speak(worker, message):
-                if self._workers is not None and worker in self._workers.links:
+            case Revive(workers):
+                if self._workers is not None:
+                    self._workers.revive(workers)
+                    self._lives.update(workers)
+            case Speak(worker, life, message):
+                if (
+                    self._workers is not None
+                    and worker in self._workers.links
+                    and life == self._lives[worker]
+                ):
                     self._workers.links[worker].send(message)
             case Ask(number, worker, stack):
                 if self._workers is not None and worker in self._workers.links:
@@ -312,7 +350,7 @@ class HostAgent:
         draw = [name for name, config in mine.items() if any(port.role == "draw" for port in config.ports())]
         why = {
             "with exact_resume all workers save there": experiment.exact_resume,
-            f"{', '.join(trainers)} must read the checkpoint": order.resume is not None and trainers,
+            f"{', '.join(trainers)} must read checkpoints": trainers,  # also in later lives
             f"{', '.join(draw)} must draw versions from it": draw,
         }
         for reason, needed in why.items():
@@ -322,8 +360,8 @@ class HostAgent:
                     "hosts see it (--run-dir)"
                 )
 
-    def _tell_logs(self) -> None:
-        for name, text in self._own.written() if self._own is not None else ():
+    def _tell_logs(self, all_of_it: bool = False) -> None:
+        for name, text in self._own.written(all_of_it) if self._own is not None else ():
             self._report(Logged(name, text))
 
     def _listen(self) -> None:
@@ -334,9 +372,10 @@ class HostAgent:
             messages = link.receive() if not self._over else []
             if messages is None:
                 del self._workers.links[worker]
-                self._report(WorkerGone(worker, self._workers.launcher.obituary(worker)))
+                obituary = self._workers.launcher.obituary(worker)
+                self._report(WorkerGone(worker, self._lives[worker], obituary))
             for message in messages or ():
-                self._report(Speak(worker, message))
+                self._report(Speak(worker, self._lives[worker], message))
 
 
 def main(name: str) -> None:

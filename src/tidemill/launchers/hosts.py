@@ -48,6 +48,7 @@ from tidemill.hosts.orders import (
     Logged,
     Order,
     Report,
+    Revive,
     Speak,
     Whereabouts,
     Work,
@@ -101,17 +102,17 @@ class KnownHost:
 
 
 class HostLink(Link):
-    """The runner's end of the control link of a worker on another host. `tell`: tells the
-    host's agent an order."""
+    """The runner's end of the control link of a life of a worker on another host. `tell`:
+    tells the host's agent an order."""
 
-    def __init__(self, worker: str, tell: Callable[[Order], None]) -> None:
-        self.worker, self._tell = worker, tell
+    def __init__(self, worker: str, tell: Callable[[Order], None], life: int = 0) -> None:
+        self.worker, self.life, self._tell = worker, life, tell
         self.messages = deque[bytes]()
         self.gone = False
 
     def send(self, message: bytes) -> bool:
         if not self.gone:
-            self._tell(Speak(self.worker, message))
+            self._tell(Speak(self.worker, self.life, message))
         return not self.gone
 
     def receive(self) -> list[bytes] | None:
@@ -366,9 +367,11 @@ class HostsLauncher(Launcher):
                 agent.closed = True
             case Speak(worker) | WorkerGone(worker) if worker not in agent.links:
                 raise SchemaError(f"it speaks for {worker}, which does not live there")
-            case Speak(worker, message):
+            case Speak(worker, life) | WorkerGone(worker, life) if life != agent.links[worker].life:
+                pass  # the life before, which was ended with one that it cannot go on without
+            case Speak(worker, _, message):
                 agent.links[worker].messages.append(message)
-            case WorkerGone(worker, obituary):
+            case WorkerGone(worker, _, obituary):
                 agent.obituaries[worker] = obituary
                 agent.links[worker].gone = True
 
@@ -381,6 +384,25 @@ class HostsLauncher(Launcher):
 
     def _agent_of(self, worker: str) -> KnownHost | None:
         return self._agents.get(self.places[worker])
+
+    @property
+    def restarts(self) -> bool:
+        return self._own is not None and self._own.launcher.restarts
+
+    def restart(self, workers: Sequence[str]) -> dict[str, Link]:
+        assert self._own is not None
+        links: dict[str, Link] = {}
+        for worker in workers:
+            if (agent := self._agent_of(worker)) is None:
+                continue
+            if agent.lost:
+                raise RunError(f"{worker} cannot live again: its host {agent.host} is gone: {agent.lost}")
+            life = agent.links[worker].life + 1
+            links[worker] = agent.links[worker] = HostLink(worker, self._teller(agent.host), life)
+            agent.obituaries.pop(worker, None)
+        for host in self._agents:
+            self._tell(host, Revive(list(workers)))
+        return {**links, **self._own.revive(workers)}
 
     def obituary(self, worker: str) -> str:
         assert self._own is not None

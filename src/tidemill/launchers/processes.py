@@ -294,21 +294,23 @@ class ProcessesLauncher(Launcher):
     def restarts(self) -> bool:
         return self._transport is not None and self._transport.renews
 
-    def restart(self, workers: Sequence[str]) -> dict[str, Link]:
+    def restart(self, workers: Sequence[str], edges: Collection[str] = ()) -> dict[str, Link]:
+        """See `Launcher.restart`. Some of `workers` may live elsewhere: `edges` are those
+        that guests write here for them."""
         assert self._transport is not None
-        told = self._transport.renew(workers)
+        told = self._transport.renew(workers, edges)
         groups = [group for group in self._groups if group.names[0] in workers]
         for group in groups:
             self._forget(group)
-        for reader, edges in told.items():
-            each = list(edges.items())
+        for reader in self._links.keys() & told:
+            each = list(told[reader].items())
             for first in range(0, len(each), MOST_DESCRIPTORS):
                 some = dict(each[first : first + MOST_DESCRIPTORS])
                 descriptors = [d for handle in some.values() for d in handle.descriptors]
                 self._links[reader].send(pack(Renew(some)), descriptors)
         for group in groups:
             self._live(group, self._job)
-        return {name: self._links[name] for name in workers}
+        return {name: self._links[name] for name in workers if name in self._links}
 
     def _mark_of(self, group: WorkerGroup) -> str:
         return f"{self._mark}/{group.names[0]}/{group.life}"

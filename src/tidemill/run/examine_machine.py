@@ -36,6 +36,7 @@ EXTRAS = {
     "pettingzoo": "mpe2",
     "plot": "matplotlib",
     "popgym": "popgym",
+    "ray": "ray",
     "rest": "httpx",
     "video": "imageio_ffmpeg",
     "wandb": "wandb",

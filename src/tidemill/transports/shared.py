@@ -189,10 +189,10 @@ class SharedTransport(Transport):
             for name, others in self._ends[worker].items()
         }
 
-    def renew(self, workers: Collection[str]) -> dict[str, dict[str, Handle]]:
+    def renew(self, workers: Collection[str], edges: Collection[str] = ()) -> dict[str, dict[str, Handle]]:
         told: dict[str, dict[str, Handle]] = {}
         for edge in self._edges:
-            if edge.source in workers:
+            if edge.source in workers or edge.name in edges:
                 segment = _memory(edge)
                 os.close(self._segments[edge.name])
                 self._segments[edge.name] = segment
