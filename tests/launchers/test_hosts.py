@@ -207,9 +207,11 @@ def lives(run: Run) -> list[Any]:
     return [event for event in events if event["what"] == "lives"]
 
 
-@pytest.mark.parametrize("where", ["runner", "b"])
-def test_a_worker_that_dies_on_any_host_lives_again(start: Callable[[str], Run], where: str) -> None:
-    run = start("cartpole")
+@pytest.mark.parametrize(("made", "where"), [("cartpole", "runner"), ("cartpole", "b"), ("equal", "b")])
+def test_a_worker_that_dies_on_any_host_lives_again(
+    start: Callable[[str], Run], made: str, where: str
+) -> None:
+    run = start(made)
     host = psutil.Process(run.main.pid) if where == "runner" else agent(run)
     lines = lambda: len((run.path / "metrics.jsonl").read_text().splitlines())  # noqa: E731
     for life in (1, 2):
