@@ -535,7 +535,7 @@ def test_a_slot_that_was_released_is_free_once_the_cell_has_come_that_was_writte
     ends, back = directions(hosts)
     channel = Channel(*ends)
     cell = Cell(*back, number=5)
-    channel.incoming._after = [cell.outgoing]
+    channel.incoming.after = [cell.outgoing]
     channel.offer(1)
     cell.writer.offer({"w": Field((2_000_000,), "float64")})  # 16 MB: many pieces
     until(lambda: cell.outgoing.newest() == -1 and cell.reader.attach(), *hosts)
