@@ -243,8 +243,8 @@ class RayHosts:
         if not self._group.wait(PLACE_S):
             raise NoHosts(
                 f"Ray did not give {len(bundles)} whole hosts within {PLACE_S:.0f} s: others use some of "
-                "their cores (`ray status` says how many), or one is gone and Ray has not noticed yet; wait, or "
-                "name fewer with --hosts"
+                "their cores (`ray status` says how many), or one is gone and Ray has not noticed yet; wait, "
+                "or name fewer with --hosts"
             )
 
     def _start(self) -> dict[str, BroughtHost]:
