@@ -21,8 +21,6 @@ KINDS = {
     "simple_spread.py": "separate",  # several policies
     "hybrid_actions.py": "experiment",
     "simulator.py": "reach",
-    "own_environment.py": "experiment",
-    "own_network.py": "experiment",
     "own_algorithm.py": "experiment",
     "own_worker.py": "experiment",
 }
