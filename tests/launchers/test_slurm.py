@@ -71,7 +71,8 @@ def test_a_job_that_is_told_of_its_end_goes_on_later(
 
 def test_what_slurm_says_of_nodes_and_times() -> None:
     assert slurm.cores_of_nodes(["a", "b", "c"], "8(x2),4") == {"a": 8, "b": 8, "c": 4}
-    assert slurm.cores_of_nodes(["a", "b"], "8") == {"a": 1, "b": 1}  # no word of the second
+    with pytest.raises(RunError, match="does not tell the cores of 2 nodes"):
+        slurm.cores_of_nodes(["a", "b"], "8")
     assert [slurm.seconds_of(left) for left in ("0:43", "12:30", "1:00:00", "2-03:00:00")] == [
         43, 750, 3600, 183600,
     ]  # fmt: skip

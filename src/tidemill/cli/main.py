@@ -24,13 +24,12 @@ from tidemill.cli.simulator import simulator
 from tidemill.cli.slurm import (
     CpusPerHost,
     GpusPerHost,
+    JobOptions,
     Partition,
     Sbatch,
     Script,
     Time,
-    check_unused,
     follow,
-    submit_job,
     submits,
 )
 from tidemill.core.errors import ConfigError
@@ -118,7 +117,7 @@ Launch = Annotated[
 Hosts = Annotated[
     int | None,
     typer.Option(
-        help="With --launch ray: of so many hosts, this one included (default: all that there are)."
+        help="With --launch ray or slurm: of so many hosts, this one included (default: all; of a job, 1)."
     ),
 ]
 RayAddress = Annotated[
@@ -202,13 +201,8 @@ def train(
     from tidemill.training.train import train as run
 
     fixed = pairs("--set", set_ or [])
-    job: dict[str, Any] = {
-        "time": time,
-        "partition": partition,
-        "cpus_per_host": cpus_per_host,
-        "gpus_per_host": gpus_per_host,
-    }
-    check_unused(launch, **job, sbatch=sbatch, script=script)
+    job = JobOptions(time, partition, cpus_per_host, gpus_per_host, sbatch or (), script)
+    job.check(launch)
     launch = with_options(launch, {"hosts": hosts, "address": ray_address, "insecure": insecure or None})
     check_words("processes" if submits(launch) else launch, run_dir, layout, log)
     if (what is None) == (config is None):
@@ -249,7 +243,7 @@ def train(
         if not script:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         again = ["resume", str(folder.resolve()), "--launch", launch]
-        raise typer.Exit(submit_job(folder, again, hosts, **job, sbatch=sbatch, only_print=script))
+        raise typer.Exit(job.submit(folder, again, hosts))
     result = run(
         experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed, log=log
     )
@@ -301,17 +295,12 @@ def resume(
     from tidemill.training.train import resume as go_on
 
     limits = _limits(max_steps, stop_at_return, return_of)
-    job: dict[str, Any] = {
-        "time": time,
-        "partition": partition,
-        "cpus_per_host": cpus_per_host,
-        "gpus_per_host": gpus_per_host,
-    }
-    check_unused(launch, **job, sbatch=sbatch, script=script)
+    job = JobOptions(time, partition, cpus_per_host, gpus_per_host, sbatch or (), script)
+    job.check(launch)
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None}
     if submits(launch):
         again = ["resume", str(run.resolve()), "--launch", with_options(str(launch), {"hosts": hosts})]
-        raise typer.Exit(submit_job(run, again, hosts, **job, sbatch=sbatch, only_print=script))
+        raise typer.Exit(job.submit(run, again, hosts))
     _exit(
         go_on(
             run, launch=launch, options=options, file=file, limits=limits, trust=word(trust), log=log

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -33,51 +35,52 @@ def submits(launch: str | None) -> bool:
     return launch is not None and without_arguments(launch) == "slurm" and "SLURM_JOB_ID" not in os.environ
 
 
-def check_unused(launch: str | None, **options: object) -> None:
-    """Raise `ConfigError` for options of jobs where there is none to be submitted."""
-    if launch is None or without_arguments(launch) != "slurm":
-        for name, value in options.items():
-            if value:
-                raise ConfigError(f"--{name.replace('_', '-')} goes with --launch slurm alone")
+@dataclass(frozen=True)
+class JobOptions:
+    """What the command line says of a job, each as the option of its name."""
 
+    time: str | None
+    partition: str | None
+    cpus_per_host: int | None
+    gpus_per_host: int | None
+    sbatch: Sequence[str]
+    script: bool
 
-def submit_job(
-    run: Path,
-    again: list[str],
-    hosts: int | None,
-    time: str | None,
-    partition: str | None,
-    cpus_per_host: int | None,
-    gpus_per_host: int | None,
-    sbatch: list[str] | None,
-    only_print: bool,
-) -> int:
-    """Submit this very command as a job, and follow it; return its exit status. `again`:
-    the command's words once the job is requeued; the first time they are these, with
-    --run-dir."""
-    from tidemill.launchers import slurm_job
+    def check(self, launch: str | None) -> None:
+        """Raise `ConfigError` where something is said and the run is not Slurm's."""
+        if launch is None or without_arguments(launch) != "slurm":
+            for name, value in vars(self).items():
+                if value:
+                    raise ConfigError(f"--{name.replace('_', '-')} goes with --launch slurm alone")
 
-    run = run.resolve()
-    first = [word for word in sys.argv[1:] if word != "--script"]
-    if first[:1] == ["train"] and not any(word.partition("=")[0] == "--run-dir" for word in first):
-        first += ["--run-dir", str(run)]
-    job = slurm_job.SlurmJob(
-        run,
-        first,
-        again,
-        1 if hosts is None else hosts,
-        time,
-        partition,
-        cpus_per_host,
-        gpus_per_host,
-        sbatch or (),
-    )
-    if only_print:
-        print(slurm_job.script(job, os.getcwd(), sys.executable), end="")
-        return 0
-    number = slurm_job.submit(job)
-    print(f"submitted as job {number}: {run / slurm_job.SCRIPT}")
-    return slurm_job.follow(run, number)
+    def submit(self, run: Path, again: list[str], hosts: int | None) -> int:
+        """Submit this very command as a job, and follow it; return its exit status.
+        `again`: the command's words once the job is requeued."""
+        from tidemill.launchers import slurm_job
+
+        run = run.resolve()
+        first = [word for word in sys.argv[1:] if word != "--script"]
+        if first[:1] == ["train"] and not any(word.partition("=")[0] == "--run-dir" for word in first):
+            first += ["--run-dir", str(run)]
+        job = slurm_job.SlurmJob(
+            run,
+            first,
+            again,
+            1 if hosts is None else hosts,
+            self.time,
+            self.partition,
+            self.cpus_per_host,
+            self.gpus_per_host,
+            self.sbatch,
+        )
+        if self.script:
+            print(slurm_job.script(job, os.getcwd(), sys.executable), end="")
+            return 0
+        log = run / slurm_job.LOG
+        before = log.stat().st_size if log.exists() else 0
+        number = slurm_job.submit(job)
+        print(f"submitted as job {number}: {run / slurm_job.SCRIPT}")
+        return slurm_job.follow(run, number, before)
 
 
 def follow(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:

@@ -22,6 +22,8 @@ from tidemill.core.user_code_loading import environment_of_ours
 
 AGENT = ("-P", "-m", "tidemill.launchers.host")
 """What a host's Python is given, and the host's name behind it."""
+RUNNER = "runner"
+"""The name of the runner's own host."""
 START_S = 60.0
 """Seconds that an agent has to tell its key."""
 _END_S = 3.0  # seconds that an agent has to end once its standard input has
@@ -69,6 +71,13 @@ class HostEngine(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what is left of every agent."""
+
+
+def how_it_ended(code: int, output: bytes) -> str:
+    """Return how an agent has ended, of its status and what it wrote."""
+    how = f"its agent was killed by signal {-code}" if code < 0 else f"its agent ended with status {code}"
+    tail = output[-_TAIL:].decode(errors="replace").strip()
+    return how + (f"; its last output:\n{tail}" if tail else "")
 
 
 @dataclass(frozen=True)
@@ -152,10 +161,8 @@ class CommandEngine(HostEngine):
         code = self._agents[host].poll()
         if code is None:
             return ""
-        how = f"its agent was killed by signal {-code}" if code < 0 else f"its agent ended with status {code}"
         log = self._logs.get(host)
-        tail = log.read_text(errors="replace")[-_TAIL:].strip() if log is not None and log.exists() else ""
-        return how + (f"; its last output:\n{tail}" if tail else "")
+        return how_it_ended(code, log.read_bytes() if log is not None and log.exists() else b"")
 
     def close(self) -> None:
         for agent in self._agents.values():

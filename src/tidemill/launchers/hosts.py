@@ -58,14 +58,12 @@ from tidemill.hosts.orders import (
 )
 from tidemill.hosts.peer import Peer, now
 from tidemill.hosts.wire import Wire, WireThread
-from tidemill.launchers.engine import HostEngine, StartedAgent
+from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent
 from tidemill.launchers.host import MOST_LOGGED_BYTES, HostWorkers, versions
 from tidemill.launchers.placement import place
 from tidemill.launchers.processes import log_name
 from tidemill.transports.shared import EventBell
 
-RUNNER = "runner"
-"""The name of the runner's own host."""
 MOST_CODE_BYTES = 16 << 20
 """The most bytes of the user's own code that are sent to hosts."""
 JOIN_S = 60.0
@@ -208,6 +206,8 @@ class HostsLauncher(Launcher):
     def launch(self, job: Job) -> dict[str, Link]:
         if self._heart is not None:
             self._heart.end()
+            if self._heart.error is not None:
+                raise RunError(f"the wire to other hosts has ended: {self._heart.error}")
             self._heart = None
         if self._wire is None:
             self._meet(job.folder)
@@ -238,7 +238,6 @@ class HostsLauncher(Launcher):
     def _keep_log(self, agent: KnownHost, logged: Logged) -> None:
         """Append to a log in the run's folder what its host has told. Raises
         `SchemaError`."""
-        assert self._own is not None
         kept = agent.logged.get(logged.log, 0) + len(logged.text)
         logs = {log_name(names) for names in self._processes if self.places[names[0]] == agent.host}
         if logged.log not in logs or kept > MOST_LOGGED_BYTES:

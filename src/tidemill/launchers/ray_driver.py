@@ -23,16 +23,15 @@ from typing import IO, Any
 import msgspec
 
 from tidemill.core.user_code_loading import environment_of_ours
-from tidemill.launchers.engine import AGENT
+from tidemill.launchers.engine import AGENT, RUNNER, how_it_ended
 
-RUNNER = "runner"
 _REACH_S = 5.0  # seconds that Ray's address has to answer
 PLACE_S = 30.0
 """Seconds that Ray has to give the run its hosts."""
 _KEY_S = 60.0  # seconds that an agent has to tell its key
 _END_S = 3.0  # seconds that an agent has to end
 _LOOK_S = 0.5  # seconds between two looks whether an agent has ended
-_TAIL = 2000  # characters of what an agent wrote that are shown
+_TAIL = 2000  # characters of what Ray says that are shown
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -117,10 +116,8 @@ class AgentHolder:
     def ended(self) -> str:
         """Wait until the agent ends; return how."""
         code = self._agent.wait()
-        how = f"its agent was killed by signal {-code}" if code < 0 else f"its agent ended with status {code}"
         self._log.seek(0)
-        tail = self._log.read()[-_TAIL:].decode(errors="replace").strip()
-        return how + (f"; its last output:\n{tail}" if tail else "")
+        return how_it_ended(code, self._log.read())
 
     def end(self) -> None:
         """End the agent."""
@@ -225,11 +222,8 @@ class RayHosts:
         own_id = ray.get_runtime_context().get_node_id()
         own = next(node for node in nodes if node["NodeID"] == own_id)
         others = chosen(nodes, own_id, wanted.hosts)
-        address, hosts = own["NodeManagerAddress"], dict[str, BroughtHost]()
-        if others:
-            self._place(own, others)
-            hosts = self._start()
-        return Brought(address, cpus(own), hosts)
+        self._place(own, others)
+        return Brought(own["NodeManagerAddress"], cpus(own), self._start())
 
     def _place(self, own: dict[str, Any], others: Sequence[dict[str, Any]]) -> None:
         """Have Ray keep the hosts for this run: a bundle each, of which the first is the

@@ -36,7 +36,7 @@ class SlurmLauncher(HostsLauncher):
         if "SLURM_JOB_ID" not in os.environ:
             raise ConfigError(
                 "--launch slurm: this is no allocation of Slurm's (SLURM_JOB_ID is not set): `tidemill train "
-                "… --launch slurm --hosts N` submits a job, from where `sbatch` is; or begin in `salloc`"
+                "(or resume) … --launch slurm --hosts N` submits a job, from where `sbatch` is; or begin in `salloc`"
             )
         self._hosts = hosts
 
@@ -92,11 +92,16 @@ def srun(node: str, cores: int) -> tuple[str, ...]:
 
 def cores_of_nodes(nodes: list[str], counts: str) -> dict[str, int]:
     """Return how many cores of each node are the job's, of what Slurm says of all:
-    "8(x2),4". Where it says nothing, 1."""
+    "8(x2),4". Raises `RunError`."""
     each = list[int]()
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts):
         each += [int(count)] * int(times or 1)
-    return dict(zip(nodes, each, strict=True) if len(each) == len(nodes) else ((node, 1) for node in nodes))
+    if len(each) != len(nodes):
+        raise RunError(
+            f"--launch slurm: SLURM_JOB_CPUS_PER_NODE={counts!r} does not tell the cores of "
+            f"{len(nodes)} nodes"
+        )
+    return dict(zip(nodes, each, strict=True))
 
 
 def seconds_of(left: str) -> int | None:

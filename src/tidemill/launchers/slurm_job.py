@@ -90,7 +90,7 @@ else
 fi
 {command} "$@" &
 runner=$!
-# Before its time is over, or to make way for another one, the job is queued again, and goes on later.
+# Before its time is over, the job is queued again, and goes on later.
 again=
 trap 'again=yes; kill -TERM $runner' USR1
 trap 'kill -TERM $runner' TERM INT
@@ -158,17 +158,18 @@ def _shown(number: str) -> str:
         raise
 
 
-def follow(run: Path, number: str) -> int:
+def follow(run: Path, number: str, told: int = 0) -> int:
     """Show what a job writes until it is over, and return its exit status. Ctrl-C asks it
-    to end with a checkpoint; a second one leaves it running."""
-    asked, told, shown = False, 0, ""
+    to end with a checkpoint; a second one leaves it running. `told`: bytes of the log
+    that are of jobs before, and not shown."""
+    asked, shown, before = False, "", told
     while True:
         try:
             over = False
             while not over:
                 state = state_of(number)
                 over = not state
-                if state not in (shown, "") and not told:
+                if state not in (shown, "") and told == before:
                     print(f"job {number}: {state}; Ctrl-C ends it, with a checkpoint", flush=True)
                 shown = state
                 until = monotonic() + (_LAST_S if over else _ASK_S)
