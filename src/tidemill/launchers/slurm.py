@@ -36,7 +36,8 @@ class SlurmLauncher(HostsLauncher):
         if "SLURM_JOB_ID" not in os.environ:
             raise ConfigError(
                 "--launch slurm: this is no allocation of Slurm's (SLURM_JOB_ID is not set): `tidemill train "
-                "(or resume) … --launch slurm --hosts N` submits a job, from where `sbatch` is; or begin in `salloc`"
+                "(or resume) … --launch slurm --hosts N` submits a job, from where `sbatch` is; or begin in "
+                "`salloc`"
             )
         self._hosts = hosts
 
