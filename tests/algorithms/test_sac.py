@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms.restoring import check_restored
-from tests.nets.activations import FUNCTIONS
+from tests.nets.activations import FUNCTIONS, hidden_layers
 from torch.nn import functional
 
 from tidemill.algorithms.action_value_formulas import differentiate_actor, soft_values
@@ -18,6 +18,7 @@ from tidemill.core.schema import allocate
 from tidemill.nets.mlp import MLP, MLPShape
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian, squash
+from tidemill.nets.weights import views
 
 SPACES = Spaces(Box((3,), "float32"), Box((2,), "float32", (-1.0, 0.0), (3.0, 1.0)))
 CENTRE, HALF = np.array([1, 0.5], np.float32), np.array([2, 0.5], np.float32)
@@ -118,9 +119,10 @@ def test_critics_have_layers_of_their_own():
 @pytest.mark.parametrize("hidden", [(), (7,), (7, 5)])
 @pytest.mark.parametrize("towers", [1, 2])
 @pytest.mark.parametrize("activation", FUNCTIONS)
-def test_an_mlps_gradients_are_autograds(towers, hidden, activation):
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_an_mlps_gradients_are_autograds(towers, hidden, activation, layer_norm):
     rng = np.random.default_rng(0)
-    shape = MLPShape(towers, 4, hidden, 3, activation=activation)
+    shape = MLPShape(towers, 4, hidden, 3, activation=activation, layer_norm=layer_norm)
     flat = (
         shape.begin(rng)
         + rng.standard_normal(sum(int(np.prod(form)) for form in shape.forms().values())).astype(np.float32)
@@ -129,21 +131,16 @@ def test_an_mlps_gradients_are_autograds(towers, hidden, activation):
     network = MLP(shape, flat)
     inputs = rng.standard_normal((11, 4)).astype(np.float32)
     factors = rng.standard_normal((towers, 11, 3)).astype(np.float32)
-    leaf, x = torch.tensor(flat, requires_grad=True), torch.tensor(inputs, requires_grad=True)
-    h, start = x.expand(towers, 11, 4), 0
-    forms = list(shape.forms().values())
-    for i in range(0, len(forms), 2):
-        parts = []
-        for form in forms[i : i + 2]:
-            parts.append(leaf[start : start + int(np.prod(form))].reshape(form))
-            start += int(np.prod(form))
-        h = h @ parts[0] + parts[1]
-        h = FUNCTIONS[activation](h) if i < len(forms) - 2 else h
+    x = torch.tensor(inputs, requires_grad=True)
+    parts = {n: torch.tensor(part, requires_grad=True) for n, part in views(flat, shape.forms()).items()}
+    h = hidden_layers(x.expand(towers, 11, 4), parts, activation)
+    h = h @ parts["head.weight"] + parts["head.bias"]
     (h * torch.tensor(factors)).sum().backward()
     np.testing.assert_allclose(network.forward(inputs), h.detach().numpy(), atol=1e-5)
     gradient = np.full_like(flat, np.nan)
     of_inputs = network.backward(factors, gradient, True)
-    np.testing.assert_allclose(gradient, leaf.grad.numpy(), atol=1e-4)
+    told = np.concatenate([part.grad.numpy().ravel() for part in parts.values()])
+    np.testing.assert_allclose(gradient, told, atol=1e-4)
     np.testing.assert_allclose(of_inputs, x.grad.numpy(), atol=1e-4)
     network.forward(inputs)
     np.testing.assert_allclose(network.backward(factors, None, True), of_inputs, atol=1e-6)

@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from tests.nets.activations import FUNCTIONS
+from tests.nets.activations import hidden_layers
 
 from tidemill import DQN, SAC, TD3, DeterministicActor, QNetwork, SquashedGaussian
 from tidemill.algorithms.action_value_formulas import approach
@@ -16,6 +16,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.native import library as native_library
 from tidemill.nets.mlp import MLP, MLPShape
 from tidemill.nets.native_mlp import NativeMLP
+from tidemill.nets.weights import views
 
 SHAPES = {
     "critics": (MLPShape(2, 23, (256, 256), 1), 256),
@@ -29,6 +30,9 @@ SHAPES = {
     "elu": (MLPShape(2, 23, (64, 33), 1, activation="elu"), 256),
     "gelu": (MLPShape(1, 17, (33, 64, 7), 12, activation="gelu"), 100),
     "silu": (MLPShape(2, 130, (37, 300, 5), 33, activation="silu"), 301),
+    "normalised": (MLPShape(2, 23, (256, 256), 1, layer_norm=True), 256),
+    "normalised silu": (MLPShape(2, 130, (37, 300, 5), 33, activation="silu", layer_norm=True), 301),
+    "normalised tanh": (MLPShape(1, 17, (33, 64, 7), 12, activation="tanh", layer_norm=True), 100),
 }
 
 
@@ -54,21 +58,16 @@ class Case:
 
     def in_64_bits(self):
         """The same by torch."""
-        parts, at = [], 0
-        for form in self.shape.forms().values():
-            size = int(np.prod(form))
-            parts.append(torch.tensor(self.flat[at : at + size].reshape(form), dtype=torch.float64))
-            at += size
+        parts = {
+            name: torch.tensor(part, dtype=torch.float64).requires_grad_()
+            for name, part in views(self.flat, self.shape.forms()).items()
+        }
         x = torch.tensor(self.inputs, dtype=torch.float64, requires_grad=True)
-        for part in parts:
-            part.requires_grad_()
-        h = x
-        for i in range(0, len(parts), 2):
-            h = h @ parts[i] + parts[i + 1]
-            h = h if i == len(parts) - 2 else FUNCTIONS[self.shape.activation](h)
-        h = h.expand(self.of_out.shape)
+        h = hidden_layers(x, parts, self.shape.activation)
+        h = (h @ parts["head.weight"] + parts["head.bias"]).expand(self.of_out.shape)
         (h * torch.tensor(self.of_out)).sum().backward()
-        return h.detach().numpy(), x.grad.numpy(), np.concatenate([p.grad.numpy().ravel() for p in parts])
+        gradient = np.concatenate([part.grad.numpy().ravel() for part in parts.values()])
+        return h.detach().numpy(), x.grad.numpy(), gradient
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -86,7 +85,7 @@ def test_results_are_as_near_to_64_bits_as_numpy_s(kernels, name):
         assert native <= max(2e-6, 2 * plain), kind
 
 
-@pytest.mark.parametrize("name", ["critics", "odd", "actor"])
+@pytest.mark.parametrize("name", ["critics", "odd", "actor", "normalised"])
 def test_what_is_not_a_number_stays_where_numpy_has_it(kernels, name):
     case = Case(kernels, name)
     case.inputs[3, 1] = np.nan

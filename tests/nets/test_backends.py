@@ -15,6 +15,8 @@ CASES = {
     "shared": (ActorCritic(shared_critic=True, activation="relu"), Spaces(VECTOR, Box((2,), "float32"))),
     "elu": (ActorCritic(activation="elu"), Spaces(VECTOR, Discrete(3))),
     "gelu": (ActorCritic(activation="gelu"), Spaces(VECTOR, Discrete(3))),
+    "normalised": (ActorCritic(layer_norm=True), Spaces(VECTOR, Discrete(3))),
+    "normalised, separate": (ActorCritic(layer_norm=True, critic_hidden=(7,)), Spaces(VECTOR, Discrete(3))),
     "silu": (ActorCritic(activation="silu"), Spaces(VECTOR, Box((2,), "float32"))),
     "separate": (ActorCritic(critic_hidden=(32, 16, 8)), Spaces(VECTOR, Discrete(3))),
     "separate state": (

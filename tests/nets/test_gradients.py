@@ -4,7 +4,7 @@ network."""
 import numpy as np
 import pytest
 import torch
-from tests.nets.activations import FUNCTIONS
+from tests.nets.activations import hidden_layers
 from torch.nn import functional
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces, Tuple, leaves
@@ -57,12 +57,9 @@ def by_autograd(policy, inputs, action, factors):
     shape = policy.network.shape
 
     def tower(i):
-        h, name, hidden = torch.from_numpy(inputs["features"]), "hidden", shape.hidden
-        if i and shape.critic_hidden is not None:
-            i, name, hidden = 0, "critic_hidden", shape.critic_hidden
-        for layer in range(len(hidden)):
-            h = FUNCTIONS[shape.activation](h @ w[f"{name}.{layer}.weight"][i] + w[f"{name}.{layer}.bias"][i])
-        return h
+        name, i = ("critic_hidden", 0) if i and shape.critic_hidden is not None else ("hidden", i)
+        own = {part: weight[i] for part, weight in w.items() if part.startswith(name)}
+        return hidden_layers(torch.from_numpy(inputs["features"]), own, shape.activation, name)
 
     head = functional.linear(tower(0), w["actor.weight"], w["actor.bias"][:, 0])
     given = {name: torch.from_numpy(array) for name, array in action.items()}
@@ -85,6 +82,22 @@ def by_autograd(policy, inputs, action, factors):
 )  # fmt: skip
 def test_forward_and_backward_are_autograd_s(action, shared, hidden, activation):
     check_gradients(ActorCritic(hidden=hidden, activation=activation, shared_critic=shared), ACTIONS[action])
+
+
+@pytest.mark.parametrize("action", ["discrete", "box"])
+@pytest.mark.parametrize(("shared", "critic_hidden"), [(False, None), (True, None), (False, (5, 9))])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+def test_normalised_layers_have_gradients_of_their_scales_and_shifts(
+    action, shared, critic_hidden, activation
+):
+    config = ActorCritic(
+        hidden=(8, 6),
+        critic_hidden=critic_hidden,
+        activation=activation,
+        shared_critic=shared,
+        layer_norm=True,
+    )
+    check_gradients(config, ACTIONS[action])
 
 
 @pytest.mark.parametrize("activation", ["tanh", "silu"])

@@ -84,6 +84,23 @@ def test_values_and_gradients_are_autograds(observation, hidden, atoms, duelling
     np.testing.assert_allclose(gradient, leaf.grad.numpy(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_a_noisy_network_s_normalised_layers_have_no_noise_in_scales_and_shifts(noise):
+    config = QNetwork(hidden=(8, 5), noise=noise, layer_norm=True)
+    shape = config.plan(Spaces(VECTOR, Discrete(4)))[0]
+    function = QFunction(shape, first_weights(shape, np.random.default_rng(0)))
+    function.draw_noise(np.random.default_rng(1))
+    for layer in range(2):
+        assert (function.weights[f"hidden.{layer}.scale"] == 1).all()
+        assert (function.weights[f"hidden.{layer}.shift"] == 0).all()
+        assert (function.weights[f"hidden.{layer}.bias"] != 0).all() == bool(noise)
+    inputs = np.random.default_rng(2).standard_normal((20, *VECTOR.shape)).astype(np.float32)
+    once = function.forward(inputs).copy()
+    function.weights["hidden.0.weight"] *= 3  # which the normalisation takes back, but for ε
+    function.weights["hidden.0.bias"] *= 3
+    np.testing.assert_allclose(function.forward(inputs), once, atol=1e-4)
+
+
 def test_noise_is_factorised_and_gone_when_it_is_still():
     shape = QNetwork(hidden=(40,), noise=0.5).plan(Spaces(VECTOR, Discrete(4)))[0]
     flat = first_weights(shape, np.random.default_rng(0))

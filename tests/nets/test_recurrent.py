@@ -168,7 +168,12 @@ def test_masks_and_what_the_critic_alone_sees_hold_for_the_rows_asked_for(kind):
 @pytest.mark.parametrize("action", ACTIONS)
 def test_numpy_and_torch_are_one_network(kind, shared, action):
     net = RecurrentActorCritic(
-        cell=kind, shared_critic=shared, hidden=(7,), width=5, normalise_observations=True
+        cell=kind,
+        shared_critic=shared,
+        hidden=(7,),
+        width=5,
+        normalise_observations=True,
+        layer_norm=action == "box",
     )
     spaces = Spaces(VECTOR, ACTIONS[action])
     plain, other = (stirred(net, spaces, device) for device in ("numpy", "cpu"))

@@ -44,6 +44,8 @@ def test_which_setting_keeps_a_policy_out_of_the_core_is_told(with_core):
     slow = replace(experiment, policies={"policy": ActorCritic(sde_steps=4)})
     (told,) = remarks(slow)
     assert told.endswith("the native core has no sde_steps = 4")
+    (told,) = remarks(replace(experiment, policies={"policy": ActorCritic(layer_norm=True)}))
+    assert told.endswith("the native core has no layer_norm")
 
 
 def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(with_core):

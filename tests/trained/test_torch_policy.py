@@ -58,6 +58,9 @@ def loaded(config: PolicyConfig, observation: Space, action: Space) -> LoadedPol
         (DeterministicActor(hidden=(8, 8)), VECTOR, PUSH),
         (SquashedGaussian(hidden=(8, 8), critic_hidden=(5,), activation="elu"), VECTOR, PUSH),
         (QNetwork(activation="tanh"), VECTOR, Discrete(4)),
+        (QNetwork(layer_norm=True), VECTOR, Discrete(4)),
+        (ActorCritic(layer_norm=True, critic_hidden=(9, 3)), VECTOR, PUSH),
+        (SquashedGaussian(layer_norm=True), VECTOR, PUSH),
         (QNetwork(quantiles=5), VECTOR, Discrete(4)),
     ],
 )

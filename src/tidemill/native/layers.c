@@ -167,12 +167,85 @@ static void multiply(const Products *all)
     spread(panel_task, all, tasks, work >= WORTH);
 }
 
+/* ---- normalised layers: Ba et al. 2016, "Layer Normalization"; nets/layer_norm.py is the reference ---- */
+
+#define EPSILON 1e-5f
+
+/* The sum over a row of a[i] · b[i]. */
+static inline float along(int64_t width, const float *a, const float *b)
+{
+    wide sums = {0};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        sums += *(const wide *)(a + i) * *(const wide *)(b + i);
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += sums[l];
+    for (; i < width; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+static inline float total(int64_t width, const float *a)
+{
+    wide sums = {0};
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        sums += *(const wide *)(a + i);
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += sums[l];
+    for (; i < width; i++)
+        sum += a[i];
+    return sum;
+}
+
+/* x [n, width] becomes scale · normal + shift, normal being (x - mean) · factor of each row. */
+static void normalise(int64_t n, int64_t width, float *restrict x, const float *restrict scale,
+                      const float *restrict shift, float *restrict normal, float *restrict factor)
+{
+    for (int64_t r = 0; r < n; r++, x += width, normal += width) {
+        float mean = total(width, x) / (float)width;
+        for (int64_t i = 0; i < width; i++)
+            normal[i] = x[i] - mean;
+        factor[r] = 1 / sqrtf(along(width, normal, normal) / (float)width + EPSILON);
+        for (int64_t i = 0; i < width; i++) {
+            normal[i] *= factor[r];
+            x[i] = normal[i] * scale[i] + shift[i];
+        }
+    }
+}
+
+/* The gradient g [n, width] of what `normalise` made becomes that of x; of_scale and of_shift are
+   written (NULL: not). */
+static void denormalise(int64_t n, int64_t width, float *restrict g, const float *restrict scale,
+                        const float *restrict normal, const float *restrict factor, float *restrict of_scale,
+                        float *restrict of_shift)
+{
+    if (of_scale) {
+        memset(of_scale, 0, width * sizeof *of_scale), memset(of_shift, 0, width * sizeof *of_shift);
+        for (int64_t r = 0; r < n; r++)
+            for (int64_t i = 0; i < width; i++) {
+                of_scale[i] += g[r * width + i] * normal[r * width + i];
+                of_shift[i] += g[r * width + i];
+            }
+    }
+    for (int64_t r = 0; r < n; r++, g += width, normal += width) {
+        for (int64_t i = 0; i < width; i++)
+            g[i] *= scale[i];
+        float mean = total(width, g) / (float)width, slope = along(width, g, normal) / (float)width;
+        for (int64_t i = 0; i < width; i++)
+            g[i] = (g[i] - mean - normal[i] * slope) * factor[r];
+    }
+}
+
 /* ---- layers ---- */
 
 /* Networks of layers (the last one linear, the activation behind the others), whose weights lie
-   one after the other: for each layer [towers, in, out], and biases [towers, out]. */
+   one after the other: for each layer [towers, in, out], and biases [towers, out]; of normalised
+   ones scales and shifts behind them. */
 typedef struct {
-    int64_t towers, layers, inputs, activation;
+    int64_t towers, layers, inputs, activation, normed;
     const int64_t *widths; /* of the layers */
     float *weights;
 } Layers;
@@ -181,7 +254,8 @@ static int64_t inputs_of(const Layers *net, int64_t layer) { return layer ? net-
 
 static int64_t size_of(const Layers *net, int64_t layer)
 {
-    return net->towers * (inputs_of(net, layer) + 1) * net->widths[layer];
+    int64_t vectors = net->normed && layer < net->layers - 1 ? 3 : 1;
+    return net->towers * (inputs_of(net, layer) + vectors) * net->widths[layer];
 }
 
 /* How many numbers the layers before the last tell of n rows. */
@@ -194,24 +268,32 @@ static int64_t told(const Layers *net, int64_t n)
 }
 
 /* Write out [towers, n, outputs] of x [n, inputs], and what the layers before tell into hidden,
-   for each of them [towers, n, width]; behind that, from GELU on, come their slopes. */
+   for each of them [towers, n, width]; behind that, from GELU on, come their slopes, and of
+   normalised layers what was normalised, and the factors of the rows, [layers, towers, n]. */
 void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden, float *out)
 {
     const float *from = x, *weights = net->weights;
-    int64_t slopes = told(net, n);
+    int64_t slopes = told(net, n), normal = slopes * (1 + (net->activation >= GELU)), rows = net->towers * n;
+    float *factors = hidden + normal + slopes;
     for (int64_t i = 0; i < net->layers; weights += size_of(net, i), i++) {
         int64_t in = inputs_of(net, i), width = net->widths[i], last = i == net->layers - 1;
+        int64_t plain = last || net->activation != RELU || net->normed;
         float *to = last ? out : hidden;
         Products all = {.count = net->towers};
         for (int64_t t = 0; t < net->towers; t++)
             all.product[t] = (Product){.m = n, .n = width, .k = in,
                                        .a = from + (i ? t * n * in : 0), .row = in, .step = 1,
                                        .b = weights + t * in * width, .ldb = width, .c = to + t * n * width,
-                                       .bias = weights + net->towers * in * width + t * width, .relu = !last && net->activation == RELU};
+                                       .bias = weights + net->towers * in * width + t * width, .relu = !plain};
         multiply(&all);
-        if (!last && net->activation != RELU)
-            activate(net->towers * n * width, net->activation, hidden, hidden + slopes);
-        from = to, hidden += net->towers * n * width;
+        for (int64_t t = 0; t < net->towers && net->normed && !last; t++) {
+            const float *scale = weights + net->towers * (in + 1) * width + t * width;
+            normalise(n, width, hidden + t * n * width, scale, scale + net->towers * width,
+                      hidden + normal + t * n * width, factors + i * rows + t * n);
+        }
+        if (!last && plain)
+            activate(rows * width, net->activation, hidden, hidden + slopes);
+        from = to, hidden += rows * width;
     }
 }
 
@@ -221,8 +303,9 @@ void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden
 void EXPORT(backward)(const Layers *net, const float *x, int64_t n, const float *hidden, const float *of_out,
                       float *spare, float *into, float *of_inputs)
 {
-    int64_t place = 0, widest = 0, slopes = told(net, n), relu = net->activation == RELU;
-    const float *g = of_out;
+    int64_t place = 0, widest = 0, slopes = told(net, n), relu = net->activation == RELU && !net->normed;
+    int64_t normal = slopes * (1 + (net->activation >= GELU)), rows = net->towers * n;
+    const float *g = of_out, *factors = hidden + normal + slopes;
     for (int64_t i = 0; i < net->layers; place += size_of(net, i), i++)
         if (i < net->layers - 1) {
             hidden += net->towers * n * net->widths[i];
@@ -246,7 +329,14 @@ void EXPORT(backward)(const Layers *net, const float *x, int64_t n, const float 
         }
         multiply(&all);
         if (i && !relu)
-            deactivate(net->towers * n * in, net->activation, hidden, hidden + slopes, below);
+            deactivate(rows * in, net->activation, hidden, hidden + slopes, below);
+        for (int64_t t = 0; t < net->towers && net->normed && i; t++) {
+            /* scales and shifts lie behind the weights and biases of the layer below */
+            int64_t scale = place - 2 * net->towers * in + t * in;
+            denormalise(n, in, below + t * n * in, net->weights + scale, hidden + normal + t * n * in,
+                        factors + (i - 1) * rows + t * n, into ? into + scale : NULL,
+                        into ? into + scale + net->towers * in : NULL);
+        }
         g = below;
     }
 }

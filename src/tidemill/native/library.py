@@ -53,7 +53,7 @@ class KernelLayers(ctypes.Structure):
     layers.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "activation")),
+        *((name, ctypes.c_int64) for name in ("towers", "layers", "inputs", "activation", "normed")),
         *((name, ctypes.c_void_p) for name in ("widths", "weights")),
     )
 

@@ -59,6 +59,11 @@ class ActorCritic(NativeSetting):
     """How weights begin: ``orthogonal`` with a gain for each layer, and biases of 0;
     ``uniform`` within ±1 / √inputs, as torch's layers do by default (Stable-Baselines3's
     ``ortho_init=False``; recurrent cells are orthogonal all the same)."""
+    layer_norm: bool = False
+    """Whether each hidden layer's sums are brought to mean 0 and deviation 1 within a
+    row, and then scaled and shifted as is learnt, before the activation (Ba et al. 2016,
+    "Layer Normalization"). Convolutions, heads and cells have none. The native core
+    computes it for DQN, SAC and TD3; for an actor-critic numpy does."""
     encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
     """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two
     are at least 36, and flattens the rest; ``mlp`` flattens all; ``nature_cnn`` is
@@ -125,7 +130,9 @@ class ActorCritic(NativeSetting):
 
     @property
     def beyond_core(self) -> str | None:
-        return f"sde_steps = {self.sde_steps}" if self.sde_steps else None
+        return (
+            f"sde_steps = {self.sde_steps}" if self.sde_steps else "layer_norm" if self.layer_norm else None
+        )
 
     @property
     def undecided(self) -> bool:
@@ -161,6 +168,7 @@ class ActorCritic(NativeSetting):
         self._check_exploration_and_critic(encoder, spaces)
         if not self._layers(encoder) and not self.critic_hidden:
             self.refuse_idle("activation", "without hidden layers")
+            self.refuse_idle("layer_norm", "without hidden layers")
         if self.normalise_observations is True and not encoder.boxes:
             self.refuse_idle("normalise_observations", "on an observation without flattened Boxes")
         if encoder.critic_only:
@@ -218,6 +226,7 @@ class ActorCritic(NativeSetting):
             self.activation,
             self.convolutions,
             self.memory,
+            self.layer_norm,
         )
 
     def _distribution(self, space: Space) -> Distribution:

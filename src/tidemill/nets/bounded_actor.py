@@ -39,6 +39,9 @@ class BoundedActor(ReplayNetwork):
     ``uniform`` within ±1 / √inputs, as torch's layers do by default. The critics'
     begin likewise."""
 
+    layer_norm: bool = False
+    """See `ActorCritic.layer_norm`; of the critics, too."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_hidden(self.hidden)
@@ -48,13 +51,18 @@ class BoundedActor(ReplayNetwork):
         """Return what its network is made of, whose inputs are so many numbers."""
         if not self.hidden and not self.critic_hidden:
             self.refuse_idle("activation", "without hidden layers")
-        outputs = self.outputs * self.bounds(spaces)[0].size
-        return MLPShape(1, inputs, self.hidden, outputs, 0.01, self.activation, self.initialisation)
+            self.refuse_idle("layer_norm", "without hidden layers")
+        return self._of(1, inputs, self.hidden, self.outputs * self.bounds(spaces)[0].size, 0.01)
 
     def critics(self, inputs: int) -> MLPShape:
         """Return what the two critics are made of, which see so many numbers."""
         hidden = self.hidden if self.critic_hidden is None else self.critic_hidden
-        return MLPShape(2, inputs, hidden, 1, 1.0, self.activation, self.initialisation)
+        return self._of(2, inputs, hidden, 1, 1.0)
+
+    def _of(self, towers: int, inputs: int, hidden: tuple[int, ...], outputs: int, gain: float) -> MLPShape:
+        return MLPShape(
+            towers, inputs, hidden, outputs, gain, self.activation, self.initialisation, self.layer_norm
+        )
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         encoder = ObservationEncoder(spaces.observation, "mlp")

@@ -7,18 +7,39 @@ arithmetic, and numpy's tanh is the fastest on a CPU.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
 from tidemill.nets.activations import OF_SUMS, activate, write_slope
+from tidemill.nets.cells import Shapes
+from tidemill.nets.layer_norm import LayerNorm
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.weights import ROOT_TWO, Initialisation, draw_uniformly, orthogonal_weights, views
+from tidemill.nets.weights import (
+    Initialisation,
+    add_hidden,
+    begin_scales,
+    draw_uniformly,
+    orthogonal_weights,
+    views,
+)
 
 Floats = NDArray[np.float32]
-Layer = tuple[Floats, Floats]
-"""(weight [towers, in, out], bias [towers, 1, out])."""
+
+
+class Layer(NamedTuple):
+    """A hidden layer of several towers, or the gradient's part that is of it."""
+
+    weight: Floats
+    """[towers, in, out]"""
+    bias: Floats
+    """[towers, 1, out]"""
+    scale: Floats | None = None
+    """[towers, 1, out], of the layer's normalisation; None: it has none."""
+    shift: Floats | None = None
+    """Likewise."""
 
 
 class BatchedMLPs:
@@ -33,6 +54,7 @@ class BatchedMLPs:
         self._layers, self._seen = layers, seen
         self._activation = activation
         self._scratch = Scratch()
+        self._norms = [LayerNorm() for layer in layers if layer.scale is not None]
         self._saved: list[Floats] = []
         self._sums: list[Floats] = []  # of each layer, where the slopes need them
         self._ones: Floats = np.ones((1, 0), np.float32)
@@ -41,7 +63,7 @@ class BatchedMLPs:
         """Return the last layer of n rows, [towers, n, width], or [1, n, width] of the
         inputs where there is no layer. `x` [n, in] is kept."""
         self._saved, self._sums = [x], []
-        for i, (weight, bias) in enumerate(self._layers):
+        for i, (weight, bias, scale, shift) in enumerate(self._layers):
             form = len(weight), x.shape[-2], weight.shape[2]
             h = sums = self._scratch(f"layer {i}", form)
             if self._activation in OF_SUMS:
@@ -52,6 +74,8 @@ class BatchedMLPs:
                 np.matmul(x[:, : self._seen], weight[0, : self._seen], out=sums[0])
                 np.matmul(x, weight[1], out=sums[1])
             np.add(sums, bias, out=sums)
+            if scale is not None and shift is not None:
+                self._norms[i].forward(sums, scale, shift)
             activate(self._activation, sums, h, self._scratch)
             self._saved.append(h)
             self._sums.append(sums)
@@ -77,11 +101,14 @@ class BatchedMLPs:
             below, h = self._saved[i], self._saved[i + 1]
             write_slope(self._activation, self._sums[i], h, self._scratch)
             np.multiply(h, gradient, out=h)
+            if (scale := self._layers[i].scale) is not None:
+                given = (None, None) if into is None else (into[i].scale, into[i].shift)
+                self._norms[i].backward(h, scale, *given)
             if into is not None:
-                self._differentiate(i, below, h, *into[i])
+                self._differentiate(i, below, h, into[i].weight, into[i].bias)
             if i or of_input:
                 gradient = self._scratch(f"gradient {i}", (len(h), n, below.shape[-1]))
-                np.matmul(h, self._layers[i][0].swapaxes(1, 2), out=gradient)
+                np.matmul(h, self._layers[i].weight.swapaxes(1, 2), out=gradient)
         return gradient
 
     def _differentiate(self, i: int, below: Floats, h: Floats, of_weight: Floats, of_bias: Floats) -> None:
@@ -119,8 +146,16 @@ class SeparateMLPs:
 
 
 def layers_of(named: dict[str, Floats], hidden: int, name: str = "hidden") -> list[Layer]:
-    """Return weights and biases of so many hidden layers, or the gradient's."""
-    return [(named[f"{name}.{i}.weight"], named[f"{name}.{i}.bias"]) for i in range(hidden)]
+    """Return so many hidden layers, or the gradient's."""
+    return [
+        Layer(
+            named[f"{name}.{i}.weight"],
+            named[f"{name}.{i}.bias"],
+            named.get(f"{name}.{i}.scale"),
+            named.get(f"{name}.{i}.shift"),
+        )
+        for i in range(hidden)
+    ]
 
 
 def check_hidden(hidden: tuple[int, ...], name: str = "hidden") -> None:
@@ -143,19 +178,15 @@ class MLPShape:
     gain: float = 0.01
     activation: str = "relu"
     initialisation: Initialisation = "orthogonal"
+    layer_norm: bool = False
 
-    def weights(self) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,
+    def weights(self) -> Shapes:
+        """Return the shape and the orthogonal gain (0: see `add_hidden`) of each weight,
         in the order in which they lie."""
-        shapes: dict[str, tuple[tuple[int, ...], float]] = {}
-        width = self.inputs
-        for name, units, gain in [
-            *((f"hidden.{i}", units, ROOT_TWO) for i, units in enumerate(self.hidden)),
-            ("head", self.outputs, self.gain),
-        ]:
-            shapes[f"{name}.weight"] = ((self.towers, width, units), gain)
-            shapes[f"{name}.bias"] = ((self.towers, 1, units), 0)
-            width = units
+        shapes: Shapes = {}
+        width = add_hidden(shapes, "hidden", self.towers, self.inputs, self.hidden, self.layer_norm)
+        shapes["head.weight"] = ((self.towers, width, self.outputs), self.gain)
+        shapes["head.bias"] = ((self.towers, 1, self.outputs), 0)
         return shapes
 
     def forms(self) -> dict[str, tuple[int, ...]]:
@@ -172,6 +203,7 @@ class MLPShape:
                     fill(part, weights[name][1], True)
         if self.initialisation == "uniform":
             draw_uniformly(views(flat, self.forms()), rng)
+        begin_scales(views(flat, self.forms()))
         return flat
 
 

@@ -22,6 +22,7 @@ class NativeMLP(MLP):
             len(self._widths),
             shape.inputs,
             ACTIVATIONS.index(shape.activation),
+            shape.layer_norm,
             address(self._widths),
             address(flat),
         )
@@ -33,8 +34,10 @@ class NativeMLP(MLP):
         long as a narrow layer."""
         shape = self.shape
         each, widest = shape.towers * n, max(shape.hidden, default=0)
-        kept = 2 if shape.activation in OF_SUMS else 1  # results, and slopes
-        self._hidden: Floats = np.empty(kept * each * sum(shape.hidden), np.float32)
+        # results, slopes, and what was normalised, with the rows' factors
+        kept = 1 + (shape.activation in OF_SUMS) + shape.layer_norm
+        factors = each * len(shape.hidden) * shape.layer_norm
+        self._hidden: Floats = np.empty(kept * each * sum(shape.hidden) + factors, np.float32)
         self._spare: Floats = np.empty(2 * each * widest, np.float32)
         self._out: Floats = np.empty((shape.towers, n, shape.outputs), np.float32)
         self._below: Floats = np.empty((shape.towers, n, shape.inputs), np.float32)

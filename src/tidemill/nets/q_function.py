@@ -16,11 +16,20 @@ from numpy.typing import NDArray
 
 from tidemill.core.schema import Array
 from tidemill.native.library import Kernels
+from tidemill.nets.cells import Shapes
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
 from tidemill.nets.mlp import Floats, MLPShape
 from tidemill.nets.native_mlp import mlp
 from tidemill.nets.scratch import Scratch
-from tidemill.nets.weights import ROOT_TWO, Initialisation, draw_uniformly, orthogonal_weights, views
+from tidemill.nets.weights import (
+    ROOT_TWO,
+    Initialisation,
+    add_hidden,
+    begin_scales,
+    draw_uniformly,
+    orthogonal_weights,
+    views,
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +50,13 @@ class Shape:
     none."""
     activation: str = "relu"
     initialisation: Initialisation = "orthogonal"
+    layer_norm: bool = False
 
-    def weights(self) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,
+    def weights(self) -> Shapes:
+        """Return the shape and the orthogonal gain (0: see `add_hidden`) of each weight,
         in the order in which they lie. The convolutions' come first: they are never
         noisy."""
-        shapes: dict[str, tuple[tuple[int, ...], float]] = {}
+        shapes: Shapes = {}
         width = self.width
         if self.image is not None:
             height, across, channels = self.image
@@ -57,10 +67,7 @@ class Shape:
                 across = (across - kernel) // stride + 1
                 channels = filters
             width = height * across * channels
-        for i, units in enumerate(self.hidden):
-            shapes[f"hidden.{i}.weight"] = ((1, width, units), ROOT_TWO)
-            shapes[f"hidden.{i}.bias"] = ((1, 1, units), 0)
-            width = units
+        width = add_hidden(shapes, "hidden", 1, width, self.hidden, self.layer_norm)
         outputs = (self.actions + self.duelling) * self.atoms
         shapes["head.weight"] = ((width, outputs), 0.01)
         shapes["head.bias"] = ((outputs,), 0)
@@ -85,11 +92,13 @@ def first_weights(shape: Shape, rng: np.random.Generator) -> Floats:
                 fill(named[name], gain, name.startswith("hidden"))
     if shape.initialisation == "uniform":
         draw_uniformly(named, rng)
+    begin_scales(named)
     if shape.noise:
         deviations = views(flat[size:], {name: form for name, (form, _) in sizes.items()})
         for name, deviation in deviations.items():
-            inputs = sizes[name.replace("bias", "weight")][0][-2]
-            deviation[...] = 0 if name.startswith("convolution") else shape.noise / sqrt(inputs)
+            layer, _, part = name.rpartition(".")
+            if part in ("weight", "bias") and not name.startswith("convolution"):
+                deviation[...] = shape.noise / sqrt(sizes[f"{layer}.weight"][0][-2])
     return flat
 
 
@@ -107,7 +116,14 @@ class QFunction:
         self._trunk = trunk_of(shape, self.weights)
         layers = [form for name, form in self._forms.items() if not name.startswith("convolution")]
         outputs = self.weights["head.bias"].size
-        plain = MLPShape(1, layers[0][-2], shape.hidden, outputs, activation=shape.activation)
+        plain = MLPShape(
+            1,
+            layers[0][-2],
+            shape.hidden,
+            outputs,
+            activation=shape.activation,
+            layer_norm=shape.layer_norm,
+        )
         self._first = shape.size - sum(int(np.prod(form)) for form in layers)  # weight of the layers
         self._mlp = mlp(plain, self._used[self._first : shape.size], kernels)
         self._scratch = Scratch()

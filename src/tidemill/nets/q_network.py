@@ -59,6 +59,8 @@ class QNetwork(ReplayNetwork):
     """How weights begin: ``orthogonal`` with a gain for each layer, and biases of 0;
     ``uniform`` within ±1 / √inputs, as torch's layers do by default (as DQN in
     Stable-Baselines3 begins)."""
+    layer_norm: bool = False
+    """See `ActorCritic.layer_norm`. Convolutions have none."""
     filters: int = 16
     """Filters of the convolution of small images; 0 flattens these, too."""
     duelling: bool = True
@@ -144,6 +146,7 @@ class QNetwork(ReplayNetwork):
             self.refuse_idle("filters", "on an observation that is no small image")
         if not self.hidden:
             self.refuse_idle("activation", "without hidden layers")
+            self.refuse_idle("layer_norm", "without hidden layers")
         if image and self.normalise_observations:
             self.refuse_idle("normalise_observations", "on an image, which goes through convolutions")
         shape = Shape(
@@ -157,6 +160,7 @@ class QNetwork(ReplayNetwork):
             self.noise,
             self.activation,
             self.initialisation,
+            self.layer_norm,
         )
         return shape, encoder, name if image else None, mask
 

@@ -2,7 +2,7 @@
 The same weights in the same order as in numpy; the way back through time is autograd's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tidemill.nets.cells import check_stretches
+from tidemill.nets.layer_norm import EPSILON
 from tidemill.nets.masks import FORBIDDEN
 from tidemill.nets.mlp import Floats
 from tidemill.nets.torch_backend import TorchBackend
@@ -152,12 +153,19 @@ class TorchActorCritic(TorchBackend):
             below = towers[len(given) : len(towers) if len(names) == 1 else len(given) + 1]
             for i in range(len(hidden)):
                 weight, bias = (self._tensors[f"{name}.{i}.{part}"] for part in ("weight", "bias"))
+                norms: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(weight)
+                if self.shape.layer_norm:
+                    scale, shift = (self._tensors[f"{name}.{i}.{part}"] for part in ("scale", "shift"))
+                    norms = list(zip(scale, shift, strict=True))
                 # the actor's inputs may be fewer than the critic's
                 layers = [
                     (w if len(w) == x.shape[1] else w[: x.shape[1]], b)
                     for w, b, x in zip(weight, bias, below, strict=True)
                 ]
-                below = [activate(torch.addmm(b, x, w)) for (w, b), x in zip(layers, below, strict=True)]
+                below = [
+                    activate(_normalised(torch.addmm(b, x, w), norm))
+                    for (w, b), x, norm in zip(layers, below, norms, strict=True)
+                ]
             given += below
         return given
 
@@ -193,6 +201,15 @@ class TorchActorCritic(TorchBackend):
                 weight = weight.contiguous(memory_format=torch.channels_last)
             kept[name, tower] = weight
         return weight
+
+
+def _normalised(sums: Tensor, norm: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return a layer's sums [n, width] by its scale and shift, [1, width]: see
+    `layer_norm`."""
+    if norm is None:
+        return sums
+    scale, shift = norm
+    return functional.layer_norm(sums, sums.shape[1:], scale[0], shift[0], EPSILON)
 
 
 def _lstm(weights: Mapping[str, Tensor], share: Tensor, state: State) -> State:

@@ -77,12 +77,14 @@ class ActorCriticShape:
     """What the convolutions compute in."""
     memory: Memory | None
     """The cell between hidden layers and heads, in a recurrent policy."""
+    layer_norm: bool = False
+    """Whether the sums of hidden layers are normalised."""
 
     def weights(self) -> Shapes:
-        """Return the shape and the orthogonal gain (0: starts as zeros) of each weight,
+        """Return the shape and the orthogonal gain (0: see `add_hidden`) of each weight,
         in the order in which they lie."""
         shapes: Shapes = {}
-        towers, width = self.towers, self.encoder.width
+        towers, width, norm = self.towers, self.encoder.width, self.layer_norm
         for name, image in self.encoder.images.items():
             channels = image.channels
             for i, (filters, kernel, _) in enumerate(CONVOLUTIONS):
@@ -94,10 +96,10 @@ class ActorCriticShape:
             width += IMAGE_FEATURES
         seen = width - self.encoder.width + self.encoder.seen
         if self.critic_hidden is None:
-            width = of_critic = _layers(shapes, "hidden", towers, width, self.hidden)
+            width = of_critic = add_hidden(shapes, "hidden", towers, width, self.hidden, norm)
         else:
-            all_seen, width = width, _layers(shapes, "hidden", 1, seen, self.hidden)
-            of_critic = _layers(shapes, "critic_hidden", 1, all_seen, self.critic_hidden)
+            all_seen, width = width, add_hidden(shapes, "hidden", 1, seen, self.hidden, norm)
+            of_critic = add_hidden(shapes, "critic_hidden", 1, all_seen, self.critic_hidden, norm)
         if self.memory is not None:
             shapes |= self.memory.cell.shapes(towers, width, self.memory.units)
             width = of_critic = self.memory.units
@@ -155,20 +157,31 @@ class ActorCriticShape:
         if initialisation == "uniform":
             unseen = encoder.width - encoder.seen if self.critic_hidden is None else 0
             draw_uniformly(named, rng, unseen)
+        begin_scales(named)
         named["log_std"][...] = log_std
         if self.memory is not None:
             self.memory.cell.begin(named)
         return flat
 
 
-def _layers(shapes: Shapes, name: str, towers: int, width: int, hidden: tuple[int, ...]) -> int:
-    """Add hidden layers above `width` numbers to `shapes`; return the width of the
-    last."""
+def add_hidden(
+    shapes: Shapes, name: str, towers: int, width: int, hidden: tuple[int, ...], layer_norm: bool
+) -> int:
+    """Add hidden layers above `width` numbers to `shapes`; return the width of the last.
+    What has a gain of 0 starts as zeros, but scales, which start as ones."""
     for i, units in enumerate(hidden):
         shapes[f"{name}.{i}.weight"] = ((towers, width, units), ROOT_TWO)
-        shapes[f"{name}.{i}.bias"] = ((towers, 1, units), 0)
+        for part in ("bias", "scale", "shift") if layer_norm else ("bias",):
+            shapes[f"{name}.{i}.{part}"] = ((towers, 1, units), 0)
         width = units
     return width
+
+
+def begin_scales(named: dict[str, Floats]) -> None:
+    """Begin the scales of normalised layers as ones."""
+    for name, array in named.items():
+        if name.endswith(".scale"):
+            array.fill(1)
 
 
 def image_size(image: Image) -> int:

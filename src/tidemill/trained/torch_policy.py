@@ -3,6 +3,7 @@ environment takes: to be exported, or to go on from in torch."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count, takewhile
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.bounded_actor import BoundedActor
 from tidemill.nets.cells import LSTM
 from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.layer_norm import EPSILON
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.normaliser import OBSERVATION_CLIP
 from tidemill.nets.q_function import Shape
@@ -317,11 +319,14 @@ def _hidden(unseen: int, activation: Callable[[], nn.Module], weights: Weights) 
     """Return the actor's hidden layers. It does not see the last `unseen` inputs, which
     are for the critic alone."""
     layers: list[nn.Module] = []
-    while f"hidden.{len(layers) // 2}.weight" in weights:
-        name = f"hidden.{len(layers) // 2}"
-        weight = weights[f"{name}.weight"][0]
-        weight = weight if layers else weight[: len(weight) - unseen]
-        layers += [_linear(weight, weights[f"{name}.bias"][0]), activation()]
+    for i in takewhile(lambda i: f"hidden.{i}.weight" in weights, count()):
+        weight, bias = (weights[f"hidden.{i}.{part}"][0] for part in ("weight", "bias"))
+        layers.append(_linear(weight if i else weight[: len(weight) - unseen], bias))
+        if f"hidden.{i}.scale" in weights:
+            layers.append(norm := nn.LayerNorm(weight.shape[1], EPSILON))
+            _fill(norm.weight, weights[f"hidden.{i}.scale"][0])
+            _fill(norm.bias, weights[f"hidden.{i}.shift"][0])
+        layers.append(activation())
     return nn.Sequential(*layers)
 
 
