@@ -92,6 +92,7 @@ ALWAYS = {
     "ActorConfig": "environment lanes ring max_episode_steps deadline_s",
     "Actors": "agents lane_restarts",
     "ReplayActors": "policy inference samples frame_stack",
+    "BytesSetting": "scaled_bytes",
     "PlayerSpec": "match policy inference samples deterministic",
     "TrainerConfig": "algorithm policy samples checkpoint_seconds checkpoint_share checkpoints "
     "database_seconds device fault_records fault_rate_factor",

@@ -193,14 +193,17 @@ def test_loaded_parameters_act_as_those_that_they_were_taken_from():
 
 
 @pytest.mark.parametrize("shape", [(6, 7, 2), (2, 6, 7)])
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "float32"])
-def test_small_images_are_seen_with_their_channels_last(shape, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "scaled", "divisor"),
+    [("bool", "all", 1), ("uint8", "images", 1), ("uint8", "all", 255), ("float32", "all", 1)],
+)
+def test_small_images_are_seen_with_their_channels_last(shape, dtype, scaled, divisor):
     space = Box(shape, dtype, (0,), (255,))
-    policy = QNetwork(filters=4).build(Spaces(space, Discrete(4)), 0)
+    policy = QNetwork(filters=4, scaled_bytes=scaled).build(Spaces(space, Discrete(4)), 0)
     assert small_image_of(space) == (6, 7, 2)
     image = (np.random.default_rng(0).random((5, *shape)) * 200).astype(dtype)
     seen = policy.inputs({"obs": image})
-    expected = image.astype(np.float32) / (255 if dtype == "uint8" else 1)
+    expected = image.astype(np.float32) / divisor
     np.testing.assert_allclose(seen, expected if shape[2] == 2 else np.moveaxis(expected, 1, -1), rtol=1e-6)
     np.testing.assert_array_equal(policy.inputs({"next.obs": image}, "next.obs"), seen)
 

@@ -313,7 +313,7 @@ def network_parts(
         or not isinstance(spaces.action, (Discrete, Box))
     ):
         return "own", own_parts(config, spaces, ppo, minibatch, acted, seen, columns)
-    encoder = ObservationEncoder(spaces.observation, config.encoder)
+    encoder = ObservationEncoder(spaces.observation, config.encoder, scaled_bytes=config.scaled_bytes)
     if (
         len(encoder.images) + bool(encoder.width) != 1
         or (encoder.images and config.towers(encoder) > 1)

@@ -17,7 +17,7 @@ from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.activations import Activation
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import Distribution, distribution_of
-from tidemill.nets.encoders import ObservationEncoder, channels_last
+from tidemill.nets.encoders import BytesSetting, ObservationEncoder, channels_last
 from tidemill.nets.masks import mask_of
 from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.native_actor_critic import NativeActorCritic
@@ -36,7 +36,7 @@ def check_deviation(policy: PolicyConfig, spaces: Spaces) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorCritic(NativeSetting):
+class ActorCritic(NativeSetting, BytesSetting):
     """An actor-critic is a feed-forward policy with a value head, for every observation
     space and for Discrete, MultiDiscrete, MultiBinary and float Box actions, also as the
     parts of a Dict or Tuple, however nested. Parts are drawn independently of each other,
@@ -152,7 +152,7 @@ class ActorCritic(NativeSetting):
         do not go with `spaces`."""
         mask = mask_of(spaces, self.action_mask)
         encoder = ObservationEncoder(
-            spaces.observation, self.encoder, mask.names if mask else (), self.critic_only
+            spaces.observation, self.encoder, mask.names if mask else (), self.critic_only, self.scaled_bytes
         )
         check_deviation(self, spaces)
         if not encoder.images:

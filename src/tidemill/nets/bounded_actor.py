@@ -47,6 +47,10 @@ class BoundedActor(ReplayNetwork):
         check_hidden(self.hidden)
         check_hidden(self.critic_hidden or (), "critic_hidden")
 
+    def encoder(self, spaces: Spaces) -> ObservationEncoder:
+        """Return what flattens observations."""
+        return ObservationEncoder(spaces.observation, "mlp", scaled_bytes=self.scaled_bytes)
+
     def shape(self, spaces: Spaces, inputs: int) -> MLPShape:
         """Return what its network is made of, whose inputs are so many numbers."""
         if not self.hidden and not self.critic_hidden:
@@ -65,7 +69,7 @@ class BoundedActor(ReplayNetwork):
         )
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
-        encoder = ObservationEncoder(spaces.observation, "mlp")
+        encoder = self.encoder(spaces)
         forms = self.shape(spaces, encoder.width).forms()
         return {name: Field(form, "float32") for name, form in forms.items()} | self.moments(encoder)
 
@@ -100,7 +104,7 @@ class BoundedPolicy(ReplayPolicy):
         self.centre, self.half = config.bounds(spaces)
         assert isinstance(spaces.action, Box)
         self._bounds = spaces.action.bounds()
-        encoder = ObservationEncoder(spaces.observation, "mlp")
+        encoder = config.encoder(spaces)
         super().__init__(
             config.kernels(), encoder, config.normalises(encoder), np.random.default_rng(acting_seed)
         )

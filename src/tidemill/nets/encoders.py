@@ -2,12 +2,14 @@
 and the flattening. Numpy only."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Box, Discrete, MultiDiscrete, Space, flat_width, leaves
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
@@ -67,14 +69,33 @@ def channels_last(images: Array, channels_first: bool) -> Array:
     return out
 
 
+ScaledBytes = Literal["images", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesSetting(PolicyConfig):
+    """The base of policies that are told what bytes in observations mean."""
+
+    scaled_bytes: ScaledBytes = "images"
+    """Which uint8 Boxes are divided by 255: ``images``, of two or three axes of which two
+    are at least 36, so that small grids, whose bytes are kinds and colours, are seen as
+    they are; or ``all``."""
+
+    @classmethod
+    def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return saved settings in today's form: what was saved without this one divided
+        all bytes. See `Config.of_today`."""
+        return {"scaled_bytes": "all", **super().of_today(data)}
+
+
 class ObservationEncoder:
     """An observation encoder flattens the leaves of an observation that are no images
     into rows of `width` float32; images are listed in `images`. The leaves `masks` are
     left out: the network does not see them. Columns of the parts `critic_only` come last:
     the actor sees the first `seen` ones.
 
-    Box: its elements (uint8 / 255); Discrete and MultiDiscrete: one-hot per branch;
-    MultiBinary: its bits.
+    Box: its elements (those of `scaled` leaves / 255); Discrete and MultiDiscrete:
+    one-hot per branch; MultiBinary: its bits.
     """
 
     def __init__(
@@ -83,6 +104,7 @@ class ObservationEncoder:
         encoder: str,
         masks: Collection[str] = (),
         critic_only: tuple[str, ...] = (),
+        scaled_bytes: ScaledBytes = "images",
     ) -> None:
         parts = {name: leaf for name, leaf in leaves(space, "obs").items() if name not in masks}
         for part in critic_only:
@@ -92,6 +114,12 @@ class ObservationEncoder:
             name for name in parts if any(f"{name}.".startswith(f"obs.{part}.") for part in critic_only)
         ]
         """Leaves that the actor does not see."""
+        self.scaled = {
+            name
+            for name, leaf in parts.items()
+            if isinstance(leaf, Box) and leaf.dtype == "uint8" and (scaled_bytes == "all" or image_of(leaf))
+        }
+        """Leaves whose bytes are divided by 255."""
         self.images: dict[str, Image] = {}
         self.width = self.seen = 0
         self._parts: list[tuple[str, Space, slice]] = []
@@ -161,7 +189,7 @@ class ObservationEncoder:
             match leaf:
                 case Box():
                     columns[...] = value.reshape(columns.shape)
-                    if leaf.dtype == "uint8":
+                    if name in self.scaled:
                         columns *= np.float32(1 / 255)
                 case Discrete():
                     np.equal(value.reshape(-1, 1), np.arange(leaf.n), out=columns, casting="unsafe")

@@ -139,7 +139,9 @@ class QNetwork(ReplayNetwork):
             for name, leaf in leaves(spaces.observation, "obs").items()
             if mask is None or name not in mask.names
         }
-        encoder = ObservationEncoder(spaces.observation, "mlp", mask.names if mask else ())
+        encoder = ObservationEncoder(
+            spaces.observation, "mlp", mask.names if mask else (), scaled_bytes=self.scaled_bytes
+        )
         (name, leaf), *others = seen.items()
         image, convolutions = (None, ()) if others else self._image(leaf)
         if others or small_image_of(leaf) is None or image_of(leaf) is not None:
@@ -221,7 +223,7 @@ class QPolicy(ReplayPolicy):
             if len(self.shape.convolutions) > 1:  # which take bytes
                 return image
             found: Floats = image.astype(np.float32)
-            if image.dtype == np.uint8:
+            if self._image in self.encoder.scaled:
                 found /= 255
             return found
         return self.features(observation, of)

@@ -11,7 +11,7 @@ from tidemill.api.policy import Policy
 from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.native.library import Kernels
-from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.encoders import BytesSetting, ObservationEncoder
 from tidemill.nets.mlp import Floats
 from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.normaliser import ObservationNormaliser, RunningMoments
@@ -19,7 +19,7 @@ from tidemill.nets.weights import load_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayNetwork(NativeSetting):
+class ReplayNetwork(NativeSetting, BytesSetting):
     """The base of configurations of networks that learn from a replay memory."""
 
     normalise_observations: bool | None = False

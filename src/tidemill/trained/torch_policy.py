@@ -30,7 +30,6 @@ from tidemill.envs.spaces import nest, paths
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.bounded_actor import BoundedActor
 from tidemill.nets.cells import LSTM
-from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.layer_norm import EPSILON
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.normaliser import OBSERVATION_CLIP
@@ -105,7 +104,7 @@ class Encoder(nn.Module):
     def __init__(
         self,
         images: list[tuple[Path, bool, nn.Module]],
-        flattened: list[tuple[Path, Space]],
+        flattened: list[tuple[Path, Space, bool]],
         mean: Array,
         factor: Array,
         limit: float,
@@ -125,7 +124,9 @@ class Encoder(nn.Module):
             image = image.unsqueeze(1) if image.ndim == 3 else image
             parts.append(convolutions(image if channels_first else image.permute(0, 3, 1, 2)))
         if self._flattened:
-            rows = torch.cat([_flat(_part(observation, path), leaf) for path, leaf in self._flattened], -1)
+            rows = torch.cat(
+                [_flat(_part(observation, path), leaf, scaled) for path, leaf, scaled in self._flattened], -1
+            )
             rows = (rows - cast(Tensor, self.mean)) * cast(Tensor, self.factor)
             parts.append(rows.clamp(-self._limit, self._limit))
         return torch.cat(parts, -1)
@@ -137,7 +138,7 @@ def _part(observation: Any, path: Path) -> Tensor:
     return cast(Tensor, observation)
 
 
-def _flat(value: Tensor, leaf: Space) -> Tensor:
+def _flat(value: Tensor, leaf: Space, scaled: bool) -> Tensor:
     """Return the columns of a leaf [n, ...], as `ObservationEncoder` has them."""
     match leaf:
         case Discrete():
@@ -146,11 +147,11 @@ def _flat(value: Tensor, leaf: Space) -> Tensor:
             branches = zip(value.long().unbind(-1), leaf.nvec, strict=True)
             return torch.cat([functional.one_hot(branch, n) for branch, n in branches], -1).float()
     flat = value.float().flatten(1)
-    return flat / 255 if isinstance(leaf, Box) and leaf.dtype == "uint8" else flat
+    return flat / 255 if scaled else flat
 
 
 class Divided(nn.Module):
-    """Divides the pixels of images by a number: 255 of bytes, else 1."""
+    """Divides the pixels of images by a number: 255, or 1."""
 
     def __init__(self, divisor: int) -> None:
         super().__init__()
@@ -272,11 +273,11 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
             plan, encoder, single, mask = config.plan(spaces)
             if single is not None:
                 leaf = field_of(seen[single])
-                convolutions = _of_values(plan, 255 if leaf.dtype == "uint8" else 1, weights)
+                convolutions = _of_values(plan, 255 if single in encoder.scaled else 1, weights)
                 images.append((ways[single], plan.image != leaf.shape, convolutions))
             outputs = ActionValues(_linear(weights["head.weight"], weights["head.bias"]), config)
         case BoundedActor():
-            encoder = ObservationEncoder(spaces.observation, "mlp")
+            encoder = config.encoder(spaces)
             means = len(config.bounds(spaces)[0])  # deviations, if any, follow them
             outputs = _linear(weights["head.weight"][0, :, :means], weights["head.bias"][..., :means])
         case _:
@@ -293,7 +294,13 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
         factor, limit = np.where(boxes, 1 / np.sqrt(variance + 1e-8), 1), float(OBSERVATION_CLIP)
     separate = "critic_hidden.0.weight" in weights
     return TorchPolicy(
-        Encoder(images, [(ways[name], seen[name]) for name in flattened], mean, factor, limit),
+        Encoder(
+            images,
+            [(ways[name], seen[name], name in encoder.scaled) for name in flattened],
+            mean,
+            factor,
+            limit,
+        ),
         _hidden(0 if separate else encoder.width - encoder.seen, ACTIVATIONS[config.activation], weights),
         cell,
         outputs,
