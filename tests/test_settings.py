@@ -93,6 +93,7 @@ ALWAYS = {
     "Actors": "agents lane_restarts",
     "ReplayActors": "policy inference samples frame_stack",
     "BytesSetting": "scaled_bytes",
+    "SquashedGaussian": "sde_steps",
     "PlayerSpec": "match policy inference samples deterministic",
     "TrainerConfig": "algorithm policy samples checkpoint_seconds checkpoint_share checkpoints "
     "database_seconds device fault_records fault_rate_factor",
@@ -198,6 +199,7 @@ IDLE = {
     "ActorCritic.sde_steps": lambda: ActorCritic(sde_steps=4).weights(PLAIN),
     "ActorCritic.log_std_init": lambda: ActorCritic(log_std_init=-1.0).build(PLAIN, 0),
     "TorchNetwork.log_std_init": lambda: Own(log_std_init=-1.0).answer(PLAIN),
+    "SquashedGaussian.log_std_init": lambda: tidemill.SquashedGaussian(log_std_init=-2.0),
     "QNetwork.filters": lambda: QNetwork(filters=8).build(PLAIN, 0),
     "QNetwork.least_return": lambda: QNetwork(least_return=-1.0),
     "QNetwork.greatest_return": lambda: QNetwork(greatest_return=1.0),

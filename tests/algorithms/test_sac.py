@@ -298,15 +298,17 @@ def test_what_cannot_be_is_refused(message):
         REFUSED[message]()
 
 
-def test_it_learns_where_the_reward_is_and_keeps_the_entropy_that_is_wanted():
+@pytest.mark.parametrize("settings", [{}, {"sde_steps": 4, "log_std_init": -2.0}])
+def test_it_learns_where_the_reward_is_and_keeps_the_entropy_that_is_wanted(settings):
     """One step, paid 1 - 10 (a - obs)², a in [-1, 1] as the policy sees it."""
     space = Spaces(Box((1,), "float32"), Box((1,), "float32", (-1.0,), (1.0,)))
-    policy = SquashedGaussian(hidden=(32, 32)).build(space, 0)
+    net = SquashedGaussian(hidden=(32, 32), **settings)
+    policy, state = net.build(space, 0), allocate(net.state(space), (64,))
     learner = SAC(learning_rate=3e-3, target_entropy=-1.0).build(policy, 0)
-    rng, out = np.random.default_rng(0), allocate(SquashedGaussian().answer(space), (64,))
+    rng, out = np.random.default_rng(0), allocate({**net.answer(space), **net.state(space)}, (64,))
     for _ in range(900):
         obs = rng.uniform(-0.6, 0.6, (64, 1)).astype(np.float32)
-        policy.act({"obs": obs}, {}, False, out)
+        policy.act({"obs": obs}, state, False, out)
         rewards = (1 - 10 * (out["action"] - obs) ** 2).astype(np.float32)
         fields = {
             "obs": obs,
@@ -321,7 +323,7 @@ def test_it_learns_where_the_reward_is_and_keeps_the_entropy_that_is_wanted():
             "version": np.zeros(64, np.int64),
         }
         metrics = learner.update([Sample({name: array[np.newaxis] for name, array in fields.items()})], 0.0)
-    policy.act({"obs": obs}, {}, True, out)
+    policy.act({"obs": obs}, state, True, out)
     assert np.abs(out["action"] - obs).mean() < 0.1
     assert abs(metrics["entropy"] + 1.0) < 0.3
 

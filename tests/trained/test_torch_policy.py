@@ -65,6 +65,7 @@ def loaded(config: PolicyConfig, observation: Space, action: Space) -> LoadedPol
         (QNetwork(layer_norm=True), VECTOR, Discrete(4)),
         (ActorCritic(layer_norm=True, critic_hidden=(9, 3)), VECTOR, PUSH),
         (SquashedGaussian(layer_norm=True), VECTOR, PUSH),
+        (SquashedGaussian(hidden=(8,), sde_steps=4), VECTOR, PUSH),
         (QNetwork(quantiles=5), VECTOR, Discrete(4)),
     ],
 )

@@ -20,7 +20,6 @@ from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
 from tidemill.nets.deterministic_actor import DeterministicPolicy
-from tidemill.nets.native_mlp import mlp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ class TD3Learner(TwinCriticLearner):
 
     def __init__(self, config: TD3, policy: DeterministicPolicy, seed: int) -> None:
         super().__init__(config, policy, seed)
-        self.target_actor = mlp(policy.shape, policy.flat.copy(), policy.kernels)
+        self.target_actor = policy.network(policy.flat.copy())
         self._updates = np.zeros((), np.int64)
         # of the actor's last step
         self._loss = np.zeros((), np.float64)

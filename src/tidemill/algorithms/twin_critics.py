@@ -77,7 +77,7 @@ class TwinCriticLearner(Algorithm):
         weights_seed, drawing_seed = np.random.SeedSequence(seed).spawn(2)
         self._rng = np.random.default_rng(drawing_seed)
         kernels = policy.kernels
-        self._actor = mlp(policy.shape, policy.flat, kernels)
+        self._actor = policy.network(policy.flat)
         shape = policy.config.critics(policy.encoder.width + policy.actions)
         self.critics = mlp(shape, shape.begin(np.random.default_rng(weights_seed)), kernels)
         self.targets = mlp(shape, self.critics.flat.copy(), kernels)

@@ -24,7 +24,7 @@ from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.native_setting import NativeSetting
 from tidemill.nets.normaliser import ObservationNormaliser, RunningMoments
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
-from tidemill.nets.state_dependent_exploration import StateDependentGaussian
+from tidemill.nets.state_dependent_exploration import STATE, StateDependentGaussian, check_steps
 from tidemill.nets.trainable import Network, TrainablePolicy
 from tidemill.nets.weights import ActorCriticShape, Initialisation, valued_answer
 
@@ -108,11 +108,7 @@ class ActorCritic(NativeSetting, BytesSetting):
         super().__post_init__()
         check_hidden(self.hidden)
         check_hidden(self.critic_hidden or (), "critic_hidden")
-        if self.sde_steps < 0:
-            raise ConfigError(
-                f"sde_steps = {self.sde_steps}: noise stays for at least 1 step, 4 is usual; 0 draws it for "
-                "each action alone"
-            )
+        check_steps(self.sde_steps)
         if not isfinite(self.log_std_init) or abs(self.log_std_init) > 20:
             raise ConfigError(
                 f"log_std_init = {self.log_std_init}: e to that power is the first deviation; take one "
@@ -238,7 +234,7 @@ class ActorCritic(NativeSetting, BytesSetting):
     def state(self, spaces: Spaces) -> dict[str, Field]:
         """Return ``state.noise`` with `sde_steps`: what the noise follows from, and how
         long it has served."""
-        return {"state.noise": Field((2,), "int64")} if self.sde_steps else {}
+        return dict(STATE) if self.sde_steps else {}
 
     def _layers(self, encoder: ObservationEncoder) -> tuple[int, ...]:
         """Return the widths of the hidden layers that there are."""

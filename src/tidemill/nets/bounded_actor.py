@@ -3,7 +3,7 @@ their configurations, and of what these describe, in numpy."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.activations import Activation
 from tidemill.nets.encoders import ObservationEncoder
-from tidemill.nets.mlp import Floats, MLPShape, check_hidden
+from tidemill.nets.mlp import MLP, Floats, MLPShape, check_hidden
 from tidemill.nets.native_mlp import mlp
 from tidemill.nets.replay_policy import ReplayNetwork, ReplayPolicy
 from tidemill.nets.weights import Initialisation, views
@@ -23,9 +23,6 @@ class BoundedActor(ReplayNetwork):
     """The base of policies that act in bounded Box spaces by centre + half · tanh(u), u
     from a network that sees the flattened observation. Their critics belong to the
     algorithm that trains them, and are made as the settings here say."""
-
-    outputs: ClassVar[int] = 1
-    """Numbers that the network tells of each element of the action."""
 
     hidden: tuple[int, ...] = (256, 256)
     """Widths of the hidden layers."""
@@ -50,6 +47,11 @@ class BoundedActor(ReplayNetwork):
     def encoder(self, spaces: Spaces) -> ObservationEncoder:
         """Return what flattens observations."""
         return ObservationEncoder(spaces.observation, "mlp", scaled_bytes=self.scaled_bytes)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network's head tells of each element of the action."""
+        return 1
 
     def shape(self, spaces: Spaces, inputs: int) -> MLPShape:
         """Return what its network is made of, whose inputs are so many numbers."""
@@ -113,8 +115,12 @@ class BoundedPolicy(ReplayPolicy):
         self.config = config
         self.flat = self.shape.begin(np.random.default_rng(weights_seed))
         """All weights, one after the other."""
-        self._acting = mlp(self.shape, self.flat, self.kernels)
+        self._acting = self.network(self.flat)
         self._named |= views(self.flat, self.shape.forms())
+
+    def network(self, flat: Floats) -> MLP:
+        """Return a network of the policy's shape with the weights `flat`."""
+        return mlp(self.shape, flat, self.kernels)
 
     @abstractmethod
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None: ...

@@ -225,7 +225,11 @@ class MLP:
         """Return [towers, n, outputs] of inputs [n, inputs], which all towers see and
         which must stay as they are until `backward`."""
         self._last = self._towers.forward(inputs)
-        out = self._scratch("out", (self.shape.towers, len(inputs), self.shape.outputs))
+        return self._head()
+
+    def _head(self) -> Floats:
+        """Return what the heads make of the last layers."""
+        out = self._scratch("out", (self.shape.towers, self._last.shape[1], self.shape.outputs))
         np.matmul(self._last, self.weights["head.weight"], out=out)
         out += self.weights["head.bias"]
         return out
@@ -233,11 +237,15 @@ class MLP:
     def trace(self, inputs: Floats) -> Iterator[tuple[str, Floats, int]]:
         """Yield of each layer its name, what it gives of `inputs`, [towers, n, width],
         and the axis of the rows, computed in numpy."""
-        plain = MLP(self.shape, self.flat)
+        plain = self._in_numpy()
         out = plain.forward(inputs)
         for i, layer in enumerate(plain._towers.layers()):
             yield f"hidden.{i}", layer, 1
         yield "head", out, 1
+
+    def _in_numpy(self) -> "MLP":
+        """Return the same network, computed by numpy, with memory of its own."""
+        return MLP(self.shape, self.flat)
 
     def backward(self, of_out: Floats, into: Floats | None, of_inputs: bool = False) -> Floats | None:
         """Write the gradient of Σ of_out · out, of the last `forward`, into `into` (as
@@ -249,13 +257,19 @@ class MLP:
             if self._gradient[0] is not into:
                 self._gradient = into, views(into, self._forms)
             gradient = self._gradient[1]
-            np.matmul(self._last.swapaxes(1, 2), of_out, out=gradient["head.weight"])
-            np.add.reduce(of_out, axis=1, out=gradient["head.bias"], keepdims=True)
-        of_last = self._scratch("of last", (self.shape.towers, *self._last.shape[1:]))
-        np.matmul(of_out, self.weights["head.weight"].swapaxes(1, 2), out=of_last)
+        of_last = self._differentiate_head(of_out, gradient)
         layers = None if gradient is None else layers_of(gradient, len(self.shape.hidden))
         below = self._towers.backward(of_last, layers, of_inputs)
         return total(below) if of_inputs else None
+
+    def _differentiate_head(self, of_out: Floats, gradient: dict[str, Floats] | None) -> Floats:
+        """Write the gradients of the heads' weights; return that of the last layers,
+        [towers, n, width]."""
+        if gradient is not None:
+            np.matmul(self._last.swapaxes(1, 2), of_out, out=gradient["head.weight"])
+            np.add.reduce(of_out, axis=1, out=gradient["head.bias"], keepdims=True)
+        of_last = self._scratch("of last", (self.shape.towers, *self._last.shape[1:]))
+        return np.matmul(of_out, self.weights["head.weight"].swapaxes(1, 2), out=of_last)
 
 
 def total(towers: Floats) -> Floats:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.spaces import Box
 from tidemill.core.errors import ConfigError
-from tidemill.core.schema import Array
+from tidemill.core.schema import Array, Field
 from tidemill.nets.distributions import HALF_LOG_TWO_PI, DiagonalGaussian
 
 if TYPE_CHECKING:
@@ -26,6 +26,17 @@ Floats = NDArray[np.float32]
 LEAST_VARIANCE = np.float32(1e-6)
 """Added to every variance, as in Stable-Baselines3."""
 KEPT = 4096  # matrices that are not drawn again
+STATE = {"state.noise": Field((2,), "int64")}
+"""State of rows whose noise stays: see `NoiseMatrices`."""
+
+
+def check_steps(steps: int) -> None:
+    """Raise `ConfigError` where noise cannot stay for so many steps; 0: it does not."""
+    if steps < 0:
+        raise ConfigError(
+            f"sde_steps = {steps}: noise stays for at least 1 step, 4 is usual; 0 draws it for each action "
+            "alone"
+        )
 
 
 def noise_of(z: Floats, deviation: Floats, normal: Floats) -> Floats:
@@ -42,37 +53,28 @@ def variance_of(z: Floats, deviation: Floats) -> Floats:
     return variance
 
 
-class StateDependentGaussian(DiagonalGaussian):
-    """Independent normal distributions whose noise is drawn anew after `steps` steps, and
-    where an episode begins; `features` of the network decide on it, which are to be told
-    to `explore` before `sample`, and to `see` before `forward`.
+class NoiseMatrices:
+    """The matrices ε of rows that act: each serves `steps` steps, or to the end of an
+    episode. It follows from a seed; a row's state is [seed, steps that it has served], 0
+    being no seed."""
 
-    A row's matrix ε follows from a seed. Its state is [seed, steps that it has served];
-    0 is no seed.
-    """
-
-    def __init__(self, space: Box, steps: int) -> None:
-        super().__init__(space)
-        self.steps = steps
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
         self._matrices: dict[int, Floats] = {}
-        self._acting: tuple[Floats, Floats | None] = np.empty((0, 0), np.float32), None
-        self._seen: Floats = np.empty((0, 0), np.float32)
 
-    def explore(
-        self, z: Floats, state: Array, deterministic: bool | Array, rng: Generator, out: Array
-    ) -> None:
-        """Take the noise of rows with `z` from their `state` [n, 2], and write the next
-        one into `out`. Where all are `deterministic` nothing is drawn."""
-        self._acting = z, None
-        if deterministic is True:
-            out[...] = state
-            return
-        due = (state[:, 0] == 0) | (state[:, 1] >= self.steps)
+    def take(
+        self, form: tuple[int, int], state: Array, deterministic: bool | Array, rng: Generator, out: Array
+    ) -> Floats | None:
+        """Return the matrices [n, *form] of rows by their `state` [n, 2], and write the
+        next state into `out`; None, and nothing is drawn, where all are
+        `deterministic`."""
         out[...] = state
+        if deterministic is True:
+            return None
+        due = (state[:, 0] == 0) | (state[:, 1] >= self._steps)
         out[due, 0], out[due, 1] = rng.integers(1, 1 << 62, int(due.sum())), 0
         out[:, 1] += 1
-        form = z.shape[1], self.size
-        self._acting = z, np.stack([self._matrix(seed, form) for seed in out[:, 0].tolist()])
+        return np.stack([self._matrix(seed, form) for seed in out[:, 0].tolist()])
 
     def _matrix(self, seed: int, form: tuple[int, int]) -> Floats:
         """Return the matrix of a seed, always the same one."""
@@ -82,6 +84,24 @@ class StateDependentGaussian(DiagonalGaussian):
                 self._matrices.clear()
             found = self._matrices[seed] = np.random.default_rng(seed).standard_normal(form, np.float32)
         return found
+
+
+class StateDependentGaussian(DiagonalGaussian):
+    """Independent normal distributions whose noise is drawn anew after `steps` steps, and
+    where an episode begins; `features` of the network decide on it, which are to be told
+    to `explore` before `sample`, and to `see` before `forward`."""
+
+    def __init__(self, space: Box, steps: int) -> None:
+        super().__init__(space)
+        self._matrices = NoiseMatrices(steps)
+        self._acting: tuple[Floats, Floats | None] = np.empty((0, 0), np.float32), None
+        self._seen: Floats = np.empty((0, 0), np.float32)
+
+    def explore(
+        self, z: Floats, state: Array, deterministic: bool | Array, rng: Generator, out: Array
+    ) -> None:
+        """Take the noise of rows with `z`: see `NoiseMatrices.take`."""
+        self._acting = z, self._matrices.take((z.shape[1], self.size), state, deterministic, rng, out)
 
     def see(self, z: Floats) -> None:
         """Take the features of the rows that `forward` is called with next."""

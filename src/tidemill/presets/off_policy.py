@@ -165,6 +165,19 @@ SAC_PRESETS = Presets(
             lanes=4,
             steps=300_000,
         ),
+        # rl-zoo's settings. The car has to be driven one way for many steps to find the
+        # goal, which noise that stays does: 92.2 and 92.5 in training after 30,000 steps,
+        # -10 by the general settings after 50,000
+        "MountainCarContinuous-v0": partial(
+            off_policy,
+            policy=SquashedGaussian(hidden=(64, 64), sde_steps=32, log_std_init=-3.67),
+            algorithm=SAC(gamma=0.9999, target_rate=0.01, temperature=0.1, learn_temperature=False),
+            buffer=Replay(capacity=50_000, warm_up=100),
+            batch_size=512,
+            ratio="32/32",
+            lanes=1,
+            steps=30_000,
+        ),
     },
     kinds={PettingZoo: partial(refuse_several, "sac")},
     policies=(SquashedGaussian(),),

@@ -30,11 +30,13 @@ from tidemill.envs.spaces import nest, paths
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.bounded_actor import BoundedActor
 from tidemill.nets.cells import LSTM
+from tidemill.nets.exploring_mlp import GREATEST_MEAN
 from tidemill.nets.layer_norm import EPSILON
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.normaliser import OBSERVATION_CLIP
 from tidemill.nets.q_function import Shape
 from tidemill.nets.q_network import QNetwork
+from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.nets.weights import CONVOLUTIONS
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
@@ -280,6 +282,8 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
             encoder = config.encoder(spaces)
             means = len(config.bounds(spaces)[0])  # deviations, if any, follow them
             outputs = _linear(weights["head.weight"][0, :, :means], weights["head.bias"][..., :means])
+            if isinstance(config, SquashedGaussian) and config.sde_steps:
+                outputs = nn.Sequential(outputs, nn.Hardtanh(-GREATEST_MEAN, GREATEST_MEAN))
         case _:
             raise ConfigError(
                 f"a {type(config).__name__} has no torch module that is made of its weights; an ActorCritic, "
