@@ -8,12 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.errors import SchemaError
-from tidemill.core.schema import ALIGNMENT, Field, allocate, layout, poison, schema_of, views
+from tidemill.core.schema import ALIGNMENT, Field, allocate, layout, poison, schema_of, views, zeros
 
 DTYPES = ["bool", "int8", "uint8", "int16", "int64", "uint64", "float16", "float32", "float64"]
 fields = st.builds(Field, st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(DTYPES))
 schemas = st.dictionaries(st.sampled_from(["obs", "action", "reward", "done", "info.return"]), fields)
 leads = st.lists(st.integers(0, 5), max_size=2).map(tuple)
+
+
+@given(leads, st.sampled_from(DTYPES))
+def test_zeros_begin_on_a_cache_line(shape: tuple[int, ...], dtype: str) -> None:
+    array = zeros(shape, dtype)
+    assert array.shape == shape and array.dtype == dtype and not array.any()
+    assert array.ctypes.data % ALIGNMENT == 0 or not array.size
+    assert array.flags.c_contiguous and array.flags.writeable
 
 
 @given(schemas, leads)

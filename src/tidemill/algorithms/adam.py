@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.algorithm import AlgorithmConfig, UpdateFault
 from tidemill.api.schedule import LinearSchedule
-from tidemill.core.schema import Array, Arrays
+from tidemill.core.schema import Array, Arrays, zeros
 from tidemill.native.library import KernelDescent, Kernels, address
 
 Floats = NDArray[np.float32]
@@ -106,7 +106,7 @@ class Adam(Optimiser):
     def __init__(self, weights: Floats, gradient: Floats, epsilon: float) -> None:
         self._epsilon, self._weights, self._gradient = epsilon, weights, gradient
         self._steps = 0
-        self._first, self._second = np.zeros_like(weights), np.zeros_like(weights)
+        self._first, self._second = zeros(weights.size, "float32"), zeros(weights.size, "float32")
         count = max(round(weights.size / BLOCK), 1)
         scratch = np.empty((2, -(-weights.size // count)), np.float32)
         self._blocks = []
@@ -180,6 +180,8 @@ class NativeAdam(Adam):
         """As `go_through` hands it to a kernel."""
         arrays = (weights, gradient, self._first, self._second, self._factors)
         self._addresses = [address(array) for array in arrays]
+        self._spare = zeros(4 * (weights.size + 32), "float32")
+        self.kernel_descent.spare = address(self._spare)
         for name, place in zip(("weights", "gradient", "first", "second"), self._addresses, strict=False):
             setattr(self.kernel_descent, name, place)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.algorithms.adam import Adam, NativeAdam, Optimiser
-from tidemill.core.schema import Array, Arrays
+from tidemill.core.schema import Array, Arrays, zeros
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.trainable import Network
 
@@ -78,7 +78,7 @@ class NumpyLibrary(Library):
         self._scratch = Scratch()
 
     def zeros(self, *shape: int) -> NDArray[np.float32]:
-        return np.zeros(shape, np.float32)
+        return zeros(shape, "float32")
 
     def to_host(self, array: Any) -> NDArray[np.float32]:
         numbers: NDArray[np.float32] = array

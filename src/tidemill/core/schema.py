@@ -63,6 +63,15 @@ def views(schema: Schema, lead: tuple[int, ...], memory: memoryview, start: int 
     }
 
 
+def zeros(shape: int | tuple[int, ...], dtype: str) -> Array:
+    """Return a zeroed array whose memory begins on a cache line of its own: threads that
+    write parts of it, whole lines each, do not take them from each other."""
+    count, size = int(np.prod(shape)), np.dtype(dtype).itemsize
+    memory = np.zeros(count * size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + count * size].view(dtype).reshape(shape)
+
+
 def allocate(schema: Schema, lead: tuple[int, ...]) -> Arrays:
     """Return zeroed arrays of shape `lead + field.shape` in this process's own memory."""
     return {name: np.zeros(lead + field.shape, field.dtype) for name, field in schema.items()}

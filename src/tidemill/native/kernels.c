@@ -15,7 +15,7 @@
 #include "activations.h"
 #include "threads.h"
 
-#define VERSION 9 /* library.py's */
+#define VERSION 10 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178
@@ -24,7 +24,7 @@ typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float one;
 
 enum { CATEGORICAL, BERNOULLI, GAUSSIAN };
-enum { POLICY, VALUE, ENTROPY, KL, CLIPPED, ROWS, PARTS };
+enum { POLICY, VALUE, ENTROPY, KL, CLIPPED, ROWS, PARTS, SQUARES };
 
 /* A leaf of the action: of a Dict or Tuple one of several. An action is 4 bytes for each of its
    branches: int32, of GAUSSIAN float, in units. */
@@ -505,22 +505,31 @@ static float value_loss(const Loss *loss, float value, float target, float old, 
     return of_value;
 }
 
-/* A minibatch: the n picked rows, whose loss is summed and multiplied by weight. */
+/* A minibatch: the n picked rows, whose loss is summed and multiplied by weight. What each tower
+   writes lies on lines of the caches of its own: a line that two cores write takes them as long to
+   hand over as some rows. */
 typedef struct {
-    const Network *net;
+    Network nets[2]; /* each tower's: they differ in where the weights lie */
     const Rows *rows;
     const Loss *loss;
     const int64_t *picked;
     int64_t n;
     double weight;
-    float *out;            /* the gradient */
-    Work works[2];         /* of the towers */
-    double sums[2][PARTS]; /* of each tower: the parts of the loss */
+    float *out[2];   /* the gradient, where each tower writes it */
+    Work works[2];   /* of the towers */
+    _Alignas(128) double sums[2][16]; /* of each tower: the parts of the loss, and SQUARES */
 } Minibatch;
+
+static Minibatch minibatch_of(const Network *net, const Rows *rows, const Loss *loss, double weight, float *out)
+{
+    Minibatch m = {.nets = {*net, *net}, .rows = rows, .loss = loss, .weight = weight, .out = {out, out}};
+    plan(net, net->scratch, m.works);
+    return m;
+}
 
 static void actor_loss(const Minibatch *m, const Work *w, const int64_t *picked, int64_t n, double *sums)
 {
-    const Network *net = m->net;
+    const Network *net = m->nets;
     const Rows *rows = m->rows;
     int64_t size = net->size;
     const float *log_std = places(net, net->weights).log_std;
@@ -554,9 +563,9 @@ static void critic_loss(const Minibatch *m, const Work *w, const int64_t *picked
 /* Add a tower's gradient of the rows x of a block and its parts of their loss. */
 static void block(const Minibatch *m, int64_t tower, const int64_t *picked, const float *x, int64_t n, double *sums)
 {
-    const Network *net = m->net;
+    const Network *net = m->nets + tower;
     const Work *w = m->works + tower;
-    Places at = places(net, net->weights), of = places(net, m->out);
+    Places at = places(net, net->weights), of = places(net, m->out[tower]);
     int64_t size = net->size, width = last_width(net, tower);
     float *g = w->gradient[0];
     const float *last = forward(net, w, tower, x, n);
@@ -577,7 +586,7 @@ static void block(const Minibatch *m, int64_t tower, const int64_t *picked, cons
             product(n, width, 1, w->of_value, 1, 1, at.critic, width, tower ? NULL : g, width, g, width);
     }
     if (depth(net, tower))
-        backward(net, w, tower, x, n, m->out);
+        backward(net, w, tower, x, n, m->out[tower]);
 }
 
 /* A tower's weights lie in pieces: where the one of this number begins in all weights, and how
@@ -600,16 +609,15 @@ static int64_t piece(const Network *net, int64_t tower, int64_t number, int64_t 
 /* Write the gradient of the towers first … end - 1, and their parts of the loss. */
 static void gradient(Minibatch *m, int64_t first, int64_t end)
 {
-    const Network *net = m->net;
+    const Network *net = m->nets + first;
     float *x = m->works[first].inputs;
-    Places of = places(net, m->out);
     for (int64_t t = first; t < end; t++) {
         int64_t begin;
         for (int64_t i = 0, n; (n = piece(net, t, i, &begin)) >= 0; i++)
-            memset(m->out + begin, 0, n * sizeof *m->out);
+            memset(m->out[t] + begin, 0, n * sizeof *m->out[t]);
         memset(m->works[t].totals, 0, (2 * net->size + 1) * sizeof(double));
         memset(m->sums[t], 0, sizeof m->sums[t]);
-        transpose(net, m->works + t, t);
+        transpose(m->nets + t, m->works + t, t);
     }
     for (int64_t at = 0; at < m->n; at += BLOCK) {
         int64_t n = m->n - at < BLOCK ? m->n - at : BLOCK;
@@ -620,6 +628,7 @@ static void gradient(Minibatch *m, int64_t first, int64_t end)
             block(m, t, m->picked + at, x, n, m->sums[t]);
     }
     for (int64_t t = first; t < end; t++) {
+        Places of = places(net, m->out[t]);
         const double *totals = m->works[t].totals, *of_deviations = totals + net->size + 1;
         const Leaf *end_of_leaves = net->actions + (has_actor(t) ? net->leaves : 0);
         for (int64_t k = 0; k < net->size && has_actor(t); k++)
@@ -636,7 +645,7 @@ static void gradient(Minibatch *m, int64_t first, int64_t end)
 static void parts_of(const Minibatch *m, float *parts)
 {
     for (int i = 0; i < PARTS; i++) {
-        double sum = i == ROWS ? m->n : m->sums[0][i] + (m->net->towers > 1 ? m->sums[1][i] : 0);
+        double sum = i == ROWS ? m->n : m->sums[0][i] + (m->nets->towers > 1 ? m->sums[1][i] : 0);
         parts[i] = (float)(sum * m->weight);
     }
 }
@@ -646,8 +655,8 @@ static void parts_of(const Minibatch *m, float *parts)
 void EXPORT(ppo)(const Network *net, const Rows *rows, const Loss *loss, const int64_t *picked, int64_t n,
                  double weight, float *out, float *parts)
 {
-    Minibatch m = {.net = net, .rows = rows, .loss = loss, .picked = picked, .n = n, .weight = weight, .out = out};
-    plan(net, net->scratch, m.works);
+    Minibatch m = minibatch_of(net, rows, loss, weight, out);
+    m.picked = picked, m.n = n;
     gradient(&m, 0, net->towers);
     parts_of(&m, parts);
 }
@@ -777,28 +786,34 @@ void EXPORT(adam)(int64_t n, float *restrict weights, const float *restrict grad
     }
 }
 
+/* What a descent changes: the weights, their gradient, and Adam's moments. */
+typedef struct {
+    float *weights, *gradient, *first, *second;
+} Descending;
+
 /* A descent by Adam: what it has come to, and how it goes on. */
 typedef struct {
-    int64_t size, steps, apart;               /* numbers of the weights; steps so far; limit is each tower's */
-    float *weights, *gradient, *first, *second; /* behind the gradient lie PARTS numbers */
-    double rate, epsilon, limit, target_kl;   /* limit of the norm, and KL, < 0: none */
+    int64_t size, steps, apart;             /* numbers of the weights; steps so far; limit is each tower's */
+    Descending all;                         /* behind the gradient lie PARTS numbers */
+    double rate, epsilon, limit, target_kl; /* limit of the norm, and KL, < 0: none */
+    float *spare;                           /* 4 (size + 2 LINE) numbers, or NULL: see ppo_epoch */
 } Descent;
+
+#define LINE 16 /* numbers of a line of the caches */
 
 /* An epoch's minibatch, and the step by the one before. */
 typedef struct {
     Minibatch minibatch;
-    Descent *descent;
+    Descending of[2];  /* each tower's, of which it changes its own pieces */
     int64_t parts;     /* that the towers are dealt out in */
-    double squares[2]; /* of each tower's gradient */
     int64_t due;       /* whether there is a step to be done */
     float shrink[2];   /* of each tower's gradient, before the step */
     float factors[6];
 } Epoch;
 
-static void set_factors(Epoch *e, double scale)
+static void set_factors(Epoch *e, Descent *d, double scale)
 {
     const double beta1 = 0.9, beta2 = 0.999;
-    Descent *d = e->descent;
     d->steps++;
     double root = sqrt(1 - pow(beta2, (double)d->steps));
     float factors[] = {(float)(scale * sqrt(1 - beta2)), (float)((1 - beta1) / sqrt(1 - beta2)),
@@ -812,22 +827,67 @@ static void set_factors(Epoch *e, double scale)
 static void part_of(const void *job, int64_t part)
 {
     Epoch *e = (Epoch *)job;
-    const Descent *d = e->descent;
-    const Network *net = e->minibatch.net;
+    Minibatch *m = &e->minibatch;
+    const Network *net = m->nets;
     int64_t towers = net->towers / e->parts, first = part * towers, at;
-    for (int64_t t = first; t < first + towers && e->due; t++)
+    for (int64_t t = first; t < first + towers && e->due; t++) {
+        Descending d = e->of[t];
         for (int64_t i = 0, n; (n = piece(net, t, i, &at)) >= 0; i++) {
             for (int64_t k = 0; k < n && e->shrink[t] < 1; k++)
-                d->gradient[at + k] *= e->shrink[t];
-            JOIN(tidemill_adam, ISA)(n, d->weights + at, d->gradient + at, d->first + at, d->second + at, e->factors);
+                d.gradient[at + k] *= e->shrink[t];
+            JOIN(tidemill_adam, ISA)(n, d.weights + at, d.gradient + at, d.first + at, d.second + at, e->factors);
         }
-    if (!e->minibatch.picked)
+    }
+    if (!m->picked)
         return;
-    gradient(&e->minibatch, first, first + towers);
-    for (int64_t t = first; t < first + towers; t++) {
-        e->squares[t] = 0;
+    gradient(m, first, first + towers);
+    for (int64_t t = first; t < first + towers; t++)
         for (int64_t i = 0, n; (n = piece(net, t, i, &at)) >= 0; i++)
-            e->squares[t] += squares(n, d->gradient + at);
+            m->sums[t][SQUARES] += squares(n, m->out[t] + at);
+}
+
+static int64_t go_through(Epoch *e, const int64_t *picked, const int64_t *bounds, int64_t count, Descent *d,
+                          float *found)
+{
+    Minibatch *m = &e->minibatch;
+    const Loss *loss = m->loss;
+    float *parts = d->all.gradient + d->size;
+    int apart = d->apart && m->nets->towers == 2;
+    for (int64_t k = 0; k < count; k++, found += PARTS) {
+        m->picked = picked + bounds[k], m->n = bounds[k + 1] - bounds[k];
+        spread(part_of, e, e->parts, 1);
+        e->due = 0;
+        parts_of(m, parts);
+        double share = parts[ROWS], first = m->sums[0][SQUARES], second = m->sums[1][SQUARES];
+        for (int i = 0; i < ROWS; i++)
+            found[i] = parts[i] / parts[ROWS];
+        if (d->target_kl >= 0 && found[KL] > d->target_kl)
+            return k;
+        float whole = found[POLICY] + (float)loss->value_coefficient * found[VALUE] -
+                      (float)loss->entropy_coefficient * found[ENTROPY];
+        double one = sqrt((float)first) / share, other = sqrt((float)second) / share;
+        double norm = apart ? sqrt(one * one + other * other) : sqrt((float)(first + second)) / share;
+        found[ROWS] = (float)norm;
+        if (!isfinite(norm) || !isfinite(whole))
+            return k + 1;
+        int clipped = d->limit >= 0 && norm > d->limit;
+        e->shrink[0] = clipped && apart && one > d->limit ? (float)(d->limit / one) : 1;
+        e->shrink[1] = clipped && apart && other > d->limit ? (float)(d->limit / other) : 1;
+        set_factors(e, d, (clipped && !apart ? d->limit / norm : 1) / share);
+    }
+    m->picked = NULL;
+    spread(part_of, e, e->parts, 1);
+    return count;
+}
+
+/* The actor's pieces of what a descent changes. */
+static void copy_actor(const Network *net, const Descending *from, const Descending *to)
+{
+    for (int64_t i = 0, n, at; (n = piece(net, 0, i, &at)) >= 0; i++) {
+        memcpy(to->weights + at, from->weights + at, n * sizeof(float));
+        memcpy(to->gradient + at, from->gradient + at, n * sizeof(float));
+        memcpy(to->first + at, from->first + at, n * sizeof(float));
+        memcpy(to->second + at, from->second + at, n * sizeof(float));
     }
 }
 
@@ -835,151 +895,24 @@ static void part_of(const void *job, int64_t part)
    minibatches, the picked rows from each of `bounds` to the next. Write the parts of each one's
    loss and its gradient's norm into found [count, PARTS]; return how many there are: it ends before
    one whose KL is too large, and with one that is not finite, which changes no weight. Where there
-   are helpers, each tower is one thread's. */
+   are helpers, each tower is one thread's, and what the actor's changes lies in the descent's spare
+   numbers meanwhile: what a core reads ahead of its own would else be taken from the other one. */
 int64_t EXPORT(ppo_epoch)(const Network *net, const Rows *rows, const Loss *loss, const int64_t *picked,
                           const int64_t *bounds, int64_t count, double weight, Descent *d, float *found)
 {
-    Epoch e = {.descent = d, .parts = has_helpers() ? net->towers : 1};
-    Minibatch *m = &e.minibatch;
-    *m = (Minibatch){.net = net, .rows = rows, .loss = loss, .weight = weight, .out = d->gradient};
-    plan(net, net->scratch, m->works);
-    float *parts = d->gradient + d->size;
-    for (int64_t k = 0; k < count; k++, found += PARTS) {
-        m->picked = picked + bounds[k], m->n = bounds[k + 1] - bounds[k];
-        spread(part_of, &e, e.parts, 1);
-        e.due = 0;
-        parts_of(m, parts);
-        double share = parts[ROWS];
-        for (int i = 0; i < ROWS; i++)
-            found[i] = parts[i] / parts[ROWS];
-        if (d->target_kl >= 0 && found[KL] > d->target_kl)
-            return k;
-        float whole = found[POLICY] + (float)loss->value_coefficient * found[VALUE] -
-                      (float)loss->entropy_coefficient * found[ENTROPY];
-        int apart = d->apart && net->towers == 2;
-        double one = sqrt((float)e.squares[0]) / share, other = sqrt((float)e.squares[1]) / share;
-        double norm = apart ? sqrt(one * one + other * other) : sqrt((float)(e.squares[0] + e.squares[1])) / share;
-        found[ROWS] = (float)norm;
-        if (!isfinite(norm) || !isfinite(whole))
-            return k + 1;
-        int clipped = d->limit >= 0 && norm > d->limit;
-        e.shrink[0] = clipped && apart && one > d->limit ? (float)(d->limit / one) : 1;
-        e.shrink[1] = clipped && apart && other > d->limit ? (float)(d->limit / other) : 1;
-        set_factors(&e, (clipped && !apart ? d->limit / norm : 1) / share);
+    Epoch e = {.of = {d->all, d->all}, .parts = has_helpers() ? net->towers : 1};
+    e.minibatch = minibatch_of(net, rows, loss, weight, d->all.gradient);
+    int moved = e.parts == 2 && d->spare;
+    if (moved) {
+        int64_t each = (d->size / LINE + 2) * LINE;
+        e.of[0] = (Descending){d->spare, d->spare + each, d->spare + 2 * each, d->spare + 3 * each};
+        copy_actor(net, &d->all, e.of);
+        e.minibatch.nets[0].weights = e.of[0].weights, e.minibatch.out[0] = e.of[0].gradient;
     }
-    m->picked = NULL;
-    spread(part_of, &e, e.parts, 1);
-    return count;
-}
-
-/* ---- advantages ---- */
-
-/* Rows [steps, seats] of a sample, see algorithms/policy_gradient_formulas.py. */
-typedef struct {
-    int64_t steps, seats;
-    const float *reward, *value;
-    const uint8_t *done, *truncated, *acted;
-    const float *rho; /* of GAE NULL: no ratios */
-    float *advantage, *target;
-} Trajectory;
-
-static inline float kept(const Trajectory *rows, int64_t i)
-{
-    float value = rows->value[i];
-    return rows->acted[i] & !rows->done[i] ? value : 0;
-}
-
-static inline int trained(const Trajectory *rows, int64_t i)
-{
-    return rows->acted[i] & !rows->done[i] & !rows->truncated[i];
-}
-
-/* r + γ V' - V, of a row before the last. */
-static inline float residual(const Trajectory *rows, int64_t i, float gamma)
-{
-    float delta = kept(rows, i + rows->seats) * gamma + rows->reward[i] - kept(rows, i);
-    return trained(rows, i) ? delta : 0;
-}
-
-static inline float cut_ratio(const Trajectory *rows, int64_t i, float most)
-{
-    float rho = rows->rho[i], least = rho > most ? most : rho; /* NaN stays */
-    return trained(rows, i) && i < (rows->steps - 1) * rows->seats ? least : 0;
-}
-
-/* `gae`; decay: γ λ. */
-void EXPORT(gae)(const Trajectory *rows, float gamma, float decay)
-{
-    int64_t seats = rows->seats, last = (rows->steps - 1) * seats;
-    float *advantage = rows->advantage;
-    for (int64_t i = last; i < last + seats; i++)
-        advantage[i] = 0, rows->target[i] = kept(rows, i);
-    for (int64_t t = last - seats; t >= 0; t -= seats)
-        for (int64_t i = t; i < t + seats; i++) {
-            float next = rows->rho ? cut_ratio(rows, i + seats, 1) : 1;
-            float carried = (trained(rows, i) ? decay : 0) * next * advantage[i + seats];
-            advantage[i] = residual(rows, i, gamma) + carried;
-            rows->target[i] = kept(rows, i) + (rows->rho ? cut_ratio(rows, i, 1) : 1) * advantage[i];
-        }
-}
-
-/* `vtrace`; decay: γ λ. The target holds v - V until the row before has read it. */
-void EXPORT(vtrace)(const Trajectory *rows, float gamma, float decay, float rho_clip, float c_clip)
-{
-    int64_t seats = rows->seats, last = (rows->steps - 1) * seats;
-    for (int64_t i = last; i < last + seats; i++)
-        rows->advantage[i] = rows->target[i] = 0;
-    for (int64_t t = last - seats; t >= 0; t -= seats)
-        for (int64_t i = t; i < t + seats; i++) {
-            float rho = cut_ratio(rows, i, rho_clip), delta = residual(rows, i, gamma);
-            float gap = rows->target[i + seats];
-            rows->target[i] = rho * delta + cut_ratio(rows, i, c_clip) * decay * gap;
-            rows->advantage[i] = rho * (delta + gamma * gap);
-            rows->target[i + seats] = kept(rows, i + seats) + gap;
-        }
-    for (int64_t i = 0; i < seats; i++)
-        rows->target[i] += kept(rows, i);
-}
-
-/* ---- CartPole ---- */
-
-#if defined(__clang__)
-#define UNFUSED
-#else
-#define UNFUSED __attribute__((optimize("fp-contract=off")))
-#endif
-
-typedef struct {
-    double force, gravity, total_mass, pole_mass, length, pole_mass_length, seconds, farthest, steepest;
-    int64_t n;
-    const int64_t *action;
-    const double *cosine, *sine;
-    double *state;
-    uint8_t *over;
-} CartPoles;
-
-/* A step of n carts as envs/classic_control.py does it, equal in every bit: no product is fused
-   with a sum. state: [4, n]; over: who fell or left the track. */
-UNFUSED void EXPORT(cart_pole)(const CartPoles *c)
-{
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#endif
-    int64_t n = c->n;
-    const double *cosine = c->cosine, *sine = c->sine;
-    double *place = c->state, *speed = place + n, *angle = speed + n, *spin = angle + n;
-    for (int64_t i = 0; i < n; i++) {
-        double force = c->action[i] == 1 ? c->force : -c->force;
-        double over_mass = (force + c->pole_mass_length * (spin[i] * spin[i]) * sine[i]) / c->total_mass;
-        double bottom = c->length * (4.0 / 3.0 - c->pole_mass * (cosine[i] * cosine[i]) / c->total_mass);
-        double turn = (c->gravity * sine[i] - cosine[i] * over_mass) / bottom;
-        double acceleration = over_mass - c->pole_mass_length * turn * cosine[i] / c->total_mass;
-        place[i] += c->seconds * speed[i];
-        speed[i] += c->seconds * acceleration;
-        angle[i] += c->seconds * spin[i];
-        spin[i] += c->seconds * turn;
-        c->over[i] = fabs(place[i]) > c->farthest || fabs(angle[i]) > c->steepest;
-    }
+    int64_t done = go_through(&e, picked, bounds, count, d, found);
+    if (moved)
+        copy_actor(net, e.of, &d->all);
+    return done;
 }
 
 int64_t EXPORT(scratch)(const Network *net) { return plan(net, NULL, NULL); }

@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 9
+VERSION = 10
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -70,7 +70,7 @@ class KernelActing(ctypes.Structure):
 
 
 class KernelCartPoles(ctypes.Structure):
-    """Carts and poles; the fields are those of ``CartPoles`` in kernels.c."""
+    """Carts and poles; the fields are those of ``CartPoles`` in cart_pole.c."""
 
     _fields_ = (
         *((name, ctypes.c_double) for name in ("force", "gravity", "total_mass", "pole_mass", "length")),
@@ -104,13 +104,14 @@ class KernelDescent(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("size", "steps", "apart")),
         *((name, ctypes.c_void_p) for name in ("weights", "gradient", "first", "second")),
         *((name, ctypes.c_double) for name in ("rate", "epsilon", "limit", "target_kl")),
+        ("spare", ctypes.c_void_p),
     )
 
     steps: int
 
 
 class KernelTrajectory(ctypes.Structure):
-    """The rows of a sample; the fields are those of ``Trajectory`` in kernels.c."""
+    """The rows of a sample; the fields are those of ``Trajectory`` in advantages.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("steps", "seats")),
@@ -141,7 +142,7 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
 
 class Kernels:
     """The kernels of one instruction set. Arrays are handed in by address: C-contiguous,
-    of the types that kernels.c says."""
+    of the types that the sources say."""
 
     def __init__(self, path: Path, instruction_set: str | None = None) -> None:
         """Load the library at `path`. None: the best instruction set that this processor

@@ -17,11 +17,12 @@
 static struct {
     pthread_mutex_t used, lock;
     pthread_cond_t wake;
-    atomic_uint_fast64_t left;
-    atomic_int_fast64_t open, asleep;
     int64_t helpers, alone_until;
     Task task;
     const void *job;
+    _Alignas(128) atomic_uint_fast64_t left; /* on a line of its own, as is all that others look at all the time */
+    _Alignas(128) atomic_int_fast64_t open;
+    _Alignas(128) atomic_int_fast64_t asleep;
 } pool = {.used = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 #define FIRST_OF(left) ((left) >> 32)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from tidemill.core.schema import Array, Arrays
+from tidemill.core.schema import Array, Arrays, zeros
 from tidemill.native.library import KernelActing, KernelLeaf, KernelNetwork, Kernels, address, threads
 from tidemill.nets.activations import ACTIVATIONS
 from tidemill.nets.distributions import (
@@ -114,7 +114,7 @@ class NativeActorCritic(NumpyActorCritic):
             addressof(self._of_leaves),
             address(self.flat),
         )
-        scratch = np.zeros(self.kernels.scratch(addressof(network)), np.float32)
+        scratch = zeros(self.kernels.scratch(addressof(network)), "float32")
         self._kept.append(scratch)
         network.scratch = address(scratch)
         return network

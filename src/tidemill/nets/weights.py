@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tidemill.api.policy import check_parameters
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.cores import cores
-from tidemill.core.schema import Array, Arrays, Field, schema_of
+from tidemill.core.schema import Array, Arrays, Field, schema_of, zeros
 from tidemill.nets.cells import Memory, Shapes
 from tidemill.nets.distributions import Distribution
 from tidemill.nets.encoders import Image, ObservationEncoder
@@ -143,7 +143,7 @@ class ActorCriticShape:
     ) -> Floats:
         """Return weights to begin with, one after the other."""
         weights, encoder = self.weights(), self.encoder
-        flat = np.zeros(sum(prod(form) for form, _ in weights.values()), np.float32)
+        flat = zeros(sum(prod(form) for form, _ in weights.values()), "float32")
         named = views(flat, self.forms())
         with orthogonal_weights(rng) as fill:
             for name, (_, gain) in weights.items():
