@@ -34,7 +34,7 @@ from tidemill.trained.retrain import retrain
 CARTPOLE = Gymnasium(id="CartPole-v1")
 REPLAY = Experiment(
     name="replay",
-    policies={"policy": QNetwork(hidden=(8,), duelling=False)},
+    policies={"policy": QNetwork(hidden=(8,), duelling=False, scaled_bytes="all")},
     workers={
         "actor": ReplayActors(environment=CARTPOLE, lanes=1, ring=3, frame_stack=2),
         "trainer": ReplayTrainer(
@@ -58,7 +58,7 @@ REPLAY = Experiment(
 )
 PLAIN = Experiment(
     name="ppo",
-    policies={"policy": ActorCritic()},
+    policies={"policy": ActorCritic(scaled_bytes="all")},
     workers={
         "actor": Actors(environment=CARTPOLE, lanes=4, agents=(AgentSpec(sample_steps=16),)),
         "trainer": Trainer(algorithm=PPO(minibatch_size=32)),

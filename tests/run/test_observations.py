@@ -61,7 +61,7 @@ class Pair(Shown):
 class Nested(Shown):
     """The right action is a digit deep inside."""
 
-    at = spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(0, 255, (2, 2), np.uint8)))
+    at = spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(0, 255, (2, 2), np.uint8)))  # a grid of kinds
     place = spaces.Dict({"cell": spaces.Discrete(4), "at": at})
     observation_space = spaces.Dict(
         {"place": place, "bits": spaces.MultiBinary(3), "one": spaces.Box(-np.inf, np.inf, ())}
@@ -70,7 +70,7 @@ class Nested(Shown):
     def see(self) -> Any:
         at = (
             np.array([self.np_random.integers(2), self.right]),
-            self.np_random.integers(0, 256, (2, 2), np.uint8),
+            self.np_random.integers(0, 10, (2, 2), np.uint8),
         )
         bits = self.np_random.integers(0, 2, 3).astype(np.int8)
         return {
