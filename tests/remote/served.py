@@ -1,6 +1,5 @@
 """Servers for tests: real ones, on loopback, whose faults come where a test says."""
 
-import gc
 from contextlib import contextmanager
 
 import gymnasium
@@ -75,7 +74,6 @@ def serving(
     left_seconds=10.0,
     max_body_bytes=1 << 20,
 ):
-    gc.collect()  # of what was served at this port before, whose host a cycle of objects may hold
     sessions = Sessions(make, "Ledger", limit, idle_seconds, left_seconds)
     server = Server(sessions, token=token, faults=faults, max_body_bytes=max_body_bytes).start()
     try:

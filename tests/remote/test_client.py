@@ -614,6 +614,23 @@ def test_an_environment_knows_how_many_sessions_its_server_takes(form):
         environment.close()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_server_is_asked_anew_once_all_that_played_there_are_closed_whoever_refers_to_them(form):
+    with serving(limit=2) as server:
+        config = client(server, form=form)
+        several = [config.build(1, seed) for seed in range(2)]
+        players = [environment.envs[0] for environment in several]  # as tracebacks and cycles of objects do
+        server.sessions.limit = 5  # what is started there next takes more
+        several[0].close()
+        several[0] = config.build(1, 2)
+        assert [environment.most_lanes for environment in several] == [2, 2]
+        for environment in several:
+            environment.close()
+        anew = config.build(1, 3)
+        assert anew.most_lanes == 5 and anew.envs[0].session.host is not players[1].session.host
+        anew.close()
+
+
 def test_who_waits_for_a_session_spends_no_retries_of_others():
     with serving(limit=1) as server:
         first = client(server, retries=0.0, deadline=2.0).build(1, 0)

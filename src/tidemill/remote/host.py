@@ -79,6 +79,7 @@ class Host:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._heard: dict[str, float] = {}  # sessions: when each was last heard of
+        self._players = 0  # environments that play here and are not closed
         # set when there are no sessions any more, for whoever keeps them open; None:
         # nobody does
         self._done: threading.Event | None = None
@@ -89,6 +90,20 @@ class Host:
         self.spaces: Spaces = self.description.spaces(self.url)
         self.observations = Values(self.spaces.observation, "observation")
         self.actions = Values(self.spaces.action, "action")
+
+    def hold(self) -> None:
+        """One more environment plays here."""
+        with _hosts_lock:
+            self._players += 1
+
+    def release(self) -> None:
+        """One was closed. With the last of them the host is done: whoever plays there
+        next asks the server anew, which may be another by then, though something may
+        still refer to what was closed."""
+        with _hosts_lock:
+            self._players -= 1
+            if not self._players and _hosts.get(self.settings) is self:
+                del _hosts[self.settings]
 
     def connection(self) -> Connection:
         """Return a blocking connection of one's own."""
@@ -249,7 +264,7 @@ _hosts_lock = threading.Lock()
 
 
 def host_of(settings: Settings) -> Host:
-    """Return this process's host of that server: a new one if no session holds one."""
+    """Return this process's host of that server: a new one if none is held."""
     with _hosts_lock:
         host = _hosts.get(settings)
         if host is None:

@@ -208,11 +208,19 @@ class _Played:
 
     def __init__(self, host: Host) -> None:
         self.session = Session(host)
+        host.hold()
+        self._held = True
         self.observation_space = to_gymnasium(host.spaces.observation)
         self.action_space = to_gymnasium(host.spaces.action)
         self.spec = SimpleNamespace(
             id=host.description.environment, max_episode_steps=host.description.max_episode_steps
         )
+
+    def _release(self) -> None:
+        """The host need not be there for this one any more."""
+        if self._held:
+            self._held = False
+            self.session.host.release()
 
 
 class RemoteEnv(_Played):
@@ -249,6 +257,7 @@ class RemoteEnv(_Played):
         farewell = self.session.host.connection()  # the other one may have been interrupted
         drive(self.session.close(), farewell)
         farewell.hang_up()
+        self._release()
 
 
 class AsyncRemoteEnv(_Played):
@@ -275,4 +284,5 @@ class AsyncRemoteEnv(_Played):
         try:
             await drive_async(self.session.close(), self._connection)
         finally:
+            self._release()
             await self._connection.hang_up()
