@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,19 @@ from hypothesis import settings
 # No test depends on how busy the machine is.
 settings.register_profile("tidemill", deadline=None)
 settings.load_profile("tidemill")
+
+
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30  # bytes that must be free there: many times what all tests together have at a time
+
+
+def pytest_configure() -> None:
+    """Folders of tests are in memory where there is room and programs may be started:
+    most of a short run is waiting for the disk, for as long as others use it."""
+    with suppress(OSError):
+        found = os.statvfs(MEMORY)
+        if found.f_bavail * found.f_frsize >= ROOM and not found.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture(scope="session", autouse=True)
