@@ -16,9 +16,14 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    """Its native core is compiled without optimisation, in a tenth of the time."""
     folder = tmp_path_factory.mktemp("wheel")
+    quick = folder / "quick-cc"
+    quick.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
+    quick.chmod(0o755)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT],
+        env={**os.environ, "CC": str(quick)},
         check=True,
         timeout=110,
     )

@@ -17,10 +17,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SPACES = Spaces(Box((4,), "float32"), Discrete(2))
 
 
-def run(name, folder, steps, function="experiment", **limits):
+def run(name, folder, steps, function="experiment", lanes=None, **limits):
     file = EXAMPLES / name
     experiment = load_attribute(f"{file}:{function}", "experiment")()
     experiment = experiment.replace(limits=experiment.limits.replace(steps=steps, **limits))
+    if lanes is not None:
+        actor = experiment.workers["actor"].replace(lanes=lanes)
+        experiment = experiment.replace(workers={**experiment.workers, "actor": actor})
     result = tidemill.train(experiment, launch="inline", run_dir=folder, source=file, quiet=True)
     assert result.summary["status"] == "completed"
     return result.summary, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -36,12 +39,12 @@ LEARNT = {  # by how much the return rises, and an observation
     "impala.py": (20, np.zeros(4, np.float32)),
     "hybrid_actions.py": (8, {"lie": np.zeros(3, np.float32), "action_mask": np.ones(3, np.int8)}),
 }
-OTHERS = [
-    ("masked_cartpole.py", "feed_forward"),
-    ("repeat_previous.py", "feed_forward"),
-    ("impala.py", "served"),
+OTHERS = [  # file, function, lanes in place of the example's, steps
+    ("masked_cartpole.py", "feed_forward", None, 4_000),
+    ("repeat_previous.py", "feed_forward", None, 4_000),
+    ("impala.py", "served", None, 4_000),
 ]
-OTHERS += [("simple_spread.py", function) for function in ("experiment", "separate", "centralised")]
+OTHERS += [("simple_spread.py", function, 8, 600) for function in ("experiment", "separate", "centralised")]
 
 
 @pytest.mark.parametrize("name", LEARNT)
@@ -122,9 +125,9 @@ def test_the_curriculum_s_stages_end_by_evaluation_and_the_best_version_is_of_th
     assert best.means["evaluation/stage"].mean == 3
 
 
-@pytest.mark.parametrize(("name", "function"), OTHERS)
-def test_the_other_experiments_of_examples_train(name, function, tmp_path):
-    summary, metrics = run(name, tmp_path / "run", 4_000, function)
+@pytest.mark.parametrize(("name", "function", "lanes", "steps"), OTHERS)
+def test_the_other_experiments_of_examples_train(name, function, lanes, steps, tmp_path):
+    summary, metrics = run(name, tmp_path / "run", steps, function, lanes)
     assert summary["updates"] >= 2
     assert not wrong(metrics)
 
@@ -141,7 +144,8 @@ def wrong(metrics):
 def test_self_play_meets_the_past_and_both_sides_are_rated_and_checked(tmp_path):
     file = EXAMPLES / "self_play.py"
     experiment = load_attribute(f"{file}:experiment", "experiment")()
-    changes = {"rating": {"games": 20}, "check": {"games": 40}, "trainer": {"database_seconds": 1e-9}}
+    changes = {"rating": {"games": 20}, "check": {"games": 20}, "trainer": {"database_seconds": 1e-9}}
+    changes |= {"learn-first": {"lanes": 8}, "learn-second": {"lanes": 8}}
     workers = {name: worker.replace(**changes.get(name, {})) for name, worker in experiment.workers.items()}
     limits = experiment.limits.replace(steps=40_000, until="evaluation/version >= 1 and chance/version >= 1")
     result = tidemill.train(
@@ -159,7 +163,7 @@ def test_self_play_meets_the_past_and_both_sides_are_rated_and_checked(tmp_path)
     assert ratings[0]["evaluation/elo"] == 1000 and len(ratings) > 1 and len(chances) > 1
     assert {line["evaluation/games"] for line in ratings} == {20} and {
         line["chance/games"] for line in chances
-    } == {40}
+    } == {20}
     assert all(0 < line["chance/win_rate"] < 1 and "chance/elo" not in line for line in chances)
     policy = tidemill.load(tmp_path / "run")
     mask = np.array([0, 0, 0, 1, 0, 0, 0], np.int8)
