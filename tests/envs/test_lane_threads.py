@@ -27,7 +27,7 @@ def names():
 def no_thread_is_left():
     before = threading.active_count()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before, names()

@@ -196,7 +196,7 @@ def worker_of(process: psutil.Process, run: Run) -> psutil.Process:
         found[:] = [p for p in process.children() if "tidemill.launchers.entry" in p.cmdline()]
         return bool(found)
 
-    wait_until(look, 10, "the host has workers")
+    wait_until(look, 60, "the host has workers")
     return found[0]
 
 

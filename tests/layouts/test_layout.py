@@ -1042,12 +1042,12 @@ def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(
     wait_until(lambda: probes_of(main.pid), 30, "the probe has begun")
     (probe,) = probes_of(main.pid)
     main.send_signal(number)
-    _, said = main.communicate(timeout=10)
+    _, said = main.communicate(timeout=60)
     assert main.returncode == 128 + number
     assert "before the run began: nothing is kept" in said and "Traceback" not in said
     wait_until(
         lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE,
-        10,
+        30,
         "the probe has ended, were it just being born",
     )
     assert not (tmp_path / "runs").exists()

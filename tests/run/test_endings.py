@@ -140,7 +140,7 @@ def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Calla
         ).stdout
         == b"running\n"
     )
-    wait_until(lambda: len(held()) > size[-1], 10, "updates go on after a pause")
+    wait_until(lambda: len(held()) > size[-1], 30, "updates go on after a pause")
     second = subprocess.run(
         [sys.executable, "-m", "tidemill.cli.main", "resume", "run"],
         cwd=run.folder,
@@ -177,7 +177,7 @@ def test_a_checkpoint_is_written_when_asked_for_and_not_before_the_run(start: Ca
     )
     run.wait_for_updates()
     assert save().startswith(b"saving")
-    wait_until(written, 10, "a checkpoint")
+    wait_until(written, 30, "a checkpoint")
     subprocess.run([*command[:-2], "stop", "run"], cwd=run.folder, capture_output=True)
     assert run.ended()[0] == 0
     ended_well(run.path, "completed", "tidemill stop")
@@ -339,7 +339,7 @@ def test_a_daemon_of_a_run_that_was_killed_with_all_its_processes_ends_with_the_
     for process in [run.main, *(each for each in run.processes() if each != daemon)]:
         process.send_signal(signal.SIGKILL)
     run.main.wait()
-    wait_until(lambda: set(run.processes()) <= {daemon}, 10, "the daemon alone is left")
+    wait_until(lambda: set(run.processes()) <= {daemon}, 30, "the daemon alone is left")
     again = start("cartpole", "--max-steps", "200")
     assert again.ended()[0] == 0
     assert not run.processes()
@@ -367,7 +367,7 @@ def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function:
     run.main.send_signal(signal.SIGINT)
     time.sleep(interrupts.ONE + 0.1)
     run.main.send_signal(signal.SIGINT)
-    status, text = run.ended(5)
+    status, text = run.ended()
     assert status == 1 and "Ctrl-C for the second time" in text and "Traceback" not in text, text
     assert run.summary()["status"] == "failed"
     run.nothing_is_left()
@@ -389,9 +389,9 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     def tidied(run: Run) -> None:
         """What was being written aside at the kill goes with the next start."""
         if (run.path / "config.json").exists():
-            wait_until(lambda: not run.processes(), 5, "no process of the run is left")
+            wait_until(lambda: not run.processes(), 30, "no process of the run is left")
             RunFolder.open(run.path).tidy()
-        run.nothing_is_left(5.0)
+        run.nothing_is_left()
 
     runs = [one(0.2 + 0.3 * (part + draw.random())) for part in range(6)]
     run = start("cartpole")
@@ -503,7 +503,7 @@ def test_the_mark_finds_orphans() -> None:
         return [p.name() for p in found] == ["sleep"]
 
     try:
-        wait_until(look, 10, "the orphan is found")
+        wait_until(look, 30, "the orphan is found")
     finally:
         for process in found:
             process.kill()

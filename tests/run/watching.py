@@ -102,7 +102,7 @@ class Run:
 
         wait_until(look, 60, what)
 
-    def ended(self, seconds: float = 20.0) -> tuple[int, str]:
+    def ended(self, seconds: float = 40.0) -> tuple[int, str]:
         """Return exit status and output. Everything is gone by then."""
         try:
             status = self.main.wait(seconds)
@@ -115,7 +115,7 @@ class Run:
         self.output.close()
         return status, text
 
-    def nothing_is_left(self, seconds: float = 5.0) -> None:
+    def nothing_is_left(self, seconds: float = 30.0) -> None:
         wait_until(lambda: not self.processes(), seconds, "no process of the run is left")
         assert list(self.temporary.iterdir()) == []
         assert leftovers(self.path) == []
