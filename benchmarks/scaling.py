@@ -184,13 +184,18 @@ def memory_speed():
 
 
 def measure(made, seconds, warm):
-    """Run it once and return steps/s, seconds of the whole command besides training, and
-    what was left of it (processes)."""
+    """Run it once, for `warm` and `seconds` or, where these are None, for two updates,
+    and return steps/s, seconds of the whole command besides training, and what was left
+    of it (processes)."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     start = perf_counter()
     with tempfile.TemporaryDirectory(prefix="tidemill-scaling-") as folder:
         result = tidemill.train(
-            made.replace(limits=Limits(seconds=warm + seconds, updates=10**12)),
+            made.replace(
+                limits=Limits(updates=2)
+                if seconds is None
+                else Limits(seconds=warm + seconds, updates=10**12)
+            ),
             run_dir=Path(folder) / "run",
             source=__file__,
             quiet=True,
@@ -224,7 +229,7 @@ def curve(name, runs, seconds, quick):
     found = {value: [] for value in values}
     for run in range(runs):
         for value in values:
-            found[value].append(measure(make(value), seconds, 0.1 if quick else WARM))
+            found[value].append(measure(make(value), None if quick else seconds, 0.0 if quick else WARM))
             print(
                 f"  {name} {value:,}, run {run}: {found[value][-1]['steps_per_second']:,.0f} steps/s",
                 flush=True,
@@ -338,11 +343,12 @@ def main():
         "--quick", action="store_true", help="a smoke test: few points, short runs, figures that mean nothing"
     )
     given = parser.parse_args()
-    runs, seconds = (1, 0.3) if given.quick else (given.runs, given.seconds)
+    runs = 1 if given.quick else given.runs
     given.out.mkdir(parents=True, exist_ok=True)
     for name in given.only.split(","):
-        points = curve(name, runs, seconds, given.quick)
-        told = f"Medians of {runs} alternating runs of {seconds:g} s on {psutil.cpu_count()} cores"
+        points = curve(name, runs, given.seconds, given.quick)
+        length = "two updates" if given.quick else f"{given.seconds:g} s"
+        told = f"Medians of {runs} alternating runs of {length} on {psutil.cpu_count()} cores"
         text = table(name, points, told)
         print(text, flush=True)
         (given.out / f"{name}.md").write_text(text)
