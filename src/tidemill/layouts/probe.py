@@ -272,9 +272,11 @@ def measure_environment(actors: ActorConfig, tell: Callable[[Sequence[AgentInfo]
     tell(environment.agents)
     stepping = RandomPlay(environment)
     try:
-        for _ in range(3):  # the first step may do what happens once only
+        stepping.tick()  # a reset
+        quick = False
+        for _ in range(2):  # the first may do what happens once only, and either be kept waiting
             began, steps = perf_counter(), stepping.tick()
-            quick = (perf_counter() - began) / max(steps, 1) < QUICK
+            quick = quick or (perf_counter() - began) / max(steps, 1) < QUICK
         lanes = min(actors.lanes, FEW_LANES) if quick else 1
         while lanes > environment.lanes:  # as many as the run will have, if that does not take long
             environment.close()
