@@ -1,6 +1,7 @@
 """Gymnasium's MuJoCo environments computed for all lanes at once are Gymnasium's, number
 by number."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,12 @@ mujoco = pytest.importorskip("mujoco")
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv  # noqa: E402
 
 from tidemill.envs.mujoco_lanes import MujocoLanes  # noqa: E402
+from tidemill.envs.mujoco_simulations import (  # noqa: E402
+    Apart,
+    SimulationFailed,
+    Together,
+    simulations,
+)
 
 NAMES = (
     "HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Ant", "Humanoid", "HumanoidStandup",
@@ -98,6 +105,26 @@ def test_ticks_are_those_of_gymnasiums_own_steps(env_id: str) -> None:
     drivers = both(env_id, 3, max_episode_steps=45)
     ended, cut = play(*drivers, 60 if env_id.startswith(("Human", "Ant")) else 100)
     assert ended or cut
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "InvertedDoublePendulum-v5"])
+def test_so_are_those_of_a_mujoco_that_has_no_batches(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco.batch", None)
+    play(*both(env_id, 3), 60)
+
+
+@pytest.mark.parametrize("contact_forces", [False, True])
+def test_a_simulation_that_fails_is_named(contact_forces: bool) -> None:
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><body><joint/><geom size='1'/></body></worldbody></mujoco>"
+    )
+    model.opt.integrator = 99
+    found = simulations(model, 3, 1, ("qpos",), contact_forces)
+    assert type(found) is (Apart if contact_forces else Together)
+    for chosen, number in ((None, 0), ([1, 2], 1)):
+        with pytest.raises(SimulationFailed, match="integrator") as caught:
+            found.step(np.zeros((3, 0), np.float32), chosen)
+        assert caught.value.number == number
 
 
 def test_they_stay_so_over_a_thousand_steps_of_an_episode() -> None:

@@ -4,11 +4,6 @@ other, and what is observed and paid is computed for all of them together.
 Bit by bit they are Gymnasium's environments. What they leave away: a model for each lane,
 forces of contacts where nobody looks at them, islands where the model is one tree (it is
 an island by itself), and MuJoCo's timers, which take a fifth of its time.
-
-A state of MuJoCo is more than positions and velocities: its solver begins where it ended
-a step before (`qacc_warmstart`). `mujoco.rollout` steps many states in one call, but does
-not return that: after 100 steps its numbers are others. So each lane has an MjData of its
-own. A call costs 0.3 µs, the steps in it 20 µs and more.
 """
 
 import copy
@@ -17,7 +12,6 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,6 +23,7 @@ from tidemill.core.cut import Part
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.batch_lanes import BatchLanes
+from tidemill.envs.mujoco_simulations import SimulationFailed, simulations
 
 State = Mapping[str, Array]
 """Name of an array of MjData → [L, ...]."""
@@ -54,6 +49,7 @@ class MujocoLanes(BatchLanes):
 
     given: arguments of the environment's constructor, with their defaults
     version: of the environment, 4 or 5
+    dt: seconds of a step
     reads: arrays of MjData that it needs besides `qpos` and `qvel`
     contact_forces: whether `mj_rnePostConstraint` must fill `cfrc_ext` after a step
     left_out: number of positions that are not observed unless asked for: those that tell
@@ -73,17 +69,15 @@ class MujocoLanes(BatchLanes):
         given.apply_defaults()
         self.given: Any = SimpleNamespace(**{**self.constants, **given.arguments})
         self.version = int(type(env).__module__[-1])
-        self._model = copy.deepcopy(env.model)
+        self.dt: float = env.dt
+        model = copy.deepcopy(env.model)
         islands = getattr(mujoco.mjtDisableBit, "mjDSBL_ISLAND", None)
-        if islands is not None and self._model.ntree == 1:
-            self._model.opt.disableflags |= islands.value
+        if islands is not None and model.ntree == 1:
+            model.opt.disableflags |= islands.value
         _stop_timers()
-        self._data = [mujoco.MjData(self._model) for _ in range(lanes)]
-        self._controls = [data.ctrl for data in self._data]
-        self._views: dict[str, list[Array]] = {
-            name: [getattr(data, name) for data in self._data] for name in ("qpos", "qvel", *self.reads)
-        }
-        self._state = self._read()
+        read = ("qpos", "qvel", *self.reads)
+        self._simulations = simulations(model, lanes, env.frame_skip, read, self.contact_forces)
+        self._state: State = self._simulations.read()
         self._parts: dict[str, Array] = {}
         self._resting: set[int] = set()  # lanes that take no step in the tick
 
@@ -128,54 +122,31 @@ class MujocoLanes(BatchLanes):
         ]
 
     def _step(self, actions: Array) -> tuple[Array, Array, Array]:
-        lanes: Sequence[int] = range(self.lanes)
-        controls, datas, given = self._controls, self._data, actions
-        if self._resting:
-            lanes = [lane for lane in lanes if lane not in self._resting]
-            controls, datas = [controls[lane] for lane in lanes], [datas[lane] for lane in lanes]
-            given = actions[lanes]
-        for control, values in zip(controls, given, strict=True):
-            control[:] = values
-        done: list[None] = []  # has those before one that raises
+        resting = self._resting
+        chosen = [lane for lane in range(self.lanes) if lane not in resting] if resting else None
         try:
-            done.extend(map(mujoco.mj_step, repeat(self._model), datas, repeat(self.env.frame_skip)))
-        except mujoco.FatalError as error:
+            self._simulations.step(actions, chosen)
+        except SimulationFailed as error:
             raise EnvironmentFault(
-                f"{self.name}: lane {lanes[len(done)]}: MuJoCo cannot step: {error}"
+                f"{self.name}: lane {error.number}: MuJoCo cannot step: {error}"
             ) from error
-        if self.contact_forces:
-            for data in datas:
-                mujoco.mj_rnePostConstraint(self._model, data)
-        before, self._state = self._state, self._read()
+        before, self._state = self._state, self._simulations.read()
         reward, ended, self._parts = self.judge(before, self._state, actions)
         over = np.zeros(self.lanes, np.bool_) if ended is None else ended
         return np.concatenate(self.observe(self._state), axis=1), reward, over
 
     def _lane_states(self) -> Part:
-        kind = mujoco.mjtState.mjSTATE_INTEGRATION
-        states = np.empty((self.lanes, mujoco.mj_stateSize(self._model, kind)))
-        for data, state in zip(self._data, states, strict=True):
-            mujoco.mj_getState(self._model, data, state, kind)
-        return {"states": states, "read": self._state}
+        return {"states": self._simulations.states(), "read": self._state}
 
     def _load_lane_states(self, state: Part) -> None:
         self._state = state["read"]
-        for lane, (data, each) in enumerate(zip(self._data, state["states"], strict=True)):
-            mujoco.mj_setState(self._model, data, each, mujoco.mjtState.mjSTATE_INTEGRATION)
-            for name, views in self._views.items():
-                views[lane][...] = self._state[name][lane]
+        self._simulations.load_states(state["states"])
 
     def _load(self, lane: int) -> None:
-        mujoco.mj_copyData(self._data[lane], self._model, self.env.data)
+        data = self.env.data
+        self._simulations.take(lane, data)
         for name, values in self._state.items():
-            values[lane] = self._views[name][lane]
-
-    def _read(self) -> State:
-        """Return a copy of all that is needed of the simulations."""
-        return {
-            name: np.concatenate(views).reshape(self.lanes, *views[0].shape)
-            for name, views in self._views.items()
-        }
+            values[lane] = getattr(data, name)
 
     def _positions(self, state: State) -> Array:
         """Return the positions that are observed."""
