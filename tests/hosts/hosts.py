@@ -5,8 +5,11 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pytest
+from benchmarks.networks import Network, NotAllowed
 
 from tidemill.core.memory import LocalSegment
 from tidemill.core.schema import Field
@@ -19,6 +22,24 @@ from tidemill.transports.slots import SlotConsumer, SlotProducer, SlotReader, Sl
 
 LOOPBACK = "127.0.0.1"
 ROW = {"number": Field((), "int64"), "row": Field((), "int64")}
+
+
+def needs_namespaces(why: str) -> None:
+    """Skip a test, unless this machine must be one that can have it."""
+    if os.environ.get("TIDEMILL_REQUIRE_CLUSTER") == "1":
+        pytest.fail(f"TIDEMILL_REQUIRE_CLUSTER=1, and {why}")
+    pytest.skip(why)
+
+
+@contextmanager
+def networked(hosts: int) -> Iterator[Network]:
+    """Hosts with a network each, where that is allowed."""
+    try:
+        network = Network(hosts)
+    except NotAllowed as error:
+        needs_namespaces(str(error))
+    with network:
+        yield network
 
 
 class Host(Wire):
@@ -42,11 +63,13 @@ def until(done: Callable[[], object], *hosts: Wire, seconds: float = 10.0) -> No
             host.turn(0.002)
 
 
-def join(first: Host, second: Host, relay: Callable[[int], int] = int) -> tuple[Peer, Peer]:
+def join(
+    first: Host, second: Host, relay: Callable[[int], int] = int, address: str = LOOPBACK
+) -> tuple[Peer, Peer]:
     """Have `second` call `first`, by way of `relay` if there is one. Return each as the
-    other knows it."""
-    at_first, (control, data) = first.listen(second.name, second.keys.public, LOOPBACK)
-    at_second = second.call(first.name, first.keys.public, LOOPBACK, (relay(control), relay(data)))
+    other knows it. `address`: of `first`."""
+    at_first, (control, data) = first.listen(second.name, second.keys.public, address)
+    at_second = second.call(first.name, first.keys.public, address, (relay(control), relay(data)))
     return at_first, at_second
 
 

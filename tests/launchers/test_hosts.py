@@ -1,7 +1,6 @@
 """One experiment on several hosts: what it learns does not depend on where its workers
 are, and its end leaves nothing anywhere."""
 
-import contextlib
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.hosts.hosts import needs_namespaces
 from tests.launchers.host_launchers import NoTidemill, ThreeHosts, TwoHosts
 from tests.run.watching import Run, wait_until
 
@@ -36,8 +36,6 @@ from tidemill import (
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers import hosts
-from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
-from tidemill.launchers.hosts import HostsLauncher
 from tidemill.launchers.placement import place
 from tidemill.replay.replay import Replay
 from tidemill.store.checkpoint import read_newest
@@ -68,13 +66,6 @@ def experiment(updates: int = 6, trainers: int = 1, servers: int = 0, lag: int |
         limits=Limits(updates=updates),
         seed=5,
     )
-
-
-def needs_namespaces(why: str) -> None:
-    """Skip a test, unless this machine must be one that can have it."""
-    if os.environ.get("TIDEMILL_REQUIRE_CLUSTER") == "1":
-        pytest.fail(f"TIDEMILL_REQUIRE_CLUSTER=1, and {why}")
-    pytest.skip(why)
 
 
 def replay() -> Experiment:
@@ -333,44 +324,3 @@ def test_a_host_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     assert not [
         p for p in psutil.Process().children(recursive=True) if "tidemill.launchers.host" in p.cmdline()
     ]
-
-
-@pytest.fixture
-def namespace() -> Iterator[tuple[str, str, str]]:
-    """A network namespace that a pair of interfaces joins to this one: its name, and the
-    addresses here and there."""
-    name = f"tm{os.getpid() % 10_000}"
-    net = f"10.{77 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
-    steps = [
-        f"ip netns add {name}",
-        f"ip link add {name}a type veth peer name {name}b netns {name}",
-        f"ip addr add {net}.1/24 dev {name}a",
-        f"ip link set {name}a up",
-        f"ip -n {name} addr add {net}.2/24 dev {name}b",
-        f"ip -n {name} link set {name}b up",
-        f"ip -n {name} link set lo up",
-    ]
-    try:
-        for step in steps:
-            try:
-                subprocess.run(step.split(), check=True, capture_output=True)
-            except (OSError, subprocess.CalledProcessError) as error:
-                needs_namespaces(f"network namespaces cannot be made here: {step}: {error}")
-        yield name, f"{net}.1", f"{net}.2"
-    finally:
-        with contextlib.suppress(OSError):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-def test_a_host_in_a_network_of_its_own_learns_the_same(
-    namespace: tuple[str, str, str], tmp_path: Path
-) -> None:
-    name, here, there = namespace
-
-    class Networked(HostsLauncher):
-        def engine(self) -> HostEngine:
-            return CommandEngine({"b": CommandHost(there, ("ip", "netns", "exec", name))}, here)
-
-    alone = weights(experiment(), "processes", tmp_path / "alone")
-    compared, differing = compare("policy", alone, weights(experiment(), Networked, tmp_path / "together"))
-    assert compared > 15 and differing == []
