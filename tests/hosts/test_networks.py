@@ -158,6 +158,12 @@ def test_a_run_over_a_line_that_loses_frames_and_breaks_learns_what_one_machine_
     assert compared > 15 and differing == []
     times = [record["time/seconds"] for record in read_metrics(folder)]
     assert max(np.diff(times)) > 2.5  # it waited
+    last = read_metrics(folder)[-1]
+    assert last["host/h1/workers"] >= 1 and last["host/h1/received_mb_per_second"] > 0
+    assert (
+        last["host/h1/round_trip_ms"] >= 10 and last["host/h1/lag"] <= 2
+    )  # of what was to be said in lockstep
+    assert last["host/runner/sent_mb_per_second"] > 0 and "host/runner/lag" not in last
 
 
 def break_for_3_s(network: Network, begun: Path) -> None:

@@ -99,6 +99,10 @@ def test_a_cell_gives_its_newest_value_and_skips_what_is_outdated(hosts):
             assert (read["weights"] == seen[-1]).all() and read["step"] == seen[-1]
     until(lambda: cell.reader.attach() and cell.reader.newest() == 200, *hosts)
     assert seen == sorted(seen) and len(seen) < 100
+    until(lambda: cell.outgoing.behind == 0, *hosts)
+    cell.writer.write(value, 203)
+    assert cell.outgoing.behind == 3
+    until(lambda: cell.outgoing.behind == 0, *hosts)
     assert cell.incoming.received < 150 * 400_064  # most were never sent
 
 

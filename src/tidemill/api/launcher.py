@@ -52,6 +52,30 @@ class Call(NamedTuple):
     line: int
 
 
+class HostFigures(NamedTuple):
+    """A host of a run as it is now.
+
+    workers: names of those that live there
+    cores: how many of its are the run's
+    sent_bytes, received_bytes: of data, to and from other hosts, so far
+    said: messages to other hosts besides data, so far
+    round_trip_s: from the runner's host and back; None of that itself, and before it is
+        known
+    lag: how many versions of a cell it is behind that the runner's host writes, of that
+        which is furthest; None of the runner's host
+    lost: why it is not there, "" as long as it is
+    """
+
+    workers: Sequence[str]
+    cores: int
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    said: int = 0
+    round_trip_s: float | None = None
+    lag: int | None = None
+    lost: str = ""
+
+
 class Launcher(ABC):
     """A launcher starts the workers of a job, all at once, and ends them. The runner
     speaks to each over its control link.
@@ -114,6 +138,11 @@ class Launcher(ABC):
         """Return the bytes that a worker's process holds for itself alone; None where it
         has none of its own, or nobody knows."""
         return None
+
+    def each_host(self) -> Mapping[str, HostFigures]:
+        """Return the hosts of the run by their names, the runner's first; none where it
+        has this machine alone."""
+        return {}
 
     @property
     def restarts(self) -> bool:

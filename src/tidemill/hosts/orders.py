@@ -2,7 +2,8 @@
 nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Work`, `Revive`, `Speak`, `Ask`, `Close`. Up: `Here`,
-`Listening`, `Launched`, `Speak`, `Logged`, `WorkerGone`, `Whereabouts`, `Closed`.
+`Listening`, `Launched`, `Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`,
+`Closed`.
 """
 
 from typing import TypeVar
@@ -122,6 +123,15 @@ class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     text: bytes
 
 
+class Traffic(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report of bytes of data that the host has sent to others and received of them,
+    and of messages that it has said besides."""
+
+    sent: int = 0
+    received: int = 0
+    said: int = 0
+
+
 class WorkerGone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The report that a worker's link is gone, and how this life of it ended."""
 
@@ -161,7 +171,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 Order = Listen | CallHost | Work | Revive | Speak | Ask | Close
-Report = Here | Listening | Launched | Speak | Logged | WorkerGone | Whereabouts | Closed
+Report = Here | Listening | Launched | Speak | Logged | Traffic | WorkerGone | Whereabouts | Closed
 
 _encoder = msgspec.msgpack.Encoder()
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

@@ -29,7 +29,7 @@ from tidemill.hosts.messages import (
     unpack,
     unpack_piece,
 )
-from tidemill.hosts.pumps import Incoming, IncomingCell, Outgoing
+from tidemill.hosts.pumps import Incoming, IncomingCell, Outgoing, OutgoingCell
 from tidemill.hosts.words import Words
 
 IN_FLIGHT_BYTES = 4 << 20
@@ -65,6 +65,8 @@ class Peer:
     heard: when it said something on control for the last time, on this host's `now`
     round_trip_s: how long a lease and its echo were under way, without the wait between
         them
+    sent_bytes, received_bytes: of data, so far
+    said: messages on control, so far
     outdated: messages that came from lives before the current one, and were dropped
     joined: whether its edges are known: before, nothing is said over data
     words: what the two tell each other besides edges
@@ -84,7 +86,7 @@ class Peer:
         self.incoming: dict[int, deque[Incoming]] = {}
         self.heard = now()
         self.round_trip_s: float | None = None
-        self.sent_bytes = self.received_bytes = self.outdated = self.hellos = 0
+        self.sent_bytes = self.received_bytes = self.said = self.outdated = self.hellos = 0
         self.ended = self.lost = ""
         self._order = deque[int]()  # outgoing edges, the next in turn first
         self._versions: dict[int, int] = {}  # of cells that came, by edge number
@@ -106,6 +108,13 @@ class Peer:
     def repeated_bytes(self) -> int:
         """Bytes that came twice, and were dropped."""
         return sum(life.repeated for lives in self.incoming.values() for life in lives)
+
+    @property
+    def lag(self) -> int:
+        """How many versions it is behind of the cell that this host sends it, of that
+        which is furthest. Any thread may ask."""
+        last = [lives[-1] for lives in list(self.outgoing.values()) if lives]
+        return max((life.behind for life in last if isinstance(life, OutgoingCell)), default=0)
 
     def send(self, life: Outgoing, void: bool = False) -> None:
         """Send what this life of an edge's writer commits, after what the one before has
@@ -152,6 +161,7 @@ class Peer:
         self._say(line, Hello(line.session, positions, self.words.heard if line is self._control else 0))
 
     def _say(self, line: _Line, message: Message) -> bool:
+        self.said += line is self._control
         return line.connection.send(pack(message))
 
     def end(self, why: str) -> None:

@@ -163,8 +163,19 @@ class OutgoingCell(Outgoing):
     def __init__(self, number: int, epoch: int, cell: SlotReader) -> None:
         super().__init__(number, epoch)
         self._cell = cell
-        self.version = -1
+        self.version = self._there = -1
         self._values = 0
+
+    @property
+    def behind(self) -> int:
+        """How many versions the other host's value is older than the newest, as far as it
+        has said."""
+        return max(self._cell.newest() - self._there, 0) if self._values else 0
+
+    def hear(self, position: Position, anew: bool) -> None:
+        super().hear(position, anew)
+        if self._values and self.received == self._values * len(self._memory):
+            self._there = self.version
 
     def _offer(self) -> Offer | None:
         if not self._cell.attach():

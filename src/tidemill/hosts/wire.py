@@ -13,6 +13,7 @@ import zmq
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import keep_freed
 from tidemill.hosts.connections import Door, HostConnection, Keys
+from tidemill.hosts.orders import Traffic
 from tidemill.hosts.peer import LEASE_S, Peer
 from tidemill.transports.shared import EventBell
 
@@ -51,6 +52,13 @@ class Wire:
     def refused(self) -> dict[str, int]:
         """What was told of those whose key is not on the list, and how often."""
         return self._door.refused
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this host has told others and heard of them, so far."""
+        peers = list(self.others.values())
+        sent, received = (sum(p.sent_bytes for p in peers), sum(p.received_bytes for p in peers))
+        return Traffic(sent, received, sum(p.said for p in peers))
 
     def listen(
         self, other: str, key: bytes, address: str, joined: bool = True

@@ -76,6 +76,7 @@ _HELD_S = 0.005  # seconds between two looks whether what a worker had offered i
 MOST_LOGGED_BYTES = 10 << 20
 """The most bytes of a log that are told to the runner."""
 _LOG_S = 0.5  # seconds between two looks into logs
+_TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
 _LOG_BYTES = 1 << 16  # that are told at once
 _FAREWELL_S = 2.0  # seconds for the last report to be heard
 
@@ -236,6 +237,7 @@ class HostAgent:
         self._own: OwnFiles | None = None
         self._lives = Counter[str]()  # begun anew, of each worker
         self._over = False
+        self._next_traffic = 0.0
 
     def run(self) -> None:
         """Do what the runner orders until it is over, or the runner is gone."""
@@ -364,10 +366,16 @@ class HostAgent:
         for name, text in self._own.written(all_of_it) if self._own is not None else ():
             self._report(Logged(name, text))
 
+    def _tell_traffic(self) -> None:
+        if monotonic() >= self._next_traffic:
+            self._next_traffic = monotonic() + _TRAFFIC_S
+            self._report(self._wire.traffic)
+
     def _listen(self) -> None:
         """Report what workers say, and which are gone."""
         assert self._workers is not None
         self._tell_logs()
+        self._tell_traffic()
         for worker, link in list(self._workers.links.items()):
             messages = link.receive() if not self._over else []
             if messages is None:

@@ -19,7 +19,7 @@ from time import monotonic, sleep
 import msgspec
 
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Call, Job, Launcher
+from tidemill.api.launcher import Call, HostFigures, Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.cores import cores
@@ -50,6 +50,7 @@ from tidemill.hosts.orders import (
     Report,
     Revive,
     Speak,
+    Traffic,
     Whereabouts,
     Work,
     WorkerGone,
@@ -83,6 +84,7 @@ class KnownHost:
     obituaries: how its workers ended
     lost: why it is given up, "" as long as it is not
     logged: bytes of each log that it has told
+    traffic: what it has told other hosts and heard of them
     """
 
     host: str
@@ -97,6 +99,7 @@ class KnownHost:
     closed: bool = False
     lost: str = ""
     logged: dict[str, int] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 class HostLink(Link):
@@ -354,6 +357,8 @@ class HostsLauncher(Launcher):
         match report:
             case Logged():
                 self._keep_log(agent, report)
+            case Traffic():
+                agent.traffic = report
             case Here():
                 agent.here = report
             case Listening(host):
@@ -438,6 +443,30 @@ class HostsLauncher(Launcher):
             return self._own.launcher.condition(worker)
         condition = self._ask(agent, worker, stack=False).condition
         return f"{condition} (on host {agent.host})" if condition else ""
+
+    def each_host(self) -> dict[str, HostFigures]:
+        if self._wire is None or self._own is None:
+            return {}
+        workers: dict[str, list[str]] = {}
+        for worker, host in self.places.items():
+            workers.setdefault(host, []).append(worker)
+        cores, own = self._cores(), self._wire.traffic
+        found = {
+            RUNNER: HostFigures(workers.get(RUNNER, ()), cores[RUNNER], own.sent, own.received, own.said)
+        }
+        for host, agent in self._agents.items():
+            peer, told = agent.peer, agent.traffic
+            found[host] = HostFigures(
+                workers.get(host, ()),
+                cores[host],
+                told.sent,
+                told.received,
+                told.said,
+                peer.round_trip_s,
+                peer.lag,
+                agent.lost,
+            )
+        return found
 
     def close(self, seconds: float) -> None:
         with ExitStack() as stack:

@@ -52,6 +52,7 @@ from tidemill.layouts.memory_plan import MemoryPlan, make_plan
 from tidemill.metrics.record_pace import RecordPace
 from tidemill.run.cuts import Cuts
 from tidemill.run.events import Event
+from tidemill.run.host_watch import HostView, HostWatch
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.progress import Member, Progress
@@ -142,6 +143,7 @@ class Controller:
             job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
         )
         self._memory = MemoryWatch(job.experiment.processes(), launcher.own_bytes, self._say)
+        self._hosts = HostWatch(launcher.each_host)
         self._cuts = Cuts(
             job.experiment.trained(),
             self.members,
@@ -167,6 +169,11 @@ class Controller:
     def steps_per_second(self) -> float:
         """Env steps per second over the last few seconds."""
         return self.progress.rate.per_second(awake())
+
+    @property
+    def hosts(self) -> Mapping[str, HostView]:
+        """The hosts of the run by name, where there are several."""
+        return self._hosts.hosts
 
     @property
     def phase(self) -> str:
@@ -484,7 +491,7 @@ class Controller:
 
     def _record_rest(self) -> None:
         if not self.progress.recorded:
-            record = self.progress.record(self.members)
+            record = self.progress.record(self.members) | self._hosts.metrics()
             self._record(record)
             self.notices += map(str, self._warnings.add(record))
 
@@ -494,6 +501,7 @@ class Controller:
             if self._running and not (self.paused or self._finishing):
                 self._silence.look(self.members)
                 self._memory.look(self.members)
+                self._hosts.look(self.members)
             self._record_when_due()
             self._watch(self)
 

@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.run.host_table import MOST, table_of_hosts
 from tidemill.run.snapshot import EvaluationView, Snapshot, WorkerView, short
 
 SHARES = {
@@ -191,9 +192,13 @@ def picture(snapshot: Snapshot, width: int, height: int) -> RenderableType:
     parts += [Text(), *figures]
     parts += [_table_of_evaluations(snapshot.evaluations)] if snapshot.evaluations else []
     parts += [Text()]
+    hosts = min(len(snapshot.hosts), MOST, max(height // 3, 1))
+    if hosts:
+        parts += [table_of_hosts(snapshot.hosts, hosts), Text()]
     if snapshot.workers:
         others = (
             7
+            + (hosts + 2 if hosts else 0)
             + 2 * len(figures)
             + bool(snapshot.memory)
             + len(snapshot.evaluations)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.controller import Controller
+from tidemill.run.host_watch import HostView
 from tidemill.workers.actor_config import ActorConfig
 
 
@@ -102,6 +103,7 @@ class Snapshot:
     evaluations: the newest result of each evaluation, by its name
     limiters: limiters of the trainers with a ratio, by name
     crash_cost: seconds and env steps that would be lost if everything died now
+    hosts: where there are several, by name
     iterations: what each one came to that has ended: number, step, training_return and so
         on
     """
@@ -124,6 +126,7 @@ class Snapshot:
     limiters: Mapping[str, LimiterView] = field(default_factory=dict)
     iterations: Sequence[Mapping[str, float]] = ()
     crash_cost: tuple[float, int] = (0.0, 0)
+    hosts: Mapping[str, HostView] = field(default_factory=dict)
 
 
 def snapshot(controller: Controller) -> Snapshot:
@@ -150,6 +153,7 @@ def snapshot(controller: Controller) -> Snapshot:
         limiters={name: _limiter_view(controller, name) for name in progress.limiters},
         iterations=progress.iterations,
         crash_cost=progress.crash_cost,
+        hosts=dict(controller.hosts),
     )
 
 

@@ -15,6 +15,8 @@ from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
 from tidemill.run.folder import SUMMARY, RunFolder, as_typed, command
+from tidemill.run.host_table import table_of_hosts
+from tidemill.run.host_watch import HostView
 from tidemill.run.progress import LONGEST_CAUSE
 from tidemill.run.snapshot import short, snapshot
 from tidemill.run.stall_report import doing, whom_each_awaits
@@ -50,6 +52,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     crash_cost: tuple[float, int]
     workers: list[WorkerStatus]
     stalled: str = ""
+    hosts: dict[str, HostView] = {}
 
 
 def status_of(controller: Controller) -> RunStatus:
@@ -79,6 +82,7 @@ def status_of(controller: Controller) -> RunStatus:
         now.crash_cost,
         workers,
         controller.stalled(),
+        dict(now.hosts),
     )
 
 
@@ -128,7 +132,8 @@ def _now(status: RunStatus) -> list[RenderableType]:
             if share >= 0.005
         )
         table.add_row(worker.name, str(worker.life), worker.state, worker.does, shares)
-    return [_facts(facts), table]
+    hosts: list[RenderableType] = [Text(), table_of_hosts(status.hosts)] if status.hosts else []
+    return [_facts(facts), *hosts, table]
 
 
 def _over(folder: RunFolder) -> list[RenderableType]:

@@ -1,0 +1,65 @@
+"""The hosts of a run as a table: in the live view, and where `tidemill status` tells."""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from tidemill.run.host_watch import HostView
+from tidemill.run.snapshot import short
+
+MOST = 20
+"""Hosts that are shown one by one; the others fold into a line."""
+_COLUMNS = ("host", "workers", "cores", "steps/s", "MB/s in", "out", "round trip", "lag")
+
+
+def table_of_hosts(hosts: Mapping[str, HostView], most: int = MOST) -> Table:
+    """Return a line for each host, or for `most` of them and one for all others."""
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for number, column in enumerate(_COLUMNS):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    table.add_column()  # why it is gone: the one that a narrow terminal cuts
+    table.add_row(*(Text(column, "bright_black") for column in _COLUMNS))
+    shown = len(hosts) if len(hosts) <= most else max(most - 1, 0)
+    for name, host in list(hosts.items())[:shown]:
+        table.add_row(*_line(name, host))
+    if folded := list(hosts.values())[shown:]:
+        table.add_row(*_line(f"{len(folded)} others" if shown else f"{len(folded)} hosts", _together(folded)))
+    return table
+
+
+def _line(name: str, host: HostView) -> list[Text]:
+    if host.lost:
+        cause = host.lost.partition("\n")[0].partition(";")[0]
+        return [
+            Text(name),
+            *[Text()] * (len(_COLUMNS) - 1),
+            Text(f"gone: {cause}", "red", no_wrap=True, overflow="ellipsis"),
+        ]
+    values = [
+        str(host.workers),
+        str(host.cores),
+        short(host.steps_per_second),
+        short(host.received),
+        short(host.sent),
+        "–" if host.round_trip_ms is None else f"{short(host.round_trip_ms)} ms",
+        "–" if host.lag is None else str(host.lag),
+    ]
+    return [Text(name), *map(Text, values)]
+
+
+def _together(hosts: list[HostView]) -> HostView:
+    """Return hosts as one: what they do together, and the largest of what each waits
+    for."""
+    trips = [host.round_trip_ms for host in hosts if host.round_trip_ms is not None]
+    gone = sum(bool(host.lost) for host in hosts)
+    return HostView(
+        workers=sum(host.workers for host in hosts),
+        cores=sum(host.cores for host in hosts),
+        steps_per_second=sum(host.steps_per_second for host in hosts),
+        sent=sum(host.sent for host in hosts),
+        received=sum(host.received for host in hosts),
+        round_trip_ms=max(trips, default=None),
+        lag=max((host.lag for host in hosts if host.lag is not None), default=None),
+        lost=f"{gone} of them" if gone == len(hosts) else "",
+    )
