@@ -1,26 +1,39 @@
-"""What the wire between two hosts costs, beside bare pyzmq with CURVE in the same run.
+"""What several hosts cost, and what they stand. Root is needed, for network namespaces.
 
     python benchmarks/cluster.py wire [--rounds 5] [--seconds 1.5] [--loopback]
+    python benchmarks/cluster.py sleepers [--hosts 16] [--lanes 64] [--seconds 15]
+    python benchmarks/cluster.py soak [--experiment cartpole|replay] [--minutes 10] [--partitions 3 10] [--seed 0]
 
-Two hosts are two network namespaces joined by a veth pair, for which root is needed;
-else, and with --loopback, they are processes on loopback, and the output says so. Each
-has a process that pumps; two more are the workers that hold the ends of the channel. Bare
-is two processes, PUSH to PULL. Both by turns, medians over the rounds.
+wire: the wire between two hosts beside bare pyzmq with CURVE in the same run. Two hosts
+are two namespaces joined by a veth pair; without root, and with --loopback, they are
+processes on loopback, and the output says so. Each has a process that pumps; two more are
+the workers that hold the ends of the channel. Bare is two processes, PUSH to PULL. Both by
+turns, medians over the rounds. Delay is one way, of a lone slot of 2 kB, 100 times a
+second.
 
-Delay is one way, of a lone slot of 2 kB, 100 times a second.
+sleepers: hosts whose environments sleep, an actor each, beside one such host: steps that
+enter training, the runner's share of a core, messages of control, and how long after
+Ctrl-C nothing is left. Hosts are joined by a switch (networks.py) that takes its share of
+this machine, too.
+
+soak: training while the network loses frames, is slow or narrow, and hosts are cut off.
 """
 
 import argparse
 import ctypes
 import json
 import os
+import select
+import signal
 import statistics
 import subprocess
 import sys
 import time
 
+import cluster_runs
 import numpy as np
 import zmq
+from networks import Network
 
 from tidemill.core.memory import MemfdSegment, keep_freed
 from tidemill.core.schema import Field
@@ -30,41 +43,33 @@ from tidemill.transports.shared import EventBell
 from tidemill.transports.slots import SlotConsumer, SlotProducer
 
 SIZES = {"1.8 MB": (64 * 4 * 84 * 84, 4), "2 kB": (2048, 64)}  # bytes of a slot, slots of the channel
-SPACES = (("tidemill-bench-a", "10.231.7.1"), ("tidemill-bench-b", "10.231.7.2"))
+ADDRESSES = ("10.231.7.1", "10.231.7.2")
+HEAR_S = 60.0  # seconds that a process has to say something
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 class Namespaces:
-    """Two network namespaces and the veth pair between them."""
+    """Two network namespaces, and a veth pair between them, quicker than a `Network` is."""
 
     def __enter__(self):
-        for name, _ in SPACES:
-            ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            "tmbench0",
-            "netns",
-            SPACES[0][0],
-            "type",
-            "veth",
-            "peer",
-            "tmbench1",
-            "netns",
-            SPACES[1][0],
-        )
-        for (name, address), device in zip(SPACES, ("tmbench0", "tmbench1"), strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
-            ip("-n", name, "link", "set", device, "up")
-        return SPACES
+        self._network = Network(2)
+        try:
+            spaces = self._network.spaces
+            pair = ["ip", "link", "add", "veth0", "netns", spaces[0], "type", "veth", "peer", "veth0"]
+            subprocess.run([*pair, "netns", spaces[1]], check=True)
+            for host, (_, address) in enumerate(ends := list(zip(spaces, ADDRESSES, strict=True))):
+                for words in (
+                    ["addr", "add", f"{address}/24", "dev", "veth0"],
+                    ["link", "set", "veth0", "up"],
+                ):
+                    subprocess.run([*self._network.command(host), "ip", *words], check=True)
+        except BaseException:
+            self._network.close()
+            raise
+        return ends
 
     def __exit__(self, *error):
-        for name, _ in SPACES:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        self._network.close()
 
 
 class Loopback:
@@ -90,7 +95,7 @@ def hear():
 
 def enter(space):
     if space:
-        with open(f"/run/netns/{space}") as file:
+        with open(space) as file:
             if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
                 raise OSError(ctypes.get_errno(), f"network namespace {space} cannot be entered")
 
@@ -179,7 +184,9 @@ ROLES = {role.__name__: role for role in (host, send_slots, take_slots, send_bar
 
 
 class Process:
-    """One of them."""
+    """One of them. `alive`: all that are to live."""
+
+    alive: "list[Process]" = []  # noqa: RUF012
 
     def __init__(self, role, fds=(), **facts):
         self.process = subprocess.Popen(
@@ -189,18 +196,26 @@ class Process:
             text=True,
             pass_fds=fds,
         )
+        self.alive.append(self)
         self.tell(**facts)
 
     def tell(self, **facts):
         print(json.dumps(facts), file=self.process.stdin, flush=True)
 
     def hear(self):
+        deadline = time.monotonic() + HEAR_S
+        while not select.select([self.process.stdout], [], [], 0.2)[0]:  # it says a line at a time
+            if dead := [each.process.args[3] for each in self.alive if each.process.poll() is not None]:
+                raise SystemExit(f"ended: {', '.join(dead)}; what its error was stands above")
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{self.process.args[3]} said nothing for {HEAR_S:.0f} s")
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("a process of the measurement ended; its error stands above")
+            raise SystemExit(f"ended: {self.process.args[3]}; what its error was stands above")
         return json.loads(line)
 
     def end(self):
+        self.alive.remove(self)
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
@@ -264,13 +279,14 @@ def over_wire(ends, nbytes, slots, seconds, pause=0.0):
 def over_bare(ends, nbytes, slots, seconds, pause=0.0):
     (a, at_a), (b, _) = ends
     sender = Process(send_bare, space=a, address=at_a, nbytes=nbytes, slots=slots, pause=pause)
-    told = sender.hear()
-    taker = Process(take_bare, space=b, address=at_a, slots=slots, seconds=seconds, **told)
     try:
-        return taker.hear()
+        taker = Process(take_bare, space=b, address=at_a, slots=slots, seconds=seconds, **sender.hear())
+        try:
+            return taker.hear()
+        finally:
+            taker.end()
     finally:
         sender.end()
-        taker.end()
 
 
 def wire(rounds, seconds, loopback):
@@ -307,17 +323,33 @@ def wire(rounds, seconds, loopback):
 
 def main():
     if sys.argv[1:2] == ["role"]:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with who has started it
         ROLES[sys.argv[2]](**hear())
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["wire"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--loopback", action="store_true")
+    commands = parser.add_subparsers(dest="what", required=True)
+    of_wire = commands.add_parser("wire")
+    of_wire.add_argument("--rounds", type=int, default=5)
+    of_wire.add_argument("--seconds", type=float, default=1.5)
+    of_wire.add_argument("--loopback", action="store_true")
+    of_sleepers = commands.add_parser("sleepers")
+    of_sleepers.add_argument("--hosts", type=int, default=16)
+    of_sleepers.add_argument("--lanes", type=int, default=64)
+    of_sleepers.add_argument("--seconds", type=float, default=15.0)
+    of_soak = commands.add_parser("soak")
+    of_soak.add_argument("--experiment", choices=["cartpole", "replay"], default="cartpole")
+    of_soak.add_argument("--minutes", type=float, default=10.0)
+    of_soak.add_argument("--partitions", type=float, nargs="+", default=[3.0, 10.0])
+    of_soak.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    wire(given.rounds, given.seconds, given.loopback)
+    if given.what == "wire":
+        wire(given.rounds, given.seconds, given.loopback)
+    elif given.what == "sleepers":
+        cluster_runs.sleepers(given.hosts, given.lanes, given.seconds)
+    else:
+        cluster_runs.soak(given.experiment, given.minutes, given.partitions, given.seed)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ class Network:
     """A network of hosts.
 
     addresses: of its hosts
+    spaces: their namespaces, as files
     """
 
     def __init__(self, hosts: int) -> None:
@@ -68,7 +69,7 @@ class Network:
         if "error" in told:
             self.close()
             raise NotAllowed(f"network namespaces cannot be made here: {told['error']}")
-        self._spaces: list[str] = told["spaces"]
+        self.spaces: list[str] = told["spaces"]
 
     def _hear(self) -> Any:
         assert self._switch.stdout is not None
@@ -76,12 +77,12 @@ class Network:
 
     def command(self, host: int) -> tuple[str, ...]:
         """Return what is put before a command that is to run on a host."""
-        return ("nsenter", f"--net={self._spaces[host]}", "--")
+        return ("nsenter", f"--net={self.spaces[host]}", "--")
 
     @contextmanager
     def on(self, host: int) -> Iterator[None]:
         """Let this thread be on a host, and whatever it starts meanwhile."""
-        with open("/proc/thread-self/ns/net") as home, open(self._spaces[host]) as space:
+        with open("/proc/thread-self/ns/net") as home, open(self.spaces[host]) as space:
             _check(_libc.setns(space.fileno(), _NEW_NETWORK), "setns")
             try:
                 yield

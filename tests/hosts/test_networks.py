@@ -3,7 +3,6 @@ nothing comes twice, and a run learns what it learns on one machine. Strangers a
 out."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -17,16 +16,18 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from benchmarks.networked import Networked, settings
 from benchmarks.networks import Network
 from tests.hosts.hosts import Cell, Channel, Host, join, networked, until
-from tests.launchers.host_launchers import NETWORK, Networked
-from tests.launchers.test_hosts import LAUNCHERS, experiment, weights
+from tests.launchers.test_hosts import experiment, weights
 from tests.run.watching import Run, wait_until
 
 from tidemill.core.schema import Field
 from tidemill.hosts.connections import Keys
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.training.check_resume import compare
+
+LAUNCHER = Path(__file__).parents[2] / "benchmarks" / "networked.py"
 
 
 @pytest.fixture
@@ -136,8 +137,8 @@ def test_hosts_that_are_cut_off_for_a_while_go_on_where_they_were(network: Netwo
 @pytest.fixture
 def launcher(network: Network, monkeypatch: pytest.MonkeyPatch) -> type[Networked]:
     """A launcher whose hosts have these networks; the runner is on the first."""
-    others = {f"h{i}": [where, *network.command(i)] for i, where in enumerate(network.addresses) if i}
-    monkeypatch.setenv(NETWORK, json.dumps([network.addresses[0], others]))
+    for name, value in settings(network).items():
+        monkeypatch.setenv(name, value)
     return Networked
 
 
@@ -225,7 +226,7 @@ def test_whoever_calls_an_open_port_of_a_run_is_kept_out(
 ) -> None:
     counts = [f"--set=workers.{group}.count=3" for group in ("actor", "trainer")]
     with network.on(0):
-        run = Run(tmp_path, "equal", "--layout", "given", *counts, launch=f"{LAUNCHERS}:{launcher.__name__}")
+        run = Run(tmp_path, "equal", "--layout", "given", *counts, launch=f"{LAUNCHER}:{launcher.__name__}")
     try:
         run.wait_for_updates()
         listening = ports(network, run)

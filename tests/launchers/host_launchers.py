@@ -1,6 +1,5 @@
 """Hosts for tests: agents on this machine, joined over loopback."""
 
-import json
 import os
 import sys
 
@@ -38,16 +37,3 @@ class BlindHost(HostsLauncher):
     def engine(self) -> HostEngine:
         hide = 'mount -t tmpfs tmpfs "$HIDDEN" && exec "$@"'
         return CommandEngine({"b": CommandHost(LOOPBACK, ("unshare", "-m", "sh", "-c", hide, "sh"))})
-
-
-NETWORK = "TIDEMILL_TEST_NETWORK"
-
-
-class Networked(HostsLauncher):
-    """Hosts in networks of their own, which NETWORK tells: the runner's address, and of
-    each other host its address and the words of the command that reaches it."""
-
-    def engine(self) -> HostEngine:
-        own, others = json.loads(os.environ[NETWORK])
-        hosts = {name: CommandHost(at, tuple(command)) for name, (at, *command) in others.items()}
-        return CommandEngine(hosts, own)

@@ -1,5 +1,6 @@
-"""The run's socket: `tidemill pause|start|save|stop RUN` speak to it. Both ends of it
-belong to one user.
+"""The run's socket: `tidemill pause|start|save|stop|status RUN` speak to it; from other
+hosts they leave their orders in the folder (`control_folder.py`). Both ends of it belong
+to one user.
 
 On Linux it is an abstract unix socket, named by the folder's device and inode: nothing is
 left behind however the run ends. Elsewhere it is a file in the run's folder, readable by
@@ -15,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tidemill.core.errors import RunError
+from tidemill.run.control_folder import ask, runner_elsewhere
 
 _NAME = "control.sock"
 _LONGEST = 1 << 22  # bytes of an answer
@@ -115,6 +117,8 @@ def tell(folder: Path, command: str) -> str:
                 answer += part
             return answer.decode(errors="replace")
         except (FileNotFoundError, ConnectionRefusedError):
+            if host := runner_elsewhere(folder):
+                return ask(folder, command, host)
             raise NoRun(
                 f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}"
             ) from None

@@ -21,6 +21,7 @@ from tidemill.core.forgiving_output import unawaited_output
 from tidemill.core.private_files import private
 from tidemill.core.secrets import hide
 from tidemill.metrics.writer import MetricsWriter
+from tidemill.run.control_folder import ControlFolder
 from tidemill.run.control_socket import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, EventLog
@@ -74,6 +75,7 @@ class RunLifecycle:
             metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
             stack.callback(lambda: metrics.close())
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
+            self._orders = stack.enter_context(closing(ControlFolder(folder.path)))
 
             def record(values: dict[str, float]) -> None:
                 metrics.write(values)
@@ -180,6 +182,8 @@ class RunLifecycle:
     def _obey(self, controller: Controller) -> None:
         for order, connection in self._control.commands():
             self._control.reply(connection, self._answer(controller, order))
+        for request in self._orders.commands():
+            self._orders.reply(request.number, self._answer(controller, request.order))
 
     def _answer(self, controller: Controller, order: str) -> str:
         """Do what an order says, and return what is answered."""

@@ -1,0 +1,40 @@
+"""A launcher whose hosts have networks of their own: agents on this machine.
+
+--launch benchmarks/networked.py:Networked    # on the runner's host, with `settings` in its environment
+"""
+
+import json
+import os
+from typing import Protocol
+
+from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
+from tidemill.launchers.hosts import HostsLauncher
+
+_NETWORK = "TIDEMILL_TEST_NETWORK"
+
+
+class _Network(Protocol):
+    """A `Network` of benchmarks/networks.py."""
+
+    addresses: list[str]
+
+    def command(self, host: int) -> tuple[str, ...]: ...
+
+
+def settings(network: _Network, *words: str) -> dict[str, str]:
+    """Return the environment by which `Networked` knows the hosts of a network: the
+    runner's is the first, the others are h1, h2 and so on. `words` are put before their
+    agents' commands, too."""
+    own, *others = network.addresses
+    hosts = {f"h{i}": [where, *network.command(i), *words] for i, where in enumerate(others, 1)}
+    return {_NETWORK: json.dumps([own, hosts])}
+
+
+class Networked(HostsLauncher):
+    """The runner's host and others, which the environment tells (`settings`)."""
+
+    def engine(self) -> HostEngine:
+        """See `HostsLauncher`."""
+        own, others = json.loads(os.environ[_NETWORK])
+        hosts = {name: CommandHost(at, tuple(command)) for name, (at, *command) in others.items()}
+        return CommandEngine(hosts, own)
