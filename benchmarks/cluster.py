@@ -2,14 +2,14 @@
 
     python benchmarks/cluster.py wire [--rounds 5] [--seconds 1.5] [--loopback]
     python benchmarks/cluster.py sleepers [--hosts 16] [--lanes 64] [--seconds 15]
-    python benchmarks/cluster.py soak [--experiment cartpole|replay] [--minutes 10] [--partitions 3 10] [--seed 0]
+    python benchmarks/cluster.py soak [--experiment replay] [--minutes 10]
 
 wire: the wire between two hosts beside bare pyzmq with CURVE in the same run. Two hosts
 are two namespaces joined by a veth pair; without root, and with --loopback, they are
-processes on loopback, and the output says so. Each has a process that pumps; two more are
-the workers that hold the ends of the channel. Bare is two processes, PUSH to PULL. Both by
-turns, medians over the rounds. Delay is one way, of a lone slot of 2 kB, 100 times a
-second.
+processes on loopback, and the output says so. Each has a process that pumps; two more
+are the workers that hold the ends of the channel. Bare is two processes, PUSH to PULL.
+Both by turns, medians over the rounds. Delay is one way, of a lone slot of 2 kB, 100
+times a second.
 
 sleepers: hosts whose environments sleep, an actor each, beside one such host: steps that
 enter training, the runner's share of a core, messages of control, and how long after
@@ -49,7 +49,7 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 class Namespaces:
-    """Two network namespaces, and a veth pair between them, quicker than a `Network` is."""
+    """Two network namespaces, and a veth pair between them: quicker than a `Network`."""
 
     def __enter__(self):
         self._network = Network(2)

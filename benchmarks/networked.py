@@ -1,6 +1,6 @@
 """A launcher whose hosts have networks of their own: agents on this machine.
 
---launch benchmarks/networked.py:Networked    # on the runner's host, with `settings` in its environment
+--launch benchmarks/networked.py:Networked  # with `settings` in the environment
 """
 
 import json
