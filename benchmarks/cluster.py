@@ -190,7 +190,7 @@ class Process:
 
     def __init__(self, role, fds=(), **facts):
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "role", role.__name__],
+            [sys.executable, __file__, "role", role.__name__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -324,7 +324,8 @@ def wire(rounds, seconds, loopback):
 def main():
     if sys.argv[1:2] == ["role"]:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with who has started it
-        ROLES[sys.argv[2]](**hear())
+        if os.getppid() == int(sys.argv[3]):
+            ROLES[sys.argv[2]](**hear())
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
