@@ -10,7 +10,7 @@ from typing import Protocol
 from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
 from tidemill.launchers.hosts import HostsLauncher
 
-_NETWORK = "TIDEMILL_TEST_NETWORK"
+NETWORK = "TIDEMILL_TEST_NETWORK"
 
 
 class _Network(Protocol):
@@ -27,7 +27,7 @@ def settings(network: _Network, *words: str) -> dict[str, str]:
     agents' commands, too."""
     own, *others = network.addresses
     hosts = {f"h{i}": [where, *network.command(i), *words] for i, where in enumerate(others, 1)}
-    return {_NETWORK: json.dumps([own, hosts])}
+    return {NETWORK: json.dumps([own, hosts])}
 
 
 class Networked(HostsLauncher):
@@ -35,6 +35,6 @@ class Networked(HostsLauncher):
 
     def engine(self) -> HostEngine:
         """See `HostsLauncher`."""
-        own, others = json.loads(os.environ[_NETWORK])
+        own, others = json.loads(os.environ[NETWORK])
         hosts = {name: CommandHost(at, tuple(command)) for name, (at, *command) in others.items()}
         return CommandEngine(hosts, own)

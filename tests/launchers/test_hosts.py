@@ -37,6 +37,7 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers import hosts
 from tidemill.launchers.placement import place
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.check_resume import compare
@@ -324,3 +325,39 @@ def test_a_host_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     assert not [
         p for p in psutil.Process().children(recursive=True) if "tidemill.launchers.host" in p.cmdline()
     ]
+
+
+def test_workers_are_placed_where_the_user_says() -> None:
+    cores = {"runner": 2, "b": 4, "c": 1}
+    made = experiment(trainers=2, servers=2)
+    assert place(made, cores, {"actor": "c", "actor-1": "runner", "server-1": "b"}) == {
+        "actor-0": "c",
+        "actor-1": "runner",
+        "trainer-0": "runner",
+        "trainer-1": "b",
+        "server-0": "c",
+        "server-1": "b",
+    }
+    for chosen, said in (
+        ({"actr": "b"}, r'--place actr=b: there is no such worker; did you mean "actor"'),
+        ({"actor": "d"}, r"--place actor=d: there is no such host"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            place(made, cores, chosen)
+    together = made.replace(together=("actor", "trainer"))
+    with pytest.raises(ConfigError, match="actor-0=b, trainer-0=c, and they share a process"):
+        place(together, cores, {"actor": "b", "trainer": "c"})
+
+
+def test_the_command_line_says_where_workers_stand(tmp_path: Path) -> None:
+    words = ["train", "CartPole-v1", "--launch", TWO, "--layout", "given", "--set", "workers.actor.count=1"]
+    words += ["--place", "actor-0=b", "--max-steps", "4096", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli.main", *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = read_metrics(tmp_path / "run")[-1]
+    assert (last["host/runner/workers"], last["host/b/workers"]) == (1, 1)
+    assert (
+        "place={'actor-0': 'b'}" in (tmp_path / "run" / "launcher.json").read_text()
+    )  # a resume does the same

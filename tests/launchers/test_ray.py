@@ -20,6 +20,7 @@ from tests.run.watching import Run, wait_until
 
 from tidemill import resume, train
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.launchers.examine_cluster import examine_cluster
 from tidemill.launchers.table import make_launcher, with_options
 from tidemill.training.check_resume import compare
 
@@ -87,6 +88,16 @@ def test_hosts_that_ray_gives_learn_what_processes_of_one_learn(ray: str, tmp_pa
     assert '"ray"' in (tmp_path / "together" / "launcher.json").read_text()
     again = resume(tmp_path / "together", limits={"updates": 8}, options={"address": ray}, quiet=True)
     assert again.summary["updates"] == 8
+
+
+def test_hosts_that_ray_gives_are_looked_over(ray: str, tmp_path: Path) -> None:
+    launch = with_options("ray", {"address": ray})
+    found = {finding.name: finding for finding in examine_cluster(launch, tmp_path)}
+    assert found["Ray's token"].message == "it is asked for, and stands in RAY_AUTH_TOKEN"
+    assert found["hosts"].message.startswith("2: runner, ") and found["folder"].level == "ok"
+    (line,) = (finding for name, finding in found.items() if name.startswith("runner – "))
+    assert "MB/s, encrypted; round trip" in line.message
+    wait_until(lambda: not ours(), 20, "nothing is left")
 
 
 @pytest.fixture

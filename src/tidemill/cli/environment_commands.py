@@ -2,14 +2,10 @@
 ``doctor env`` and ``doctor run``, and ``serve-env``."""
 
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from tidemill.cli.arguments import (
     EnvArg,
@@ -22,13 +18,13 @@ from tidemill.cli.arguments import (
     pairs,
     settings,
 )
-from tidemill.cli.error_output import friendly, print_table
+from tidemill.cli.error_output import friendly, print_findings
 from tidemill.core.errors import needing
 from tidemill.launchers.table import LAUNCHERS
 from tidemill.presets.experiments import ALGORITHMS
 
 if TYPE_CHECKING:
-    from tidemill.testing.check_env import Finding
+    pass
 
 
 MOST_DIFFERENCES = 5
@@ -47,7 +43,7 @@ def check_env(
     from tidemill.testing.check_env import check_environment
 
     failed = [
-        not _passed(check_environment(environment, seed, look=training))
+        not print_findings(check_environment(environment, seed, look=training))
         for environment in environments(what, env_arg, wrap)
     ]
     if any(failed):
@@ -164,7 +160,7 @@ def doctor_env(
 
     with needing("asking servers needs", 'pip install "tidemill[rest]"'):
         from tidemill.remote.doctor import examine
-    if not _passed(
+    if not print_findings(
         examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)
     ):
         raise typer.Exit(1)
@@ -173,10 +169,10 @@ def doctor_env(
 @friendly
 def doctor_machine(context: typer.Context) -> None:
     """Look over this machine: cores, memory, limits, builds, GPU, leftovers; or, by a
-    command, a run or a server."""
+    command, a run, a server or a cluster."""
     from tidemill.run.examine_machine import examine_machine
 
-    if context.invoked_subcommand is None and not _passed(examine_machine()):
+    if context.invoked_subcommand is None and not print_findings(examine_machine()):
         raise typer.Exit(1)
 
 
@@ -187,17 +183,5 @@ def doctor_run(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -
     from tidemill.run.examine_run import examine_run
     from tidemill.run.folder import RunFolder
 
-    if not _passed(examine_run(RunFolder.open(run))):
+    if not print_findings(examine_run(RunFolder.open(run))):
         raise typer.Exit(1)
-
-
-def _passed(findings: "Iterable[Finding]") -> bool:
-    """Print what was found, and return whether nothing failed."""
-    table = Table("", "check", "what was found", "what to do", box=SIMPLE_HEAD)
-    failed = False
-    for finding in findings:
-        failed |= finding.level == "fail"
-        color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
-        table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
-    print_table(table)
-    return not failed

@@ -2,19 +2,25 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from tidemill.core.errors import Interrupted, TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.user_code_loading import is_installed
 from tidemill.run.trust import Trust
+
+if TYPE_CHECKING:
+    from tidemill.testing.check_env import Finding
 
 P = ParamSpec("P")
 
@@ -93,6 +99,18 @@ def width() -> int:
     """Return how many columns a table may have."""
     console = Console()
     return console.width if console.is_terminal else 200
+
+
+def print_findings(findings: "Iterable[Finding]") -> bool:
+    """Print what was found, and return whether nothing failed."""
+    table = Table("", "check", "what was found", "what to do", box=SIMPLE_HEAD)
+    failed = False
+    for finding in findings:
+        failed |= finding.level == "fail"
+        color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
+        table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
+    print_table(table)
+    return not failed
 
 
 def print_table(table: RenderableType) -> None:

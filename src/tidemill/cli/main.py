@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, Wrap, changed, experiment_from, pairs
+from tidemill.cli.cluster import Hosts, Insecure, Place, RayAddress, doctor_cluster, places
 from tidemill.cli.environment_commands import (
     check_env,
     check_resume,
@@ -46,7 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(simulator, name="simulator")
-doctor = typer.Typer(name="doctor", help="Look over this machine, a run, or a server.")
+doctor = typer.Typer(name="doctor", help="Look over this machine, a run, a server, or a cluster.")
 app.add_typer(doctor)
 
 
@@ -114,21 +115,6 @@ Launch = Annotated[
     ),
 ]
 
-Hosts = Annotated[
-    int | None,
-    typer.Option(
-        help="With --launch ray or slurm: of so many hosts, this one included (default: all; of a job, 1)."
-    ),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(help="With --launch ray: HOST:PORT of its head (default: RAY_ADDRESS, or this machine's)."),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="With --launch ray: also by the internet without authentication."),
-]
-
 Log = Annotated[
     str,
     typer.Option(
@@ -147,6 +133,7 @@ def train(
     hosts: Hosts = None,
     ray_address: RayAddress = None,
     insecure: Insecure = False,
+    place: Place = None,
     time: Time = None,
     partition: Partition = None,
     cpus_per_host: CpusPerHost = None,
@@ -203,7 +190,8 @@ def train(
     fixed = pairs("--set", set_ or [])
     job = JobOptions(time, partition, cpus_per_host, gpus_per_host, sbatch or (), script)
     job.check(launch)
-    launch = with_options(launch, {"hosts": hosts, "address": ray_address, "insecure": insecure or None})
+    options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
+    launch = with_options(launch, options)
     check_words("processes" if submits(launch) else launch, run_dir, layout, log)
     if (what is None) == (config is None):
         raise ConfigError("name what to train: an environment, FILE.py:FUNCTION, or --config FILE")
@@ -276,6 +264,7 @@ def resume(
     hosts: Hosts = None,
     ray_address: RayAddress = None,
     insecure: Insecure = False,
+    place: Place = None,
     time: Time = None,
     partition: Partition = None,
     cpus_per_host: CpusPerHost = None,
@@ -297,9 +286,9 @@ def resume(
     limits = _limits(max_steps, stop_at_return, return_of)
     job = JobOptions(time, partition, cpus_per_host, gpus_per_host, sbatch or (), script)
     job.check(launch)
-    options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None}
+    options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
     if submits(launch):
-        again = ["resume", str(run.resolve()), "--launch", with_options(str(launch), {"hosts": hosts})]
+        again = ["resume", str(run.resolve()), "--launch", with_options(str(launch), options)]
         raise typer.Exit(job.submit(run, again, hosts))
     _exit(
         go_on(
@@ -539,6 +528,7 @@ app.command("serve-env")(serve_env)
 doctor.callback(invoke_without_command=True)(doctor_machine)
 doctor.command("env")(doctor_env)
 doctor.command("run")(doctor_run)
+doctor.command("cluster")(doctor_cluster)
 app.command()(bench)
 app.command()(tune)
 app.command()(examples)

@@ -25,6 +25,7 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: by which other hosts reach it
     runner: the runner's name
     runner_address, ports, key: where the runner waits, and its public key
+    examined: there is no run, the host is looked over (`launchers/examination.py`)
     """
 
     host: str
@@ -33,6 +34,7 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runner_address: str
     ports: Ports
     key: str
+    examined: bool = False
 
 
 class Here(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

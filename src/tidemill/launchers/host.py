@@ -64,6 +64,7 @@ from tidemill.hosts.orders import (
 )
 from tidemill.hosts.peer import LEASE_S, now
 from tidemill.hosts.wire import Wire, WireThread
+from tidemill.launchers.examination import serve
 from tidemill.launchers.processes import HostShare, ProcessesLauncher
 from tidemill.launchers.worker_process import ENDING
 from tidemill.transports.shared import EventBell
@@ -406,6 +407,9 @@ def main(name: str) -> None:
             raise SystemExit(f"this is no introduction: {error}") from None
         orphaned = threading.Event()
         threading.Thread(target=_wait_for_end, args=(orphaned,), name="lifeline", daemon=True).start()
+        if introduction.examined:
+            serve(wire, introduction, versions(), orphaned.is_set)
+            return
         agent = HostAgent(wire, introduction, orphaned)
         stack.callback(agent.close)
         try:

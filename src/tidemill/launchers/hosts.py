@@ -9,7 +9,7 @@ import sys
 import tempfile
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -177,7 +177,9 @@ class HostsLauncher(Launcher):
     processes = True
     outlives_stops = True
 
-    def __init__(self) -> None:
+    def __init__(self, place: Mapping[str, str] | None = None) -> None:
+        """`place`: the hosts of workers and groups that the user has chosen, by name."""
+        self._chosen = dict(place or {})
         if not sys.platform.startswith("linux"):
             raise RunError(f"several hosts need Linux (memfd, eventfd), and this is {sys.platform}")
         self._engine: HostEngine | None = None
@@ -216,7 +218,7 @@ class HostsLauncher(Launcher):
             self._meet(job.folder)
         assert self._wire is not None
         experiment = job.experiment
-        self.places, self._processes = place(experiment, self._cores()), experiment.processes()
+        self.places, self._processes = place(experiment, self._cores(), self._chosen), experiment.processes()
         if self._logs is not None:
             for names in self._processes:
                 (self._logs / log_name(names)).unlink(missing_ok=True)  # of the run that is resumed

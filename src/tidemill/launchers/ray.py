@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -36,10 +37,17 @@ class RayLauncher(HostsLauncher):
     address: of Ray's head, HOST:PORT; None: what RAY_ADDRESS says, or else the Ray of
         this machine; without one, the run has this machine alone
     insecure: whether a Ray without authentication may have an address of the internet
+    place: see `HostsLauncher`
     """
 
-    def __init__(self, hosts: int | None = None, address: str | None = None, insecure: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        hosts: int | None = None,
+        address: str | None = None,
+        insecure: bool = False,
+        place: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(place)
         check_hosts(hosts)
         if address is not None and not isinstance(address, str):
             raise ConfigError(f"--ray-address {address!r}: it must be HOST:PORT")

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping
 
 from tidemill.core.errors import ConfigError, RunError
 
@@ -28,10 +29,11 @@ class SlurmLauncher(HostsLauncher):
     where the allocation was asked for.
 
     hosts: how many nodes; None: all of the allocation
+    place: see `HostsLauncher`
     """
 
-    def __init__(self, hosts: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, hosts: int | None = None, place: Mapping[str, str] | None = None) -> None:
+        super().__init__(place)
         check_hosts(hosts)
         if "SLURM_JOB_ID" not in os.environ:
             raise ConfigError(
