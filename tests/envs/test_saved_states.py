@@ -2,13 +2,16 @@
 been: with other seeds, in a fresh process as it were."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from tests.envs import zoo
 
-from tidemill import Gymnasium
+from tidemill import Gymnasium, PettingZoo
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.spaces import leaves, schema_of_space
 from tidemill.core.cut import flatten, unflatten
@@ -155,3 +158,79 @@ def test_nothing_is_kept_where_nobody_asked_for_it() -> None:
     tick = Tick.allocate(environment.agents[0].spaces.observation, LANES, {}, False)
     play(environment, tick, np.ones(LANES, np.bool_), draw(environment, 3), [])
     assert environment._kept is None  # type: ignore[union-attr]
+
+
+ZOO = str(Path(zoo.__file__))
+SEVERAL: dict[str, tuple[PettingZoo, list[list[int]]]] = {
+    "two kinds, alone each": (
+        PettingZoo(make="mpe2.simple_speaker_listener_v4", kwargs={"max_cycles": 30}),
+        [[1], [0]],
+    ),
+    "teams, limited": (PettingZoo(make="mpe2.simple_tag_v3", max_episode_steps=17), [[0, 1, 2], [3]]),
+    "in turn, with masks": (PettingZoo(make="pettingzoo.classic.tictactoe_v3"), [[0, 1]]),
+    "some absent": (PettingZoo(make=f"{ZOO}:Meadow", kwargs={"script": ["oohooD", "o.oohT"]}), [[0], [1]]),
+    "masks in parts, and a state": (PettingZoo(make=f"{ZOO}:Nested", state=True), [[0], [1]]),
+}
+
+
+def several(config: PettingZoo, groups: list[list[int]], seed: int) -> tuple[Environment, list[Tick]]:
+    environment = config.build(LANES, seed)
+    environment.bind(groups)
+    environment.keep_episodes()
+    spaces = [environment.agents[group[0]].spaces.observation for group in groups]
+    ticks = [
+        Tick.allocate(space, LANES * len(group), {}, False)
+        for space, group in zip(spaces, groups, strict=True)
+    ]
+    return environment, ticks
+
+
+def play_several(
+    environment: Environment, ticks: Sequence[Tick], reset: Any, finished: list[Any], rng: Any, count: int
+) -> tuple[Any, list[bytes]]:
+    """Play so many ticks by actions that are drawn. Return which lanes are to be reset,
+    and what the ticks brought; `finished` is of the seats, group by group."""
+    seen = list[bytes]()
+    spaces = [environment.agents[group.seats[0]].spaces.action for group in environment._groups]  # type: ignore[attr-defined]
+    for _ in range(count):
+        actions = []
+        for space, tick in zip(spaces, ticks, strict=True):
+            blank = allocate(schema_of_space(space, "action"), (len(tick.reward),))
+            for (name, array), leaf in zip(blank.items(), leaves(space, "action").values(), strict=True):
+                most = np.array(getattr(leaf, "n", getattr(leaf, "choices", 2)))
+                array[:] = rng.random(array.shape) * most
+                assert name
+            actions.append(blank)
+        environment.send(actions, reset)
+        environment.recv(ticks)
+        for group, tick in enumerate(ticks):
+            told = {name: array[tick.present] for name, array in tick.observation.items()}
+            told |= {name: getattr(tick, name) for name in ("reward", "done", "truncated", "present")}
+            seen += [array.tobytes() for array in told.values()]
+            finished[group] = ~tick.present & finished[group] | tick.done | tick.truncated
+        reset = np.logical_and.reduce([each.reshape(LANES, -1).all(axis=1) for each in finished])
+    return reset, seen
+
+
+@pytest.mark.parametrize(("config", "groups"), SEVERAL.values(), ids=SEVERAL)
+def test_games_of_several_are_played_again_and_go_on_in_every_bit(
+    config: PettingZoo, groups: list[list[int]]
+) -> None:
+    (first, ticks), (second, others) = several(config, groups, 1), several(config, groups, 77)
+    rng, finished = np.random.default_rng(3), [np.ones(len(tick.reward), np.bool_) for tick in ticks]
+    reset, _ = play_several(first, ticks, np.ones(LANES, np.bool_), finished, rng, 38)
+    state = first.state()
+    assert state is not None
+    arrays, facts = flatten(state)
+    assert second.load_state(unflatten(unpack(pack(arrays))[0], json.loads(json.dumps(facts)))) == {}
+    state = second.state()  # a cut right after a resume is no other one
+    assert state is not None
+    third, _ = several(config, groups, 5)
+    assert third.load_state(state) == {}
+    later = rng.bit_generator.state
+    _, seen = play_several(first, ticks, reset.copy(), [*finished], rng, 40)
+    for each in (second, third):
+        rng.bit_generator.state = later
+        assert play_several(each, others, reset.copy(), [*finished], rng, 40)[1] == seen
+    for each in (first, second, third):
+        each.close()

@@ -8,7 +8,7 @@ with what was seen.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +19,16 @@ from tidemill.envs.reset_options import reset_env
 
 LONGEST = 100_000
 """Steps of an episode that are kept; a longer one is cut at a resume."""
+TOO_LONG = f"it has more than {LONGEST:,} steps, and so many are not played again"
+
+
+def another(how: str) -> str:
+    """Return why an episode is lost that was another one when it was played again."""
+    return (
+        f"played again from its seed with the same actions an episode was another one ({how}), so that the "
+        "environment does not follow from these alone; it may have tidemill_state() and "
+        "load_tidemill_state(state)"
+    )
 
 
 def tells_state(env: Any) -> bool:
@@ -64,6 +74,15 @@ class KeptEpisodes:
     def begin(self, lane: int, env: Any, seed: int | None) -> None:
         """Note that `lane` is about to be reset."""
         self._begun[lane] = seed, None if seed is not None else drawn_from(env), self._now
+
+    def begun(self, lane: int) -> int:
+        """Return the number of the tick of the first step of `lane` in its open
+        episode."""
+        return self._begun[lane][2]
+
+    def ticks(self) -> Iterator[tuple[int, Arrays]]:
+        """Yield the ticks that are kept, as (number, actions of all lanes)."""
+        yield from enumerate(self._ticks, self._now - len(self._ticks))
 
     def state(self, lane: int) -> Part | None:
         """Return what `play_again` needs; None where the episode is too long."""

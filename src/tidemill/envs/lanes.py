@@ -25,8 +25,9 @@ from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
 from tidemill.envs.episode_replay import (
-    LONGEST,
+    TOO_LONG,
     KeptEpisodes,
+    another,
     draw_from,
     drawn_from,
     play_again,
@@ -459,18 +460,13 @@ class LaneLoop(Environment):
                     env.load_tidemill_state(saved["own"])
                     return seen, why
                 if not idle and "episode" not in saved:
-                    why = f"it has more than {LONGEST:,} steps, and so many are not played again"
+                    why = TOO_LONG
                 elif not idle:
                     seen, why = play_again(env, saved["episode"], self._done(saved["episode"]), self._options)
                     now = {} if why else self._seen(seen)
                     other = [name for name in now if now[name].tobytes() != saved["seen"][name].tobytes()]
                     why = why or (f"another {other[0]} in the end" if other else "")
-                    if why:
-                        why = (
-                            "played again from its seed with the same actions an episode was another one "
-                            f"({why}), so that the environment does not follow from these alone; it may "
-                            "have tidemill_state() and load_tidemill_state(state)"
-                        )
+                    why = another(why) if why else ""
                 draw_from(env, saved["generator"])
                 return seen, why
             except Exception as error:

@@ -15,6 +15,7 @@ lane nobody begins.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -32,10 +33,13 @@ from tidemill.api.spaces import (
     Tuple,
     choices_of,
     leaves,
+    schema_of_space,
 )
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.core.schema import Array, Arrays
+from tidemill.core.schema import Array, Arrays, allocate
 from tidemill.envs.aliased_arrays import AliasDetector
+from tidemill.envs.episode_replay import TOO_LONG, KeptEpisodes, another
 from tidemill.envs.gymnasium_registry import fps_of
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.space_values import ActionWriter, LeafReader, readers_of
@@ -43,6 +47,8 @@ from tidemill.envs.tick_check import NUMBERS, TickCheck, check_flag, check_numbe
 
 # where the parts of an observation come from
 OWN, MASK, STATE = "own observation", "action mask", "global state"
+GAMES_APART = 1_299_709
+"""Distance between the seeds of two games of a lane, in runs that resume exactly."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class _Group:
         self.check = check
         self.names, self.readers, self.seats = names, readers, seats
         self.whole = seats == list(range(every))
-        self.writer = ActionWriter(action, plain=True)
+        self.action, self.writer = action, ActionWriter(action, plain=True)
         self.pick: Callable[[Any], Sequence[Any]] = (lambda values: values) if self.whole else picker(seats)
 
 
@@ -150,6 +156,7 @@ class AgentLanes(Environment):
         self._masked = any(sight.mask is not None for sight in sights)
         self._stated = any(sight.state is not None for sight in sights)
         self._team, self._draws, self.max_episode_steps = team_reward, draws, max_steps
+        self._seed = seed
         self._seeds: list[int | None] = [seed + lane for lane in range(self.lanes)]  # None once used
         self._options: dict[str, Any] | None = None  # of resets
         self._groups: list[_Group] = []
@@ -163,6 +170,8 @@ class AgentLanes(Environment):
         self._infos: list[Mapping[Any, Any]] = [{}] * self.lanes
         self._rewards: list[Any] = []
         self._aliases = AliasDetector(name)
+        self._kept: KeptEpisodes | None = None  # for a cut
+        self._games = [0] * self.lanes  # that were begun, where they are kept
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         every = self.lanes * self._count
@@ -184,22 +193,18 @@ class AgentLanes(Environment):
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step or reset every lane; one that is over and not reset does nothing."""
         given = self._lane_actions(actions)
-        every = self.lanes * self._count
-        self._observed = {source: [None] * every for source in (OWN, MASK, STATE)}
-        self._rewards = [0.0] * every
-        for flags in (self._done, self._truncated, self._present):
-            flags.fill(False)
+        if self._kept is not None:
+            self._kept.add(self._by_lane(actions))
+        self._tell_nothing(slice(0, self.lanes * self._count))
         for lane, begins in enumerate(reset.tolist()):
-            first = lane * self._count
             try:
                 if begins:
-                    self._open[first : first + self._count] = [False] * self._count
-                    self._living[lane] = self._steps[lane] = 0
                     seed, self._seeds[lane] = self._seeds[lane], None
-                    self._begin(lane, seed)
+                    if self._kept is not None:
+                        seed = self._note_beginning(lane, seed)
+                    self._begin_anew(lane, seed)
                 elif self._living[lane]:
-                    self._steps[lane] += 1
-                    self._step(lane, given, self._steps[lane] == self.max_episode_steps)
+                    self._step_on(lane, given)
             except EnvironmentFault:
                 raise
             except Exception as error:
@@ -207,6 +212,25 @@ class AgentLanes(Environment):
                 raise EnvironmentFault(
                     f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
                 ) from error
+
+    def _tell_nothing(self, seats: slice) -> None:
+        """Forget what these seats were told in the tick before."""
+        count = seats.stop - seats.start
+        for source in (OWN, MASK, STATE):
+            self._observed.setdefault(source, [])[seats] = [None] * count
+        self._rewards[seats] = [0.0] * count
+        for flags in (self._done, self._truncated, self._present):
+            flags[seats] = False
+
+    def _begin_anew(self, lane: int, seed: int | None) -> None:
+        first = lane * self._count
+        self._open[first : first + self._count] = [False] * self._count
+        self._living[lane] = self._steps[lane] = 0
+        self._begin(lane, seed)
+
+    def _step_on(self, lane: int, given: list[Any]) -> None:
+        self._steps[lane] += 1
+        self._step(lane, given, self._steps[lane] == self.max_episode_steps)
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Write what the lanes told. Raises `EnvironmentFault` for what the spaces
@@ -258,6 +282,101 @@ class AgentLanes(Environment):
         self._aliases.close()
         for env in envs:
             env.close()
+
+    # ---- a cut -------------------------------------------------------------------------
+
+    def keep_episodes(self) -> None:
+        self._kept = KeptEpisodes(self.lanes)
+
+    def _note_beginning(self, lane: int, seed: int | None) -> int:
+        """Return the seed by which a game begins that may be played again: each has one,
+        since where PettingZoo's environments have their random streams nobody knows."""
+        assert self._kept is not None
+        if seed is None:
+            seed = (self._seed + lane + GAMES_APART * self._games[lane]) % (1 << 31)
+        self._games[lane] += 1
+        self._kept.begin(lane, self.envs[lane], seed)
+        return seed
+
+    def _by_lane(self, actions: Sequence[Arrays]) -> Arrays:
+        """Return the actions of all groups, name → [L, …]."""
+        return {
+            f"{number}:{name}": array.reshape(self.lanes, -1, *array.shape[1:])
+            for number, arrays in enumerate(actions)
+            for name, array in arrays.items()
+        }
+
+    def _by_group(self, actions: Arrays) -> list[Arrays]:
+        """Return what `_by_lane` was given."""
+        found: list[Arrays] = [{} for _ in self._groups]
+        for key, array in actions.items():
+            number, _, name = key.partition(":")
+            found[int(number)][name] = array.reshape(-1, *array.shape[2:])
+        return found
+
+    def state(self) -> Part:
+        return {
+            "lanes": {str(lane): self._state_of(lane) for lane in range(self.lanes)},
+            "games": self._games,
+            "seed": self._seed,
+        }
+
+    def _state_of(self, lane: int) -> Part:
+        """Return what is known of a lane: nothing where it is between two games, no
+        "episode" where that is too long."""
+        if not self._living[lane]:
+            return {}
+        assert self._kept is not None  # only who was told to keep episodes is asked
+        episode = self._kept.state(lane)
+        return {"seen": self._seen(lane)} | ({} if episode is None else {"episode": episode})
+
+    def _seen(self, lane: int) -> Arrays:
+        """Return what the lane's agents see, as their rows have it."""
+        seen = {}
+        for agent in range(self._count):
+            seat = lane * self._count + agent
+            for source, reader in self._readers[agent] if self._present[seat] else ():
+                row = np.empty((1, *reader.field.shape), reader.field.dtype)
+                reader.write([self._observed[source][seat]], row)
+                seen[f"{agent}:{reader.name}"] = row[0]
+        return seen
+
+    def load_state(self, state: Part) -> Mapping[int, str]:
+        saved = {lane: state["lanes"].get(str(lane)) or {} for lane in range(self.lanes)}
+        self._seed, self._games = state["seed"], list(state["games"])
+        self._seeds = [None if games else self._seeds[lane] for lane, games in enumerate(self._games)]
+        episodes = {lane: each["episode"] for lane, each in saved.items() if "episode" in each}
+        blank = [
+            allocate(schema_of_space(group.action, "action"), (len(group.seats),)) for group in self._groups
+        ]
+        kept = self._kept = KeptEpisodes.of(episodes, self._by_lane(blank))
+        self._tell_nothing(slice(0, self.lanes * self._count))
+        lost = {lane: TOO_LONG for lane, each in saved.items() if each and lane not in episodes}
+        for lane, episode in episodes.items():
+            self._again(lost, lane, partial(self._begin_anew, lane, episode["seed"]))
+        for number, actions in kept.ticks():
+            given = self._lane_actions(self._by_group(actions))
+            for lane in episodes.keys() - lost.keys():
+                if number >= kept.begun(lane):
+                    self._again(lost, lane, partial(self._step_on, lane, given))
+        for lane in episodes.keys() - lost.keys():
+            now, then = self._seen(lane), saved[lane]["seen"]
+            if other := [
+                name for name in then if name not in now or now[name].tobytes() != then[name].tobytes()
+            ]:
+                agent, _, name = other[0].partition(":")
+                lost[lane] = another(f"another {name} of agent {self.agents[int(agent)].name} in the end")
+        return lost
+
+    def _again(self, lost: dict[int, str], lane: int, play: Callable[[], None]) -> None:
+        """Play a part of a lane's episode again; note why that cannot be."""
+        self._tell_nothing(slice(lane * self._count, (lane + 1) * self._count))
+        try:
+            play()
+            if not self._living[lane]:
+                lost[lane] = another("it ended before it had")
+        except Exception as error:
+            lost[lane] = f"it raised {type(error).__name__} as an episode was played again: {error}"
 
     # ---- what a kind does --------------------------------------------------------------
 
