@@ -22,6 +22,7 @@ from tidemill import (
     Experiment,
     Gymnasium,
     Limits,
+    PettingZoo,
     Policy,
     PolicyWorkers,
     QNetwork,
@@ -43,6 +44,7 @@ from tidemill.run import cuts
 from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.check_resume import compare
+from tidemill.workers.cut_files import number_of
 
 FILE = Path(__file__)
 
@@ -74,7 +76,12 @@ class Forgetful(PPOLearner):
 
 
 def experiment(
-    lag: int | None = None, updates: int = 6, policy: Any = None, algorithm: Any = None, **actors: Any
+    lag: int | None = None,
+    updates: int = 6,
+    policy: Any = None,
+    algorithm: Any = None,
+    trainers: int = 1,
+    **actors: Any,
 ) -> Experiment:
     return Experiment(
         name="cuts",
@@ -90,11 +97,38 @@ def experiment(
                 }
             ),
             "trainer": Trainer(
-                algorithm=algorithm or PPO(minibatch_size=32, epochs=2), max_policy_lag=lag, checkpoints=100
+                algorithm=algorithm or PPO(minibatch_size=32, epochs=2),
+                max_policy_lag=lag,
+                checkpoints=100,
+                count=trainers,
             ),
         },
         limits=Limits(updates=updates),
         exact_resume=True,
+        seed=5,
+    )
+
+
+def two_policies(lag: int | None) -> Experiment:
+    """A speaker and a listener, each with a trainer."""
+    names = "speaker", "listener"
+    specs = (AgentSpec(match=f"{name}.*", policy=name, samples=name, sample_steps=8) for name in names)
+    game = PettingZoo(make="mpe2.simple_speaker_listener_v4", kwargs={"max_cycles": 12})
+    return Experiment(
+        name="cuts",
+        policies={name: ActorCritic(hidden=(8,)) for name in names},
+        workers={
+            "actor": Actors(environment=game, lanes=2, ring=2, agents=tuple(specs)),
+            **{
+                name: Trainer(
+                    policy=name,
+                    samples=name,
+                    algorithm=PPO(minibatch_size=16, epochs=1),
+                    max_policy_lag=lag,
+                )
+                for name in names
+            },
+        },
         seed=5,
     )
 
@@ -119,20 +153,43 @@ INLINE = {
 }
 
 
-@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
-def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str) -> None:
-    found = check_resume(experiment(lag=0, count=2), updates=6, launch=launch, source=FILE)
+@pytest.mark.parametrize(("launch", "trainers"), [("inline", 1), ("threads", 2), ("processes", 2)])
+def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str, trainers: int) -> None:
+    found = check_resume(experiment(lag=0, count=2, trainers=trainers), updates=6, launch=launch, source=FILE)
     assert found.exact and found.compared > 40, found
+
+
+@pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
+def test_several_policies_resume_exactly_all_of_them(launch: str, lag: int | None) -> None:
+    found = check_resume(two_policies(lag), updates=6, launch=launch, source=FILE)
+    assert found.exact and found.compared > 200, found
+
+
+@pytest.mark.parametrize(("launch", "trainers"), [("inline", 2), ("threads", 3)])
+def test_equal_trainers_rest_between_two_updates_and_cuts_change_nothing(
+    launch: str, trainers: int, tmp_path: Path
+) -> None:
+    made = experiment(0, updates=12, trainers=trainers, count=3, ring=1)
+
+    def save(record: dict[str, float], control: Any) -> None:
+        control.save()
+
+    train(made, launch=launch, run_dir=tmp_path / "whole", quiet=True)
+    train(made, launch=launch, run_dir=tmp_path / "cut", quiet=True, on_update=save)
+    own = [f"cuts/trainer-{rank}" for rank in range(1, trainers)]
+    assert differences(tmp_path / "whole", tmp_path / "cut", *own) == []
+    numbers = [number_of(path) for path in checkpoints(tmp_path / "cut" / "cuts" / "actor-0")]
+    assert len(numbers) == 4 and numbers[-1] > 4
 
 
 def differences(first: Path, second: Path, *places: str) -> list[str]:
     """Return what differs between the newest checkpoints of two runs, and in other
     `places`."""
-    found = list[str]()
+    found, count = list[str](), 0
     for place in ("checkpoints/policy", *places):
         compared, differing = compare(place, read_newest(first / place), read_newest(second / place))
-        assert compared > 15
-        found += differing
+        found, count = found + differing, count + compared
+    assert count > 15
     return found
 
 
@@ -158,13 +215,15 @@ import sys
 from pathlib import Path
 from tests.run.test_cuts import FILE, experiment
 from tidemill import train
-train(experiment(0, 150, count=2), launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
+made = experiment(0, 60, count=2, trainers=2)
+train(made, launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
 """
 
 
 def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train(experiment(0, 150, count=2), launch="processes", run_dir=whole, source=FILE, quiet=True)
+    made = experiment(0, 60, count=2, trainers=2)
+    train(made, launch="processes", run_dir=whole, source=FILE, quiet=True)
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], cwd=FILE.parents[2])
     parts = killed / "cuts" / "actor-1"
     deadline = time.monotonic() + 120
@@ -178,7 +237,7 @@ def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
     shutil.copytree(newest, half)
     result = resume(killed, quiet=True, trust=True)
     assert result.summary["status"] == "completed"
-    assert differences(whole, killed) == []
+    assert differences(whole, killed, "cuts/trainer-1") == []
     assert [path.name for path in half.parent.glob("later-*")] == [f"later-{half.name}"]
 
 
@@ -256,13 +315,14 @@ def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
         told.append,
     )
     made.cut()
-    assert sent == [(name, Hold(on)) for on in (True, False) for name in ("actor-0", "trainer-0")]
+    orders = Hold(cut=1), Hold(on=False, cut=2)
+    assert sent == [(name, order) for order in orders for name in ("actor-0", "trainer-0")]
     assert len(told) == 1 and "actor-0, trainer-0 did not come to rest" in told[0]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "asynchronous": ({}, "threads", "max_policy_lag = None"),
-    "equal trainers": ({"workers.trainer.count": 2}, "inline", "2 equal trainers"),
+    "equal trainers ahead": ({"workers.trainer.count": 2}, "inline", "2 equal trainers and max_policy_lag"),
     "reused samples": ({"workers.trainer.buffer.reuses": 2}, "inline", r"take Queue\(\)"),
     "a GPU": ({"workers.trainer.device": "auto"}, "inline", 'device = "auto"'),
 }

@@ -85,9 +85,11 @@ class Pause(msgspec.Struct, frozen=True, tag=True):
 class Hold(msgspec.Struct, frozen=True, tag=True):
     """The message tells a worker to stay as it is, between two polls, and answer
     `Holding`, so that the run may be cut; or (`on` False) to go on as if nothing had
-    been."""
+    been. Equal trainers do so between two updates. `cut` is the number of the cut that is
+    to be made, or of the one that comes next: parts are kept by it."""
 
     on: bool = True
+    cut: int = 0
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ read, and a checkpoint to resume from.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -26,6 +27,7 @@ from tidemill.api.control_messages import (
     Episodes,
     Exit,
     Facts,
+    Hold,
     Measured,
     Notice,
     Pause,
@@ -61,6 +63,7 @@ from tidemill.run.stall_report import SILENT, explain_stall
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
+from tidemill.workers.cut_files import newest_cut
 
 # seconds from the order to finish to every trainer's final checkpoint, but for one that
 # works and may need longer
@@ -151,6 +154,8 @@ class Controller:
             self._hear_and_look,
             lambda: bool(self.reason),
             self._say,
+            job.experiment.exact_resume and not launcher.takes_turns,
+            1 + (newest_cut(Path(job.folder)) if job.folder else 0),
         )
         self._several, self._judged = job.experiment.measured_by_several(), job.experiment.judged()
         self._pace = RecordPace()
@@ -352,7 +357,7 @@ class Controller:
             self._look_for_signal()
             if not self.reason:
                 self._look_at_returns()
-            if self.reason and self._deadline is None:
+            if self.reason and self._deadline is None and not self._cuts.one_is_behind():
                 self._deadline = awake() + EXIT_DEADLINE
                 if self.job.experiment.exact_resume:
                     self._cuts.hold()
@@ -374,7 +379,7 @@ class Controller:
                         f"({self.reason}){self._still(living)}"
                     )
             self._hear(UNHEARD if self.progress.updates and not self.reason else 0.0)
-            if self._cuts.due and not self.reason:
+            if self._cuts.due and not self.reason and not (self.paused and self._cuts.agreed):
                 self._cuts.cut()
             self._look_for_stall()
 
@@ -480,6 +485,8 @@ class Controller:
         """Return what a worker of a later life is told before it starts, and after."""
         stages = self.job.experiment.curriculum
         before: list[Down] = []
+        if self.job.experiment.exact_resume:
+            before.append(Hold(on=False, cut=self._cuts.number))
         if stages:
             before.append(EnterStage(self.progress.stage, stages[self.progress.stage].options))
         after: list[Down] = [Exit(self.reason)] if self.reason else [Pause()] if self.paused else []

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tidemill.api.control_messages import (
+    ENDED,
     Down,
     Hold,
     Holding,
@@ -32,13 +33,17 @@ from tidemill.store.checkpoint import checkpoint_name, checkpoints, readable
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.agent_spec import INLINE
-from tidemill.workers.cut_files import CUTS
+from tidemill.workers.cut_files import CUTS, has_part, number_of
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 PATIENCE = 600.0
 """Seconds until a cut is given up for which somebody does not come to rest: an
 environment may take minutes for a step, and an actor that it holds for good lives again
 before."""
+
+
+BEHIND = 10.0
+"""Seconds that a trainer has at the end for the update that another one has done."""
 
 
 class Cuts:
@@ -50,6 +55,8 @@ class Cuts:
     hear: function that reads what they have told; it hands `take` each message
     over: function that says whether the run is to end
     tell: function that tells the user of a text
+    even: whether trainers end after equally many updates
+    number: number of the first one
 
     due: it is time for one
     """
@@ -62,14 +69,23 @@ class Cuts:
         hear: Callable[[], None],
         over: Callable[[], bool],
         tell: Callable[[str], None],
+        even: bool = False,
+        number: int = 1,
     ) -> None:
         self._policies, self._members = policies, members
         self._send, self._hear, self._over, self._tell = send, hear, over, tell
+        self.number = number
+        """Number of the cut that is being made, or comes next. It stays where the run is
+        to end meanwhile: then its end is that cut, of which some have written their part
+        already."""
         self.due = False
         self.checkpoints: dict[str, int] = {}
         """By policy, after how many updates its newest checkpoint was written; of those
         whose checkpoint is of now."""
         self._held: set[str] = set()
+        self._even = even
+        self._updates: dict[str, int] = {}  # of each trainer, as far as it has told
+        self._until: float | None = None  # who is behind is waited for at the end
 
     def take(self, name: str, message: Any) -> None:
         """Take in a message of a worker's."""
@@ -83,21 +99,43 @@ class Cuts:
                 self.checkpoints[message.policy] = message.updates
             case WorkerStatistics(update=True) if isinstance(config, TrainerConfig):
                 self.checkpoints.pop(config.policy, None)
+                self._updates[name] = int(message.values["update"])
 
     @property
     def whole(self) -> bool:
         """True when there is a checkpoint of now of every policy."""
         return self.checkpoints.keys() == {*self._policies}
 
+    def one_is_behind(self) -> bool:
+        """True while a trainer is to do one more update, which another one has ended with
+        in lockstep: so each policy has the same number of them in the end, whoever was
+        quicker. Its samples are there by then."""
+        ended = [self._updates.get(name, 0) for name, m in self._members.items() if m.state in ENDED]
+        living = [
+            self._updates[name]
+            for name, m in self._members.items()
+            if name in self._updates and m.state not in ENDED
+        ]
+        if not (self._even and any(count + 1 == max(ended, default=0) for count in living)):
+            return False
+        self._until = self._until or awake() + BEHIND
+        return awake() < self._until
+
+    @property
+    def agreed(self) -> bool:
+        """True when some rest by agreement, which they come to only while they run."""
+        return any(member.config.limited and member.config.count > 1 for member in self._members.values())
+
     def hold(self) -> None:
         """Have everybody stay as they are."""
         for name in self._members:
-            self._send(name, Hold())
+            self._send(name, Hold(cut=self.number))
 
     def go_on(self) -> None:
         """Have everybody go on."""
+        self.number += 1
         for name in self._members:
-            self._send(name, Hold(on=False))
+            self._send(name, Hold(on=False, cut=self.number))
 
     def cut(self) -> None:
         """Cut the run. Given up where it ends, or somebody dies: the cut before stays."""
@@ -152,8 +190,12 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
                 if not config.exact:
                     wrong = f"workers.{name} is a ReplayTrainer with exact = False; set exact = True"
             case Trainer():
-                if config.count > 1:
-                    wrong = f"workers.{name}.count = {config.count} equal trainers; take one"
+                if config.count > 1 and config.max_policy_lag != 0:
+                    wrong = (
+                        f"workers.{name}.count = {config.count} equal trainers and max_policy_lag = "
+                        f"{config.max_policy_lag}, so that when they rest is a matter of time; set it to 0, "
+                        "or take one trainer"
+                    )
                 elif config.max_policy_lag != 0 and not inline:
                     wrong = (
                         f"workers.{name}.max_policy_lag = {config.max_policy_lag}, so that what is "
@@ -186,23 +228,27 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
 def go_back_to_cut(folder: RunFolder, experiment: Experiment) -> None:
     """Put aside the checkpoints and parts that are newer than the newest whole cut of a
     run that resumes exactly. Raises `CheckpointError` where there is none."""
-    actors = [name for name, config in experiment.members() if isinstance(config, Actors)]
+    members = dict(experiment.members())
+    actors = [name for name, config in members.items() if isinstance(config, Actors)]
     policies = experiment.trained()
     if not experiment.exact_resume or not actors or not folder.has_checkpoints(policies):
         return
-    parts = {name: list(readable(folder.path / CUTS / name)) for name in actors}
-    for part in parts[actors[0]]:
+    parts = {
+        name: {number_of(found.path): found for found in readable(folder.path / CUTS / name)}
+        for name, config in members.items()
+        if has_part(name, config)
+    }
+    for cut, part in parts[actors[0]].items():  # the newest first
         goes_with = part.facts.get("checkpoints", {})
-        same = [
-            [each for each in held if each.facts.get("checkpoints") == goes_with] for held in parts.values()
-        ]
+        same = [held[cut] for held in parts.values() if cut in held]
+        agree = all(each.facts.get("checkpoints", {}).items() <= goes_with.items() for each in same)
         named = {policy: checkpoint_name(goes_with.get(policy, -1)) for policy in policies}
         paths = {policy: folder.checkpoints(policy) / name for policy, name in named.items()}
-        if not all(same) or not all(
+        if not (agree and len(same) == len(parts)) or not all(
             any(found.path == path for found in readable(path.parent)) for path in paths.values()
         ):
             continue
-        kept = [*paths.values(), *(each[0].path for each in same)]
+        kept = [*paths.values(), *(each.path for each in same)]
         for path in kept:
             newer = checkpoints(path.parent)
             for later in newer[newer.index(path) + 1 :]:

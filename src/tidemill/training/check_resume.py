@@ -87,10 +87,11 @@ def check_resume(
         ended = _cut_short(asked, straight, resumed, source, settings)
         resume(resumed, limits={"seconds": None}, trust=True, **settings)
         policies = asked.trained()
-        actors = [name for name, config in asked.members() if not isinstance(config, TrainerConfig)]
-        places = [f"checkpoints/{policy}" for policy in policies]
-        if make_launcher(launch).takes_turns:  # elsewhere actors may end sooner or later than the trainer
-            places = [*(f"{CUTS}/{name}" for name in actors), *places]
+        members = dict(asked.members())
+        trainers = [name for name, config in members.items() if isinstance(config, TrainerConfig)]
+        places = [f"checkpoints/{policy}" for policy in policies] + [f"{CUTS}/{name}" for name in trainers]
+        if make_launcher(launch).takes_turns:  # elsewhere actors may end sooner or later than trainers
+            places = [*(f"{CUTS}/{name}" for name in members if name not in trainers), *places]
         compared, differences = 0, list[str]()
         for place in places:
             if not checkpoints(straight / place):
@@ -184,25 +185,31 @@ def _compare_metrics(
     the update and a sentence. Those of episodes are left out: how many the runner has
     heard of by then is chance; and those of a replay memory's trainer, which are told now
     and then."""
-    told = {name for config in experiment.groups(TrainerConfig).values() for name in config.measures() or ()}
-    ours, theirs = (
-        {
-            int(record["update"]): record
-            for record in read_metrics(path)
-            if "update" in record and "limiter/started" not in record
-        }
-        for path in (straight, resumed)
-    )
+    ours, theirs = (_updates(experiment, path) for path in (straight, resumed))
     count = 0
-    for update in sorted(ours.keys() & theirs.keys()):
-        for name, value in ours[update].items():
-            if name not in told and not any(name.endswith(f"/{each}") for each in told):
-                continue
+    for update, trainer in sorted(ours.keys() & theirs.keys()):
+        others = theirs[update, trainer]
+        for name, value in ours[update, trainer].items():
             count += 1
-            other = theirs[update].get(name)
+            other = others.get(name)
             if value != other and not (value != value and other is not None and other != other):
-                return count, (update, f"metric {name} of update {update}: {value} and {other}")
+                return count, (update, f"metric {trainer}{name} of update {update}: {value} and {other}")
     return count, None
+
+
+def _updates(experiment: Experiment, folder: Path) -> dict[tuple[int, str], dict[str, float]]:
+    """Return what updates have told in the run in `folder`, by their number and what
+    precedes the names of their trainer's metrics: its own name where there are several
+    kinds."""
+    trainers = experiment.groups(TrainerConfig)
+    found = {}
+    for record in read_metrics(folder):
+        for group, config in trainers.items():
+            place = f"{group}-0/" if len(trainers) > 1 else ""  # equal ones tell as one
+            told = {name: record[place + name] for name in config.measures() or () if place + name in record}
+            if f"{place}update" in record and "limiter/started" not in record:
+                found[int(record[f"{place}update"]), place] = told
+    return found
 
 
 def _forgotten(experiment: Experiment, folder: Path) -> str:

@@ -160,7 +160,7 @@ class ActorWorker(Worker):
             "ring": self._ring.state(),
         }
         try:
-            write_part(self.context, part, checkpoints)
+            write_part(self.context, part, self.cut, checkpoints)
         except CheckpointError as error:
             self._tell(f"{error}. Training goes on; a resumed run goes on from the cut before")
 

@@ -77,6 +77,8 @@ class Worker(WorkerHandle):
         self._last_beat = awake()
         self._last_counts = (0, 0)
         self._held = False  # nothing is polled while the run is cut
+        self.cut = 0
+        """Number of the cut that is being made, or comes next."""
         self.stage = 0
         """Stage of the curriculum, from 0."""
 
@@ -109,6 +111,12 @@ class Worker(WorkerHandle):
 
     def _leave_alone(self) -> None:
         """Wait no more for equal workers: one of them has died. Trainers are told to."""
+
+    def _hold(self, message: Hold) -> None:
+        """Stay as the worker is, or go on. See `Hold`."""
+        self.cut, self._held = message.cut, message.on
+        if message.on:
+            self.report(Holding())
 
     def _save(self) -> None:
         """Write a checkpoint, where the worker has one to write."""
@@ -249,10 +257,8 @@ class Worker(WorkerHandle):
                     self.start()
                 case Pause():
                     self.pause()
-                case Hold(on=on):
-                    self._held = on
-                    if on:
-                        self.report(Holding())
+                case Hold() as message:
+                    self._hold(message)
                 case Save(checkpoints=checkpoints):
                     self._save()
                     if checkpoints:

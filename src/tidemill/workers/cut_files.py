@@ -1,13 +1,16 @@
-"""The parts of cuts on disk: what a worker besides the trainers has of a run that resumes
-exactly, in a folder of its own per worker, a file per cut."""
+"""The parts of cuts on disk: what a worker has of a run that resumes exactly besides the
+checkpoints, in a folder of its own per worker, a file per cut."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from tidemill.api.experiment import Context
+from tidemill.api.edges import number
+from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError
-from tidemill.store.checkpoint import checkpoint_name, read_newest, write_checkpoint
+from tidemill.store.checkpoint import checkpoint_name, checkpoints, read_newest, write_checkpoint
+from tidemill.workers.actor_config import Actors
+from tidemill.workers.trainer_config import Trainer
 
 CUTS = "cuts"
 KEPT = 4
@@ -16,15 +19,33 @@ theirs are written first."""
 PART = "part"
 
 
-def write_part(context: Context, part: Part, checkpoints: Mapping[str, int]) -> None:
-    """Write the worker's part of the cut that goes with these checkpoints: by policy,
-    after how many updates. Raises `CheckpointError`."""
+def has_part(worker: str, config: WorkerConfig) -> bool:
+    """Return whether a worker writes a part of each cut."""
+    if isinstance(config, Trainer):
+        return config.max_policy_lag != 0 or number(worker) > 0
+    return isinstance(config, Actors)
+
+
+def newest_cut(folder: Path) -> int:
+    """Return the number of the newest cut of which the run in `folder` has a part, 0 for
+    none."""
+    parts = (path for worker in sorted((folder / CUTS).glob("*")) for path in checkpoints(worker))
+    return max((number_of(path) for path in parts), default=0)
+
+
+def number_of(path: Path) -> int:
+    """Return the number of the cut of which the folder `path` is a part."""
+    return int(path.name.rpartition("-")[2])
+
+
+def write_part(context: Context, part: Part, number: int, goes_with: Mapping[str, int]) -> None:
+    """Write the worker's part of cut `number`, which goes with these checkpoints: by
+    policy, after how many updates. Raises `CheckpointError`."""
     if context.folder is None:
         return
     arrays, facts = flatten(part)
-    number = sum(checkpoints.values())  # grows from cut to cut
     folder = Path(context.folder) / CUTS / context.name
-    told = {PART: facts, "checkpoints": dict(checkpoints)}
+    told = {PART: facts, "checkpoints": dict(goes_with)}
     write_checkpoint(folder, checkpoint_name(number), {PART: arrays}, told, KEPT)
 
 

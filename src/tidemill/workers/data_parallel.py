@@ -39,7 +39,8 @@ LOOKS = 32
 class CombinedCounts(NamedTuple):
     """The counts of all equal trainers together: how many are to end, how many were not
     told to change settings, rows of the batch that enter the loss, those of them that do
-    so for the first time, and what became of samples since the last update."""
+    so for the first time, what became of samples since the last update, how many have no
+    batch, and the number of the cut for which all are to rest, 0 for none."""
 
     ending: float
     unchanged: float
@@ -48,6 +49,8 @@ class CombinedCounts(NamedTuple):
     dropped: float
     evicted: float
     reused: float
+    waiting: float
+    cut: float
 
 
 class EqualTrainers:
@@ -67,9 +70,9 @@ class EqualTrainers:
     def of(
         cls, context: Context, config: TrainerConfig, algorithm: Algorithm, clock: Clock, *, restored: bool
     ) -> Self:
-        """Return those of a trainer whose algorithm was `restored` from a checkpoint or
-        not. Raises `ConfigError` for an algorithm that cannot have any, where there are
-        some."""
+        """Return those of a trainer whose algorithm was `restored` from the first one's
+        checkpoint or not. Raises `ConfigError` for an algorithm that cannot have any,
+        where there are some."""
         policy, names = config.policy, context.experiment.holders(config.policy, "sum")
         if not names:
             return cls(clock)
@@ -129,12 +132,21 @@ class EqualTrainers:
             self._clock.enter(left)
 
     def agree(
-        self, ending: bool, unchanged: bool, batch: Sequence[BufferedSample], counts: SampleCounts
+        self,
+        ending: bool,
+        unchanged: bool,
+        batch: Sequence[BufferedSample],
+        counts: SampleCounts,
+        waiting: bool = False,
+        cut: int = 0,
     ) -> Generator[PollResult, None, CombinedCounts]:
-        """Return what all together bring to the update that is due."""
+        """Return what all together bring to the update that is due. It is the first one's
+        `cut` that counts, so that all rest for the same one."""
         rows = sum(held.trained for held in batch)
         fresh = sum(held.trained for held in batch if not held.uses)
-        own = CombinedCounts(ending, unchanged, rows, fresh, counts.dropped, counts.evicted, counts.reused)
+        dropped, evicted, reused = counts.dropped, counts.evicted, counts.reused
+        cut = cut if self.first else 0
+        own = CombinedCounts(ending, unchanged, rows, fresh, dropped, evicted, reused, waiting, cut)
         numbers = np.array(own, np.float64)
         yield from self.sum(numbers)
         return CombinedCounts(*numbers.tolist())

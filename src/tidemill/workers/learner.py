@@ -91,6 +91,8 @@ class Learner:
     samples: SampleFacts
     found: FoundCheckpoint | None = None
     """The checkpoint that it goes on from."""
+    own_state: Arrays | None = None
+    """The state of its algorithm, where that is not the one of its checkpoint."""
 
     def __init__(
         self,
@@ -195,7 +197,11 @@ class Learner:
             self.algorithm = self._build_algorithm()
             self.policy.version = self.first_version
         self.equal_trainers = EqualTrainers.of(
-            context, config, self.algorithm, self._clock, restored=self.found is not None
+            context,
+            config,
+            self.algorithm,
+            self._clock,
+            restored=self.found is not None and self.own_state is None,
         )
         edges = context.edges(f"parameters/{config.policy}/")
         if edges:
@@ -243,7 +249,7 @@ class Learner:
         with placeholder_weights():
             self.algorithm = self._build_algorithm()
         self.policy.load(found.arrays["policy"], self.version)
-        self.algorithm.load_state(found.arrays["algorithm"])
+        self.algorithm.load_state(found.arrays["algorithm"] if self.own_state is None else self.own_state)
         self._saved = self.counters.updates, self.counters.steps
 
     # ---- training ----------------------------------------------------------------------
@@ -548,9 +554,9 @@ class Learner:
         }
         return known if reached is None else {**known, "training_return": reached}
 
-    def end(self, again: bool = False) -> None:
-        """Write the last checkpoint (see `save`) and push the last version."""
-        self.save(final=True, again=again)
+    def end(self) -> None:
+        """Write the last checkpoint and push the last version."""
+        self.save(final=True)
         if self._versions is not None and self.equal_trainers.first:
             self._versions.end(self.policy, self.metadata())
 

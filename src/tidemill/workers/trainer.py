@@ -13,13 +13,16 @@ import numpy as np
 
 from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
-from tidemill.api.control_messages import Adopt, Facts, SaveDue, State
+from tidemill.api.control_messages import Adopt, Facts, Hold, Holding, SaveDue, State
+from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import VERSIONS_OF_LIFE
-from tidemill.core.errors import ConfigError, returned
+from tidemill.core.cut import Part
+from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.learner import Extras, Learner
+from tidemill.workers.cut_files import has_part, read_part, write_part
+from tidemill.workers.learner import Learner
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -39,14 +42,12 @@ class TrainerWorker(Worker):
             self.clock,
             self.report,
             self._beat,
-            self._extras,
             first_version=context.life * VERSIONS_OF_LIFE,
         )
         self._exact = context.experiment.exact_resume
-        # Checkpoints say what was taken since the last update; in lockstep that is one
-        # sample of each producer, in their order.
-        self._keeps_taken = self._exact and config.max_policy_lag != 0
+        self._has_part = self._exact and has_part(context.name, config)
         self._told = False  # that a checkpoint is due
+        self._to_rest = False  # for a cut, together with equal trainers
         self._batch_steps = 0  # of the last update
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
@@ -54,8 +55,11 @@ class TrainerWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, learner = self._config, self.learner
         source = self._source = learner.connect(facts)
-        if learner.found is not None and not self.context.life and "taken" in learner.found.facts:
-            source.load_state(learner.found.facts["taken"])
+        if learner.found is not None and not self.context.life and self._has_part:
+            part = read_part(self.context)
+            if "taken" in part:
+                source.load_state(part["taken"])
+            learner.own_state = part.get("algorithm")
         if learner.samples.mode == "transitions":
             raise ConfigError(
                 f'sample stream "{config.samples}" has steps that are sent one by one, for a replay memory; '
@@ -87,7 +91,7 @@ class TrainerWorker(Worker):
                 self.start()
 
     def _end(self, reason: str) -> None:
-        self._reason = reason
+        self._reason, self._held, self._to_rest = reason, False, False
         self.learner.equal_trainers.begin_to_end()
 
     def _poll(self) -> PollResult:
@@ -103,7 +107,9 @@ class TrainerWorker(Worker):
         counters = learner.counters
         while True:
             taken: Sequence[BufferedSample] | None = None
-            while self._reason is None and (taken := self._buffer.take(learner.policy.version)) is None:
+            while self._reason is None and not self._to_rest:
+                if (taken := self._buffer.take(learner.policy.version)) is not None:
+                    break
                 if self.context.experiment.limits.seconds is not None:
                     learner.limits.count_time()
                     self._end_at_limits()
@@ -112,13 +118,22 @@ class TrainerWorker(Worker):
             batch = taken or ()
             counts, self._buffer.counts = self._buffer.counts, SampleCounts()
             agreed = yield from learner.equal_trainers.agree(
-                self._reason is not None, not learner.changes, batch, counts
+                self._reason is not None,
+                not learner.changes,
+                batch,
+                counts,
+                waiting=taken is None,
+                cut=self.cut if self._to_rest else 0,
             )
             if not agreed.unchanged:  # all have been told, and all of the same first
                 learner.apply_change()
             counters.add(agreed)
             if agreed.ending:
                 break
+            if agreed.waiting:
+                self._rest(int(agreed.cut))
+                yield PollResult()
+                continue
             if not agreed.rows:
                 self._buffer.release()
                 yield PollResult(0, 1)
@@ -158,6 +173,22 @@ class TrainerWorker(Worker):
         super().exit(self._reason or "")
         yield result
 
+    def _hold(self, message: Hold) -> None:
+        """See `Worker._hold`. Equal trainers rest between two updates, once they have
+        agreed on it."""
+        if not self.learner.equal_trainers.others:
+            super()._hold(message)
+            return
+        self.cut, self._to_rest = message.cut, message.on
+        if not message.on:
+            self._held = False
+
+    def _rest(self, cut: int) -> None:
+        """Stay as this trainer is until that cut, if it is any, is over."""
+        if cut and self.cut <= cut:
+            self._held = True
+            self.report(Holding())
+
     def _end_at_limits(self) -> None:
         why_more = f"an update takes whole samples, {self._batch_steps:,} steps in the last one"
         if self._reason is None and (reason := self.learner.limits.limit_reached(why_more)):
@@ -184,14 +215,30 @@ class TrainerWorker(Worker):
 
     def _save(self) -> None:
         self._told = False
-        self.learner.save(again=self._keeps_taken)
+        self.learner.save()
+        self._write_part()
 
-    def _extras(self) -> Extras:
-        return Extras({}, {"taken": self._source.state()} if self._keeps_taken else {}, {})
+    def _write_part(self) -> None:
+        """Write what this trainer has of a cut besides its policy's checkpoint: what it
+        has taken since the last update, which in lockstep is one sample of each producer
+        in their order; and of equal ones what each draws."""
+        if not self._has_part:
+            return
+        part = dict[str, Part]()
+        if self._config.max_policy_lag != 0:
+            part["taken"] = self._source.state()
+        if number(self.context.name):
+            part["algorithm"] = self.learner.algorithm.state()
+        updates = {self._config.policy: self.learner.counters.updates}
+        try:
+            write_part(self.context, part, self.cut, updates)
+        except CheckpointError as error:
+            self.learner.notice(f"{error}. Training goes on; a resumed run goes on from the cut before")
 
     def _on_exit(self) -> None:
         self.learner.limits.count_time()
-        self.learner.end(again=self._keeps_taken)
+        self.learner.end()
+        self._write_part()
 
     def _close(self) -> None:
         self.learner.close()
