@@ -166,6 +166,7 @@ IDLE = {
     "AgentSpec.post": lambda: AgentSpec(post=(tidemill.GAE(),)),
     "PlayerSpec.frame_stack": lambda: stack_frames(Seeing(CHOICES), (AgentSpec(frame_stack=4),)),
     "Trainer.batch_size": lambda: trainer(batch_size=64, max_policy_lag=0),
+    "TrainerConfig.database_updates": lambda: trainer(database_seconds=None, database_updates=5),
     "TrainerConfig.database_versions": lambda: trainer(database_seconds=None, database_versions=3),
     "ReplayTrainer.evaluation_steps": lambda: ReplayTrainer(
         algorithm=DQN(), buffer=Replay(capacity=10_000), batch_size=32, ratio=1, evaluation_steps=10

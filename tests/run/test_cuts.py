@@ -19,6 +19,8 @@ from tidemill import (
     ActorCritic,
     Actors,
     AgentSpec,
+    Drawn,
+    Evaluation,
     Experiment,
     Gymnasium,
     Limits,
@@ -26,6 +28,7 @@ from tidemill import (
     Policy,
     PolicyWorkers,
     QNetwork,
+    Query,
     RecurrentActorCritic,
     ReplayActors,
     ReplayTrainer,
@@ -163,6 +166,69 @@ def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str,
 def test_several_policies_resume_exactly_all_of_them(launch: str, lag: int | None) -> None:
     found = check_resume(two_policies(lag), updates=6, launch=launch, source=FILE)
     assert found.exact and found.compared > 200, found
+
+
+def self_play(lag: int | None, **trainer: Any) -> Experiment:
+    """A game against versions that are drawn, which an evaluation watches."""
+    game = PettingZoo(make="pettingzoo.classic.tictactoe_v3")
+    past = AgentSpec(match="player_2", parameters=Drawn(among=Query(limit=4)), samples=None)
+    judged = AgentSpec(
+        match="player_1", parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation"
+    )
+    return Experiment(
+        name="cuts",
+        policies={"policy": ActorCritic(hidden=(8,))},
+        workers={
+            "actor": Actors(
+                environment=game,
+                lanes=1,
+                ring=2,
+                count=2,
+                agents=(AgentSpec(match="player_1", sample_steps=8), past),
+            ),
+            "trainer": Trainer(
+                algorithm=PPO(minibatch_size=16, epochs=1),
+                max_policy_lag=lag,
+                **{"database_updates": 2, "database_versions": None, **trainer},
+            ),
+            "judge": Actors(environment=game, lanes=1, agents=(judged, past)),
+            "evaluation": Evaluation(games=3),
+        },
+        exact_resume=True,
+        seed=5,
+    )
+
+
+@pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
+def test_drawn_opponents_are_drawn_again_and_evaluations_watch(launch: str, lag: int | None) -> None:
+    found = check_resume(self_play(lag), updates=10, launch=launch, source=FILE)
+    assert found.exact and found.compared > 150, found
+
+
+DRAWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "versions by the clock": ({"database_updates": None}, {}, "set workers.trainer.database_updates"),
+    "versions that go": ({"database_versions": 20}, {}, "database_versions = None"),
+    "by a tag": ({}, {"tag": "best"}, 'by the tag "best", which moves at any time'),
+    "by what evaluations say": (
+        {},
+        {"how": "prioritised", "metric": "evaluation/return"},
+        'by "evaluation/return", which moves',
+    ),
+}
+
+
+@pytest.mark.parametrize(("trainer", "drawn", "match"), DRAWS.values(), ids=DRAWS)
+def test_draws_that_depend_on_the_clock_are_refused_by_name(
+    trainer: dict[str, Any], drawn: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    made = self_play(0, **trainer)
+    actor = made.groups(Actors)["actor"]
+    first, past = actor.agents
+    actor = actor.replace(
+        agents=(first, past.replace(parameters=Drawn(**drawn) if drawn else past.parameters))
+    )
+    with pytest.raises(ConfigError, match=f"exact_resume = True cannot be had here: .*{match}"):
+        train(made.replace(workers={**made.workers, "actor": actor}), run_dir=tmp_path / "run", quiet=True)
 
 
 @pytest.mark.parametrize(("launch", "trainers"), [("inline", 2), ("threads", 3)])

@@ -89,6 +89,20 @@ def test_what_is_pushed_are_the_weights_of_its_update_though_training_goes_on(
     assert kept(tmp_path) == {0: 0.0, 1: 1.0, 4: 4.0}
 
 
+def test_by_updates_a_resumed_run_has_the_versions_of_one_that_was_not_ended(tmp_path: Path) -> None:
+    """Whatever time passes, and each is on the disk once its update is done."""
+    by = {"database_seconds": 1e-9, "database_updates": 3, "database_versions": None}
+    bench = Bench(folder=tmp_path, **by)
+    train(bench, 7)
+    assert kept(tmp_path) == {0: 0.0, 3: 3.0, 6: 6.0}
+    bench.worker.exit()
+    assert kept(tmp_path) == {0: 0.0, 3: 3.0, 6: 6.0, 7: 7.0}
+    again = Bench(folder=tmp_path, resume="update-7", **by)
+    assert kept(tmp_path) == {0: 0.0, 3: 3.0, 6: 6.0}
+    train(again, 2)
+    assert [*kept(tmp_path)] == [0, 3, 6, 9]
+
+
 def test_a_run_without_a_folder_or_without_versions_pushes_none(tmp_path: Path) -> None:
     for bench in (Bench(), Bench(folder=tmp_path, database_seconds=None)):
         bench.send(0)
@@ -166,7 +180,12 @@ def test_a_damaged_database_is_said_at_the_start(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    for changes in ({"database_seconds": 0.0}, {"database_seconds": -1.0}, {"database_versions": 0}):
+    for changes in (
+        {"database_seconds": 0.0},
+        {"database_seconds": -1.0},
+        {"database_versions": 0},
+        {"database_updates": 0},
+    ):
         with pytest.raises(ConfigError, match="database_"):
             Bench(**changes)
 

@@ -22,6 +22,7 @@ from tidemill.api.control_messages import (
     State,
     WorkerStatistics,
 )
+from tidemill.api.edges import group_of
 from tidemill.api.experiment import Experiment
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError
@@ -32,8 +33,9 @@ from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, readable
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig, Actors
-from tidemill.workers.agent_spec import INLINE
-from tidemill.workers.cut_files import CUTS, has_part, number_of
+from tidemill.workers.agent_spec import INLINE, PlayerSpec
+from tidemill.workers.cut_files import CUTS, has_part, number_of, only_judges
+from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 PATIENCE = 600.0
@@ -42,6 +44,8 @@ environment may take minutes for a step, and an actor that it holds for good liv
 before."""
 
 
+COUNTED_FIELDS = frozenset({"version", "env_steps"})
+"""What of versions is the same at one update, however long that took."""
 BEHIND = 10.0
 """Seconds that a trainer has at the end for the update that another one has done."""
 
@@ -212,11 +216,12 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
                             f'the agents "{spec.match}" are answered by "{spec.inference}", whose batches '
                             'are a matter of time; take inference = "inline"'
                         )
-                    elif isinstance(spec.parameters, Drawn):
-                        wrong = (
-                            f'the agents "{spec.match}" play versions that are drawn ({spec.parameters}), '
-                            "and which there are is a matter of time; take Newest or Fixed"
-                        )
+                    elif isinstance(spec.parameters, Drawn) and not only_judges(experiment, config):
+                        wrong = _wrong_with_draws(experiment, config, spec, inline)
+                    if wrong:
+                        break
+            case Evaluation():  # it watches
+                pass
             case _:
                 wrong = f"workers.{name}, a {type(config).__name__}, works by the clock; leave it out"
         if wrong:
@@ -225,20 +230,44 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
         raise ConfigError(f"exact_resume = True cannot be had here: {wrong}; or leave out exact_resume")
 
 
+def _wrong_with_draws(experiment: Experiment, config: ActorConfig, spec: PlayerSpec, inline: bool) -> str:
+    """Return why what these agents draw would be a matter of time, "" where it is not."""
+    drawn, who = spec.parameters, f'the agents "{spec.match}" play versions that are drawn'
+    assert isinstance(drawn, Drawn)
+    fields = {field for query in drawn.queries() for field in query.fields()} - COUNTED_FIELDS
+    if drawn.tag or fields:
+        by = f'the tag "{drawn.tag}"' if drawn.tag else f'"{min(fields)}"'
+        return f"{who} by {by}, which moves at any time; draw by {' and '.join(sorted(COUNTED_FIELDS))} alone"
+    for name, trainer in experiment.groups(TrainerConfig).items():
+        if trainer.policy != spec.policy:
+            continue
+        if trainer.database_updates is None or trainer.database_versions is not None:
+            return (
+                f"{who}, and which ones there are is a matter of time; set workers.{name}.database_updates "
+                f"(updates between two of them) and workers.{name}.database_versions = None (all are kept)"
+            )
+        streams = [stream for each in config.agents for stream in each.streams]
+        if not inline and not any(
+            name == group_of(taker) for s in streams for taker in experiment.in_lockstep(s)
+        ):
+            return f"{who}, and {name}, which makes these, does not wait for their actors' samples"
+    return ""
+
+
 def go_back_to_cut(folder: RunFolder, experiment: Experiment) -> None:
     """Put aside the checkpoints and parts that are newer than the newest whole cut of a
     run that resumes exactly. Raises `CheckpointError` where there is none."""
     members = dict(experiment.members())
     actors = [name for name, config in members.items() if isinstance(config, Actors)]
+    with_part = [name for name in members if has_part(experiment, name)]
     policies = experiment.trained()
     if not experiment.exact_resume or not actors or not folder.has_checkpoints(policies):
         return
     parts = {
         name: {number_of(found.path): found for found in readable(folder.path / CUTS / name)}
-        for name, config in members.items()
-        if has_part(name, config)
+        for name in with_part
     }
-    for cut, part in parts[actors[0]].items():  # the newest first
+    for cut, part in parts[next(name for name in with_part if name in actors)].items():  # the newest first
         goes_with = part.facts.get("checkpoints", {})
         same = [held[cut] for held in parts.values() if cut in held]
         agree = all(each.facts.get("checkpoints", {}).items() <= goes_with.items() for each in same)

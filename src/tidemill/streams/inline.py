@@ -133,6 +133,7 @@ class InlineInferenceClient(InferenceClient):
             "version": policy.version,
             "parameters": policy.parameters(),
             "random": policy.random_state(),
+            "source": {} if self._parameters is None else self._parameters.state(),
         }
 
     def load_state(self, state: Part) -> None:
@@ -151,6 +152,8 @@ class InlineInferenceClient(InferenceClient):
             self._answers[int(number)] = Answer(fields, held["version"], self._policy_index), out
         self._policy.load(state["parameters"], state["version"])
         self._policy.set_random_state(state["random"])
+        if self._parameters is not None:
+            self._parameters.load_state(state["source"])
 
 
 def rows_of(arrays: Arrays) -> int:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 
 from tidemill.api.policy import Policy
 from tidemill.api.transport import Reader, Writer
+from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, allocate, schema_of
 
 
@@ -27,6 +28,14 @@ class Subscription(ABC):
     def refresh(self, policy: Policy) -> bool:
         """Load into `policy` what it is to play with from now on. False while there is
         nothing yet."""
+
+    def state(self) -> Part:
+        """Return what the next refreshs depend on besides what is published, for a
+        cut."""
+        return {}
+
+    def load_state(self, state: Part) -> None:
+        """Be as the subscription was whose state this is."""
 
 
 class ParameterSubscriber(Subscription):

@@ -17,6 +17,7 @@ from tidemill.api.edges import Port
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.core.config import Config, acting
+from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Arrays, check_finite
@@ -138,7 +139,8 @@ class Drawn(ParameterSource):
                 f'policy "{policy}" is drawn from the parameter database, but the run keeps no folder'
             )
         database = ParameterDatabase(Path(context.folder) / PARAMETERS)
-        return DrawnParameters(database, policy, self, rng)
+        # in a run that resumes exactly no draw depends on when somebody looked
+        return DrawnParameters(database, policy, self, rng, 0.0 if context.experiment.exact_resume else LOOK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,16 +166,22 @@ class DrawnParameters(Subscription):
     """The parameters that `Drawn` describes; every refresh draws anew."""
 
     def __init__(
-        self, database: ParameterDatabase, policy: str, drawn: Drawn, rng: np.random.Generator
+        self, database: ParameterDatabase, policy: str, drawn: Drawn, rng: np.random.Generator, look: float
     ) -> None:
-        self._database, self._name, self._drawn, self._rng = database, policy, drawn, rng
+        self._database, self._name, self._drawn, self._rng, self._look_each = (
+            database,
+            policy,
+            drawn,
+            rng,
+            look,
+        )
         self._looked = -LOOK
         self._known: list[tuple[int, float]] = []  # (version, weight) of those that may be drawn
         self._loaded: OrderedDict[int, Arrays] = OrderedDict()
 
     def refresh(self, policy: Policy) -> bool:
         for _ in range(ATTEMPTS):
-            if monotonic() - self._looked >= LOOK or not self._known:
+            if monotonic() - self._looked >= self._look_each or not self._known:
                 self._look()
             if not self._known:
                 return False
@@ -189,6 +197,12 @@ class DrawnParameters(Subscription):
             f'policy "{self._name}": {ATTEMPTS} versions were drawn from {self._database.folder}, and each '
             "was collected before it could be read; keep more of them (database_versions)"
         )
+
+    def state(self) -> Part:
+        return {"random": generator_state(self._rng)}
+
+    def load_state(self, state: Part) -> None:
+        set_generator_state(self._rng, state["random"])
 
     def _look(self) -> None:
         drawn, self._looked = self._drawn, monotonic()

@@ -28,7 +28,7 @@ from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import read_part, write_part
+from tidemill.workers.cut_files import has_part, read_part, write_part
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.lockstep import check_lockstep
@@ -99,8 +99,8 @@ class ActorWorker(Worker):
                 self._tell,
             )
         )
-        # where steps are granted, trainers keep what is open
-        if context.experiment.exact_resume and isinstance(self.order, EnvRing) and not order.granted:
+        if context.experiment.exact_resume and has_part(context.experiment, context.name):
+            assert isinstance(self.order, EnvRing)  # where steps are granted, trainers keep what is open
             self._ring = self.order
         self._go_on_from_cut()
         return Facts(

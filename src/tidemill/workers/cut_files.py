@@ -4,12 +4,13 @@ checkpoints, in a folder of its own per worker, a file per cut."""
 from collections.abc import Mapping
 from pathlib import Path
 
-from tidemill.api.edges import number
-from tidemill.api.experiment import Context, WorkerConfig
+from tidemill.api.edges import group_of, number
+from tidemill.api.experiment import Context, Experiment
 from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, read_newest, write_checkpoint
-from tidemill.workers.actor_config import Actors
+from tidemill.workers.actor_config import ActorConfig, Actors
+from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.trainer_config import Trainer
 
 CUTS = "cuts"
@@ -19,11 +20,20 @@ theirs are written first."""
 PART = "part"
 
 
-def has_part(worker: str, config: WorkerConfig) -> bool:
+def has_part(experiment: Experiment, worker: str) -> bool:
     """Return whether a worker writes a part of each cut."""
+    config = experiment.workers[group_of(worker)]
     if isinstance(config, Trainer):
         return config.max_policy_lag != 0 or number(worker) > 0
-    return isinstance(config, Actors)
+    return isinstance(config, Actors) and not only_judges(experiment, config)
+
+
+def only_judges(experiment: Experiment, config: ActorConfig) -> bool:
+    """Return whether actors play for evaluations alone. Those watch: what they do changes
+    nothing of what is learnt, and begins anew in a run that is resumed."""
+    streams = [stream for spec in config.agents for stream in spec.streams]
+    takers = {group_of(name) for stream in streams for name in experiment.holders(stream, "consume")}
+    return bool(takers) and all(isinstance(experiment.workers[group], Evaluation) for group in takers)
 
 
 def newest_cut(folder: Path) -> int:

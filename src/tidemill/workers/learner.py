@@ -532,7 +532,13 @@ class Learner:
         folder = Path(context.folder) / PARAMETERS
         text = write_header(context.experiment.policies[config.policy], self.spaces)
         self._versions = VersionWriter(
-            folder, config.policy, config.database_seconds, config.database_versions, text, self.notice
+            folder,
+            config.policy,
+            config.database_seconds,
+            config.database_updates,
+            config.database_versions,
+            text,
+            self.notice,
         )
         if self.equal_trainers.first:
             self._versions.begin(self.policy, self.metadata())

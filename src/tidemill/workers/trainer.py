@@ -45,7 +45,7 @@ class TrainerWorker(Worker):
             first_version=context.life * VERSIONS_OF_LIFE,
         )
         self._exact = context.experiment.exact_resume
-        self._has_part = self._exact and has_part(context.name, config)
+        self._has_part = self._exact and has_part(context.experiment, context.name)
         self._told = False  # that a checkpoint is due
         self._to_rest = False  # for a cut, together with equal trainers
         self._batch_steps = 0  # of the last update
@@ -155,6 +155,7 @@ class TrainerWorker(Worker):
             counters.rows += int(agreed.fresh)
             before, counters.steps = counters.steps, counters.rows // learner.samples.seats_per_lane
             self._batch_steps = counters.steps - before
+            learner.look_at_versions()  # first: who draws one does so once its samples were given back
             learner.publish()
             if self._config.max_policy_lag == 0:
                 # Then all have published: whoever gets a sample back finds the new
@@ -165,7 +166,6 @@ class TrainerWorker(Worker):
             learner.report_update(metrics, self.polls)
             if learner.save_due():
                 self._save_when_due()
-            learner.look_at_versions()
             self._end_at_limits()
             result = PollResult(sum(buffered.trained for buffered in batch), 1)
             if self._reason is None:

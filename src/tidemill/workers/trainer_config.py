@@ -35,7 +35,9 @@ class TrainerConfig(WorkerConfig):
     checkpoints: how many of them are kept
     database_seconds: seconds between versions that are pushed into the run's parameter
         database; the first and the last always are. None: none is
-    database_versions: how many of them are kept, besides tagged ones
+    database_updates: updates between them, in place of seconds: each is on the disk
+        before the version is published. None: by seconds
+    database_versions: how many of them are kept, besides tagged ones; None: all
     fault_records: how many updates that were left out, since they were not finite, are
         kept in the run's folder with what led to them, the newest ones
     fault_rate_factor: what learning rates are multiplied by each time that training goes
@@ -56,7 +58,12 @@ class TrainerConfig(WorkerConfig):
     checkpoint_share: float = SHARE
     checkpoints: int = 3
     database_seconds: float | None = 10.0
-    database_versions: int = acting(
+    database_updates: int | None = acting(
+        None,
+        lambda trainer: trainer.database_seconds is not None,
+        "without database_seconds: no versions are kept",
+    )
+    database_versions: int | None = acting(
         20,
         lambda trainer: trainer.database_seconds is not None,
         "without database_seconds: no versions are kept",
@@ -67,7 +74,7 @@ class TrainerConfig(WorkerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(checkpoints=1, database_versions=1, fault_records=0)
+        self.check_least(checkpoints=1, database_updates=1, database_versions=1, fault_records=0)
         self.check_above_zero("checkpoint_seconds", "checkpoint_share", "database_seconds")
         self.check_shares("checkpoint_share")
         check_device(self.device)

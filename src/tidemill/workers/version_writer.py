@@ -1,12 +1,13 @@
-"""What a trainer pushes into the run's parameter database: a version now and then, beside
-the training. A thread waits for the disk.
+"""What a trainer pushes into the run's parameter database: a version now and then.
 
-A trainer pushes a version at its start, every `database_seconds` and at its end. The tag
-``latest`` moves with it; of the others, the newest `database_versions` are kept, and all
-that are tagged. The header of a version's file says what policy it is, so that exporting
-one is copying it. Weights are copied in the trainer's thread and written in the other. A
-run that goes on from a checkpoint removes the versions after it, tagged or not, and says
-which tags that were: their numbers are going to mean other weights.
+A trainer pushes a version at its start, every `database_seconds` and at its end; or every
+`database_updates`, before anybody gets to know that version: then which ones there are at
+an update is the same in a run that is resumed. The tag ``latest`` moves with it; of the
+others, the newest `database_versions` are kept, and all that are tagged. The header of a
+version's file says what policy it is, so that exporting one is copying it. Where time
+says when, weights are copied in the trainer's thread and written in another. A run that
+goes on from a checkpoint removes the versions after it, tagged or not, and says which
+tags that were: their numbers are going to mean other weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +27,8 @@ class VersionWriter:
     """A version writer pushes versions of one policy.
 
     seconds: between two pushes
-    keep: versions that are kept besides tagged ones
+    updates: between two pushes, in place of seconds; None: by seconds
+    keep: versions that are kept besides tagged ones; None: all
     text: goes into each version's file, see `ParameterDatabase.push`
     tell: function that is called with what the user should read, in the thread of the
         caller
@@ -37,13 +39,14 @@ class VersionWriter:
         folder: Path,
         policy: str,
         seconds: float,
-        keep: int,
+        updates: int | None,
+        keep: int | None,
         text: Mapping[str, str],
         tell: Callable[[str], None],
     ) -> None:
         self._database = ParameterDatabase(folder)
         self._policy = policy
-        self._seconds = seconds
+        self._seconds, self._updates = seconds, updates
         self._keep = keep
         self._text = text
         self._tell = tell
@@ -54,14 +57,26 @@ class VersionWriter:
     def begin(self, policy: Policy, counters: Mapping[str, float]) -> None:
         """Push the version from which the run goes on, and remove later ones that a run
         before it has left. Raises what `ParameterDatabase` does."""
-        for notice in self._database.rewind(self._policy, number_of(policy.version)):
+        number = number_of(policy.version)
+        # the last one of the run before was pushed at whichever update that ended
+        regular = number - number % (self._updates or 1)
+        for notice in self._database.rewind(self._policy, regular):
             self._tell(notice)
-        self._push(number_of(policy.version), policy.parameters(), counters)
-        self._last, self._pushed = monotonic(), policy.version
+        self._last, self._pushed = monotonic(), policy.version if number == regular else -1
+        if self._updates and any(each.version == regular for each in self._database.versions(self._policy)):
+            return
+        self._push(number, policy.parameters(), counters)
+        self._pushed = policy.version
 
     def look(self, policy: Policy, counters: Mapping[str, float]) -> None:
-        """Begin to push the policy's version when it is time. Costs a copy of its
-        parameters then."""
+        """Begin to push the policy's version when it is time, which costs a copy of its
+        parameters; every so many updates push it."""
+        if self._updates:
+            if number_of(policy.version) % self._updates == 0:
+                self._pushed = policy.version
+                self._push_aside(number_of(policy.version), policy.parameters(), counters)
+                self._tell_failure()
+            return
         if monotonic() - self._last < self._seconds or (self._thread is not None and self._thread.is_alive()):
             return
         self._tell_failure()
@@ -117,7 +132,8 @@ class VersionWriter:
 
     def _push(self, version: int, parameters: Arrays, counters: Mapping[str, float]) -> None:
         self._database.push(self._policy, version, parameters, counters, self._text)
-        self._database.collect(self._policy, self._keep)
+        if self._keep is not None:
+            self._database.collect(self._policy, self._keep)
 
     def _tell_failure(self) -> None:
         if self._failed:
