@@ -351,10 +351,13 @@ def test_workers_are_placed_where_the_user_says() -> None:
 
 def test_the_command_line_says_where_workers_stand(tmp_path: Path) -> None:
     words = ["train", "CartPole-v1", "--launch", TWO, "--layout", "given", "--set", "workers.actor.count=1"]
-    words += ["--place", "actor-0=b", "--max-steps", "4096", "--run-dir", str(tmp_path / "run")]
+    words += ["--place", "actor-0=b", "--max-steps", "200000", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "tidemill.cli.main", *words], capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    last = read_metrics(tmp_path / "run")[-1]
-    assert (last["host/runner/workers"], last["host/b/workers"]) == (1, 1)
+    told = [
+        (each.get("host/runner/workers"), each.get("host/b/workers"))
+        for each in read_metrics(tmp_path / "run")
+    ]
+    assert (1, 1) in told, told
