@@ -126,6 +126,10 @@ def test_hosts_that_are_cut_off_for_a_while_go_on_where_they_were(network: Netwo
         before = [channel.taken for channel in joined.channels]
         network.set(cut=[1])
         joined.work(3.0)
+        for _ in range(100):  # until the one who calls has noticed
+            if any(peer.lost for peer in joined.peers):
+                break
+            joined.work(0.3)
         cut = [channel.taken for channel in joined.channels]
         network.set(cut=[])
         joined.work_until_taken([taken + 9 for taken in cut])
@@ -157,14 +161,14 @@ def test_a_run_over_a_line_that_loses_frames_and_breaks_learns_what_one_machine_
         breaks.join()
     compared, differing = compare("policy", weights(made, "processes", tmp_path / "alone"), together)
     assert compared > 15 and differing == []
-    times = [record["time/seconds"] for record in read_metrics(folder)]
-    assert max(np.diff(times)) > 2.5  # it waited
-    last = read_metrics(folder)[-1]
-    assert last["host/h1/workers"] >= 1 and last["host/h1/received_mb_per_second"] > 0
-    assert (
-        last["host/h1/round_trip_ms"] >= 10 and last["host/h1/lag"] <= 2
-    )  # of what was to be said in lockstep
-    assert last["host/runner/sent_mb_per_second"] > 0 and "host/runner/lag" not in last
+    records = list(read_metrics(folder))
+    assert max(np.diff([record["time/seconds"] for record in records])) > 2.5  # it waited
+    told = [record for record in records if "host/h1/round_trip_ms" in record]
+    assert all(record["host/h1/workers"] >= 1 and "host/runner/lag" not in record for record in told)
+    assert max(record["host/h1/received_mb_per_second"] for record in told) > 0
+    assert max(record["host/runner/sent_mb_per_second"] for record in told) > 0
+    assert told[-1]["host/h1/round_trip_ms"] >= 10
+    assert told[-1]["host/h1/lag"] <= 2  # of what was to be said in lockstep
 
 
 def break_for_3_s(network: Network, begun: Path) -> None:
