@@ -45,6 +45,7 @@ SETTINGS = [
     {"max_gradient_norm": 0.05, "clip_apart": True},
     {"max_gradient_norm": None, "normalise_advantages": False, "epochs": 1},
     {"target_kl": 0.01},
+    {"normalise_advantages": "minibatch"},
     {"correct_off_policy": True, "max_gradient_norm": 0.05},
 ]
 

@@ -261,7 +261,12 @@ def test_what_an_earlier_episode_showed_changes_no_gradient_of_a_later_one(kind)
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"chunk_steps": 4, "target_kl": 0.05, "correct_off_policy": True, "clip_value": 0.2}]
+    "settings",
+    [
+        {},
+        {"chunk_steps": 4, "target_kl": 0.05, "correct_off_policy": True, "clip_value": 0.2},
+        {"chunk_steps": 4, "normalise_advantages": "minibatch"},
+    ],
 )
 def test_equal_trainers_keep_the_same_weights(settings):
     net = NETS["lstm"]
@@ -275,6 +280,22 @@ def test_equal_trainers_keep_the_same_weights(settings):
         assert metrics[0] == metrics[1]
         assert_same(learners)
     assert metrics[0]["minibatches"] > 0
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_each_minibatch_takes_its_own_normalised_advantages(recurrent, monkeypatch):
+    net = NETS["gru"] if recurrent else ActorCritic(hidden=(8,))
+    chunks = {"chunk_steps": 4} if recurrent else {}
+    learner = learner_of(net, minibatch_size=12, normalise_advantages="minibatch", epochs=3, **chunks)
+    loss, taken = learner._policy_loss, []
+    monkeypatch.setattr(
+        learner, "_policy_loss", lambda *given: taken.append(given[2].astype(np.float64)) or loss(*given)
+    )
+    metrics = learner.update([rollout(learner.policy, net)], 0.0)
+    assert len(taken) == metrics["minibatches"] >= 9
+    for advantage in taken:
+        assert advantage.mean() == pytest.approx(0, abs=1e-6)
+        assert advantage.std() == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("empty", [False, True])

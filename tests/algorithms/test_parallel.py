@@ -104,8 +104,14 @@ def assert_same(learners):
 @pytest.mark.parametrize("seats", [(4, 4), (2, 5, 1)])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"target_kl": 0.01}, {"correct_off_policy": True, "clip_value": 0.2}, {"algorithm": Impala}],
-    ids=["plain", "kl", "corrected", "impala"],
+    [
+        {},
+        {"target_kl": 0.01},
+        {"correct_off_policy": True, "clip_value": 0.2},
+        {"normalise_advantages": "minibatch", "minibatch_size": 3},
+        {"algorithm": Impala},
+    ],
+    ids=["plain", "kl", "corrected", "normalised", "impala"],
 )
 def test_weights_and_normalisers_stay_the_same_to_the_last_bit(seats, settings):
     learners = learners_of(len(seats), **settings)
@@ -141,7 +147,11 @@ def test_networks_in_torch_too(net, spaces, empty):
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("empty", [None, "a sample without rows", "no sample"])
-@pytest.mark.parametrize("settings", [{"epochs": 1}, {"algorithm": Impala}], ids=["ppo", "impala"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"epochs": 1}, {"epochs": 1, "normalise_advantages": "minibatch"}, {"algorithm": Impala}],
+    ids=["ppo", "normalised", "impala"],
+)
 def test_parts_teach_what_the_whole_does(count, empty, settings):
     # One minibatch, so that the order of rows is only one of addition.
     (alone,), learners = (learners_of(n, minibatch_size=10**6, **settings) for n in (1, count))

@@ -22,6 +22,24 @@ def flags(length, *places):
     return out
 
 
+def test_advantages_of_each_minibatch_have_mean_0_and_deviation_1():
+    # 1, 3: mean 2, deviation 1. 5 is alone. 2, 2, 8: mean 4, deviation √8.
+    advantage = np.array([1, 3, 5, 2, 2, 8], np.float32)
+    sums = f.minibatch_sums(advantage, [2, 1, 0, 3])
+    np.testing.assert_allclose(sums, [[2, 4, 10], [1, 5, 25], [0, 0, 0], [3, 12, 72]])
+    normal = f.normalise_minibatches(advantage, [2, 1, 0, 3], sums)
+    np.testing.assert_allclose(normal, [-1, 1, 5, -(2**-0.5), -(2**-0.5), 2**0.5], rtol=1e-6)
+
+
+def test_a_minibatch_is_normalised_over_its_rows_at_all_trainers():
+    # 1, 3 here and 8, 8 there: mean 5, variance (1 + 9 + 64 + 64) / 4 - 25 = 9.5.
+    here, there = np.array([1, 3], np.float32), np.array([8, 8], np.float32)
+    sums = f.minibatch_sums(here, [2]) + f.minibatch_sums(there, [2])
+    np.testing.assert_allclose(
+        f.normalise_minibatches(here, [2], sums), [-4 / 9.5**0.5, -2 / 9.5**0.5], rtol=1e-6
+    )
+
+
 def test_gae_of_an_episode_that_ends_takes_zero_as_the_value_after_it():
     # γ = 0.5, λ = 0.5. Rows: two actions, the ended row (its value was never written),
     # then a new episode with one action and the border row.

@@ -29,6 +29,7 @@ def learners_of(kernels, **settings):
         {},
         {"clip_value": 0.2, "entropy_coefficient": 0.01},
         {"target_kl": 0.01},
+        {"normalise_advantages": "minibatch"},
         {"clip_apart": True, "max_gradient_norm": 0.1},
     ],
 )
@@ -49,6 +50,7 @@ def test_updates_are_numpy_s(kernels, settings):
         {},
         {"max_gradient_norm": None},
         {"target_kl": 0.01},
+        {"normalise_advantages": "minibatch"},
         {"clip_apart": True, "max_gradient_norm": 0.1},
     ],
 )

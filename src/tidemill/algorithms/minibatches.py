@@ -163,6 +163,10 @@ class Rows:
         numbers of their rows in the batch."""
         return self._library.take(self.inputs, pieces), pieces
 
+    def numbers(self, pieces: Integers) -> Integers:
+        """Return the numbers of the rows of `pieces` in the batch."""
+        return pieces
+
     def record(self, pieces: Integers) -> tuple[Arrays, Integers]:
         """Return what `again` makes the same of: raw arrays of `pieces`, and the numbers
         of their rows in the batch."""
@@ -215,6 +219,11 @@ class Chunks(Rows):
         take = self._library.take
         inputs = take(self.inputs, taken) | take(self._starts, pieces) | take(self._on_reset, pieces, 1)
         return {**inputs, **self._library.columns({"rows": rows})}, place.take(rows)
+
+    def numbers(self, pieces: Integers) -> Integers:
+        place = self._place.take((self._first + pieces).reshape(-1))
+        found: Integers = place[place >= 0]
+        return found
 
     def record(self, pieces: Integers) -> tuple[Arrays, Integers]:
         taken = (self._first + pieces).reshape(-1)

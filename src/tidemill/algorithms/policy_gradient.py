@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,11 @@ from tidemill.algorithms.minibatches import (
     take_rows,
     trained_rows,
 )
-from tidemill.algorithms.policy_gradient_formulas import differentiate_value_loss
+from tidemill.algorithms.policy_gradient_formulas import (
+    differentiate_value_loss,
+    minibatch_sums,
+    normalise_minibatches,
+)
 from tidemill.api.algorithm import DataParallel, Sample, TracedArray, UpdateFault, run_alone
 from tidemill.api.policy import Policy
 from tidemill.api.schedule import LinearSchedule, number
@@ -108,6 +112,12 @@ class PolicyGradient(AdamSettings):
     def target_kl(self) -> float | None:
         """The KL divergence above which an update ends; None: none is too far."""
         return None
+
+    @property
+    def normalise_advantages(self) -> bool | Literal["minibatch"]:
+        """Whether advantages are brought to mean 0 and standard deviation 1, and of
+        what."""
+        return False
 
     def measures(self) -> tuple[str, ...]:
         return *MEASURED, "gradient_norm", "explained_variance", "learning_rate", "rows", "minibatches"
@@ -265,10 +275,12 @@ class PolicyGradientLearner(DataParallel):
         """Do all epochs, each in `count` minibatches; return the measured parts and the
         gradient's norm before clipping of each step."""
         library, place, pieces = self._library, self.policy.network.place, len(source)
-        weight, done = count / whole.rows, 0
+        weight, done, begun = count / whole.rows, 0, 0
         with place():
             columns = self._columns(batch, whole)
             found = library.zeros(self.config.epochs * count, len(MEASURED) + 1)
+            each = self.config.normalise_advantages == "minibatch"
+            advantage = library.read(columns[1]["scalars"][1]).copy() if each else None
         taken: list[Any] = []  # the pieces of each step
 
         def read(first: int = 0) -> NDArray[np.float64]:
@@ -278,6 +290,11 @@ class PolicyGradientLearner(DataParallel):
         for _ in range(self.config.epochs):
             with place():
                 order = source.shuffled(self._rng)
+            if advantage is not None:
+                read(begun)  # a step is made again with the advantages that it had
+                begun = done
+                yield from self._normalise(advantage, source, columns, order, bounds)
+            with place():
                 whole_epoch = (
                     self._epoch(source, columns, order, bounds, weight, rate, found[done:]) if alone else None
                 )
@@ -312,6 +329,30 @@ class PolicyGradientLearner(DataParallel):
                     read(done - 1)
         with place():
             return read()
+
+    def _normalise(
+        self,
+        advantage: Floats,
+        source: Rows,
+        columns: Sequence[Mapping[str, Any]],
+        order: Any,
+        bounds: Sequence[int],
+    ) -> Generator[Array, None, None]:
+        """Write into `columns` the batch's advantages [M] as each minibatch of an epoch
+        takes them: normalised over its rows at all trainers."""
+        library, place = self._library, self.policy.network.place
+        with place():
+            pieces = library.read(order)
+            rows = [source.numbers(pieces[start:end]) for start, end in pairwise(bounds)]
+        lengths, flat = [len(each) for each in rows], np.concatenate(rows)
+        sums = minibatch_sums(advantage[flat], lengths)
+        numbers, most = sums.reshape(-1), self.largest_sum // sums.itemsize
+        for start in range(0, len(numbers), most):
+            yield numbers[start : start + most]
+        normal = np.empty_like(advantage)
+        normal[flat] = normalise_minibatches(advantage[flat], lengths, sums)
+        with place():
+            columns[1]["scalars"][1][:] = library.columns({"advantage": normal})["advantage"]
 
     def _epoch(
         self,

@@ -8,6 +8,7 @@ truncated) holds the last observation and never enters a loss. Unwritten cells m
 NaN: they are masked with `where`, never by multiplying.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,36 @@ def differentiate_value_loss(
     squares, near_squares = error * error, near * near
     derivative = xp.where((near_squares > squares) & (abs(move) > clip), 0, error)
     return xp.maximum(squares, near_squares).sum() * 0.5, derivative
+
+
+def minibatch_sums(advantage: Floats, lengths: Sequence[int]) -> NDArray[np.float64]:
+    """Return rows, sum and sum of squares of the advantages of each minibatch, [count,
+    3]; they lie one after the other, `lengths` rows each."""
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    x = advantage.astype(np.float64)
+    sums = [np.bincount(number, weights, len(lengths)) for weights in (np.ones_like(x), x, x * x)]
+    return np.stack(sums, 1, dtype=np.float64)  # of no rows bincount tells integers
+
+
+def normalise_minibatches(
+    advantage: Floats, lengths: Sequence[int], sums: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the advantages of minibatches (as of `minibatch_sums`) brought to mean 0 and
+    standard deviation 1 over each, of which `sums` tells: those of all trainers together.
+    One of a single row stays as it is.
+
+    Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization",
+    detail 7; Andrychowicz et al. 2021, "What Matters for On-Policy Deep Actor-Critic
+    Methods?", choice C67.
+    """
+    rows, total, squares = sums.T
+    mean = total / np.maximum(rows, 1)
+    deviation = np.sqrt(np.maximum(squares / np.maximum(rows, 1) - mean * mean, 0)) + 1e-8
+    alone = rows < 2
+    mean[alone], deviation[alone] = 0, 1
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    normal: NDArray[np.float64] = (advantage - mean[number]) / deviation[number]
+    return normal
 
 
 def adapted_rate(rate: float, kl: float, desired: float) -> float:

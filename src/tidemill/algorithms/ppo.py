@@ -3,7 +3,7 @@
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -49,8 +49,9 @@ class PPO(PolicyGradient):
     clipped to 1 ± ε."""
     epochs: int = 4
     """Passes over each batch."""
-    normalise_advantages: bool = True
-    """Whether a batch's advantages are brought to mean 0 and standard deviation 1."""
+    normalise_advantages: bool | Literal["minibatch"] = True
+    """Whether a batch's advantages are brought to mean 0 and standard deviation 1;
+    ``minibatch``: those of each minibatch, as in Stable-Baselines3."""
     clip_value: float | LinearSchedule | None = None
     """ε of the clipped value loss: new values count within ε of the old ones, in units of
     the running standard deviation of returns (without `normalise_returns` in reward
