@@ -11,7 +11,7 @@ import tidemill
 from tidemill.api.experiment import Limits
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
-from tidemill.core.foreign_names import FOREIGN_NAMES
+from tidemill.core.foreign_names import FOREIGN_NAMES, WITHOUT_NAMES
 from tidemill.envs.wrapping import WRAPPERS, read_wrapper
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rl-zoo.md").read_text()
@@ -66,6 +66,8 @@ def test_what_stands_there_exists_and_is_what_users_are_told(section: str) -> No
 def test_every_name_that_users_are_told_of_has_a_row() -> None:
     rows = [name for section in KEYS for name in rows_of(section)]
     assert set(FOREIGN_NAMES) - set(rows) == {"total_timesteps"}
+    unlike = {theirs for section in KEYS for theirs, (ours, _) in rows_of(section).items() if ours == "–"}
+    assert unlike == set(WITHOUT_NAMES)
 
 
 def test_the_wrappers_of_the_page_are_there() -> None:
@@ -96,3 +98,11 @@ def test_their_names_are_answered_by_ours() -> None:
         tidemill.SAC(ent_coef="auto")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match='nothing here has a setting clip_range; did you mean "clip"'):
         tidemill.train("CartPole-v1", clip_range=0.1)
+    with pytest.raises(
+        ConfigError, match=r"policy_kwargs; its parts are settings of their own, such as hidden"
+    ):
+        tidemill.train("CartPole-v1", policy_kwargs={"net_arch": [64, 64]})
+    with pytest.raises(ConfigError, match=r"policy = 'MlpPolicy' is not needed here: the network follows"):
+        tidemill.train("CartPole-v1", policy="MlpPolicy")
+    with pytest.raises(ConfigError, match="PPO has no setting use_rms_prop; Adam is the only optimiser"):
+        tidemill.PPO(use_rms_prop=True)  # type: ignore[call-arg]

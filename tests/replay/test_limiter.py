@@ -338,6 +338,21 @@ def test_a_ratio_that_is_no_fraction_above_zero_is_refused(ratio):
         parse_ratio(ratio)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "cure"), [(0.25, "1/4"), (1e-9, "1/1000000000"), ("1e-4", "1/10000"), (2.5e-5, "1/40000")]
+)
+def test_what_is_offered_for_a_number_is_taken(ratio, cure):
+    with pytest.raises(ConfigError, match=f'is ratio = "{cure}"$'):
+        parse_ratio(ratio)
+    assert parse_ratio(cure) == Fraction(cure)
+
+
+@pytest.mark.parametrize("ratio", [-0.5, 0.0, "-1e-9"])
+def test_nothing_is_offered_for_a_number_that_is_not_above_zero(ratio):
+    with pytest.raises(ConfigError, match=r"; it must be above 0$"):
+        parse_ratio(ratio)
+
+
 def test_ratios_are_read():
     assert [parse_ratio(ratio) for ratio in ("1/4", "3/2", 8, "8", " 2 / 4 ")] == [
         Fraction(1, 4),

@@ -16,6 +16,7 @@ from tidemill.presets.ppo import ppo
 from tidemill.remote.openenv import OpenEnv
 from tidemill.remote.rest_config import Rest
 from tidemill.run.start_remarks import remarks
+from tidemill.training.experiment_from import with_settings
 from tidemill.training.replay_slots import with_slots
 
 SERVER = Rest(url="http://127.0.0.1:9")
@@ -53,7 +54,7 @@ def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(w
     assert told == (
         "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest, and the "
         "first step that is lost ends the run. Slots wait for nobody and bear lost steps: --slots 16 "
-        "--algorithm dqn (Discrete actions) or sac (Box)"
+        "--algorithm dqn or qrdqn (Discrete actions), sac or td3 (Box)"
     )
     (told,) = remarks(DQN_PRESETS.general("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
     assert told.startswith("DQN plays 8 sessions") and told.endswith("bear lost steps: --slots 8")
@@ -78,6 +79,16 @@ def test_what_wrappers_cost_is_told_where_lanes_would_step_at_once(with_core):
         *remarks(ppo("x", Gymnasium(id="Taxi-v4", wrap=("flatten",)))),
         *remarks(ppo("x", Gymnasium(id="CartPole-v1", threads=2, wrap=("flatten",)))),
     ]
+
+
+def test_a_batch_size_that_means_minibatches_is_told_so(with_core):
+    experiment = ppo("x", Gymnasium(id="CartPole-v1"))
+    (told,) = remarks(with_settings(experiment, {"batch_size": 64})[0])
+    assert told == (
+        "batch_size = 64 of trainer is less than one sample has, and samples are taken whole: batches have "
+        "2,048 rows and more. What Stable-Baselines3 calls so is minibatch_size here (64)"
+    )
+    assert not [*remarks(with_settings(experiment, {"batch_size": 4096})[0])]
 
 
 def test_it_is_printed_when_a_run_starts(tmp_path):

@@ -108,6 +108,10 @@ def test_an_environment_is_named_by_what_makes_it(what: Any) -> None:
     built.close()
 
 
+class Bold(DQN):
+    """A user's own."""
+
+
 def test_an_algorithm_is_its_name_or_its_settings() -> None:
     by_name, _ = make_experiment("CartPole-v1", "dqn")
     given, _ = make_experiment("CartPole-v1", DQN(learning_rate=0.5))
@@ -116,6 +120,8 @@ def test_an_algorithm_is_its_name_or_its_settings() -> None:
     )
     assert given.workers["trainer"].algorithm == DQN(learning_rate=0.5)
     assert make_experiment("CartPole-v1", PPO(epochs=7))[0].workers["trainer"].algorithm == PPO(epochs=7)
+    derived, _ = make_experiment("CartPole-v1", Bold())
+    assert derived.workers["trainer"] == by_name.workers["trainer"].replace(algorithm=Bold())
     with pytest.raises(ConfigError, match='did you mean "dqn"'):
         make_experiment("CartPole-v1", "dqm")
     with pytest.raises(ConfigError, match="an experiment has its own"):

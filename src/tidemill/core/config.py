@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from tidemill.core.errors import ConfigError, did_you_mean
-from tidemill.core.foreign_names import FOREIGN_NAMES
+from tidemill.core.foreign_names import FOREIGN_NAMES, WITHOUT_NAMES
 from tidemill.core.secrets import shown
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -72,7 +72,7 @@ class Config:
             if name in cls.retired:
                 raise ConfigError(_gone(cls, name))
             known = cls.__dataclass_fields__
-            if name in FOREIGN_NAMES and name not in known:
+            if (name in FOREIGN_NAMES or name in WITHOUT_NAMES) and name not in known:
                 raise ConfigError(f"{cls.__name__} has no setting {name}; {did_you_mean(name, known)}")
         return super().__new__(cls)
 

@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Self, TypeVar
 
-from tidemill.core.foreign_names import FOREIGN_NAMES
+from tidemill.core.foreign_names import FOREIGN_NAMES, WITHOUT_NAMES
 
 T = TypeVar("T")
 
@@ -202,6 +202,8 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
     for name in ours:
         if name in names:
             return f'did you mean "{name}"?'
+    if value in WITHOUT_NAMES and value not in names:
+        return f"{WITHOUT_NAMES[value]}: docs/rl-zoo.md"
     if ours:
         return f'it is called "{ours[0]}" here, and stands elsewhere: docs/rl-zoo.md'
     near = get_close_matches(value, names, n=1)

@@ -39,3 +39,21 @@ FOREIGN_NAMES = {
     "vf_coef": ("value_coefficient",),
 }
 """By their name: our settings', the usual one first."""
+
+WITHOUT_NAMES = {
+    "enable_critic_lstm": "the critic always has a cell of its own",
+    "n_critics": "there are always two",
+    "noise_type": "noise is normal; its deviation is exploration_noise",
+    "optimize_memory_usage": "an observation is always kept once",
+    "optimizer_class": "Adam is the only optimiser",
+    "optimizer_kwargs": "of the optimiser there are learning_rate and adam_epsilon",
+    "policy": "the network follows from the spaces, and its widths are hidden=(64, 64)",
+    "policy_kwargs": "its parts are settings of their own, such as hidden (net_arch) and activation "
+    "(activation_fn)",
+    "replay_buffer_class": "there are Replay and PrioritisedReplay; hindsight replay is missing",
+    "replay_buffer_kwargs": "there are Replay and PrioritisedReplay; hindsight replay is missing",
+    "use_expln": "deviations are always e to the power of what is learnt",
+    "use_rms_prop": "Adam is the only optimiser",
+    "use_sde_at_warmup": "steps before the first update are always the policy's",
+}
+"""Of their names that none of ours is for, what is so instead."""

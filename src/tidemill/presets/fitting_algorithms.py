@@ -2,7 +2,7 @@
 `check-env` says of that."""
 
 from tidemill.api.environment import Environment, EnvironmentConfig
-from tidemill.api.spaces import Spaces
+from tidemill.api.spaces import Box, Discrete, Space, Spaces
 from tidemill.core.errors import ConfigError
 from tidemill.presets.experiments import ALGORITHMS, presets_of
 from tidemill.replay_training.granted_order import replay_obstacle
@@ -12,6 +12,18 @@ _OWN = (
     "write a policy that acts so, or give the agents actions that are Discrete, MultiDiscrete, MultiBinary "
     "or a Box of floats, each alone or as part of a Dict or Tuple"
 )
+
+
+def from_replay_memories() -> str:
+    """Return which algorithms train from a replay memory, by the actions that they are
+    for: "dqn or qrdqn (Discrete actions), sac or td3 (Box)"."""
+    seen = Box((1,), "float32")
+    acted: dict[str, Space] = {"Discrete actions": Discrete(2), "Box": Box((1,), "float32", (-1.0,), (1.0,))}
+    names = [name for name in ALGORITHMS if presets_of(name).replay]
+    return ", ".join(
+        f"{' or '.join(name for name in names if not _obstacle(name, Spaces(seen, space)))} ({kind})"
+        for kind, space in acted.items()
+    )
 
 
 def training(config: EnvironmentConfig, environment: Environment) -> list[Finding]:

@@ -45,7 +45,10 @@ def parse_ratio(ratio: str | int) -> Fraction:
     ):
         near = ""
         with suppress(ValueError, OverflowError):
-            near = f'; {float(ratio):g} is ratio = "{Fraction(ratio).limit_denominator(1000)}"'
+            near, number = "; it must be above 0", Fraction(ratio)
+            if number > 0:
+                meant = number.limit_denominator(1000) or Fraction(1, round(1 / number))
+                near = f'; {float(ratio):g} is ratio = "{meant}"'
         raise ConfigError(
             f'ratio = {ratio!r} is no fraction of integers: write training tasks per step, like "1/4" (a '
             f'task for every 4 steps), "3/2" or 8{near}'

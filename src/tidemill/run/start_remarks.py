@@ -8,9 +8,10 @@ from tidemill.api.experiment import Experiment
 from tidemill.envs.lanes import Gymnasium
 from tidemill.native.library import VARIABLE, unavailable
 from tidemill.nets.native_setting import NativeSetting
+from tidemill.presets.fitting_algorithms import from_replay_memories
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.trainer_config import TrainerConfig
+from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 
 def remarks(experiment: Experiment) -> Iterator[str]:
@@ -34,6 +35,20 @@ def remarks(experiment: Experiment) -> Iterator[str]:
             and os.environ.get(VARIABLE) != "off"
         ):
             yield f"numpy computes policy {name} where it is an MLP on a CPU: the native core has no {slow}"
+    for name, config in experiment.groups(Trainer).items():
+        rows = [
+            actors.lanes * spec.sample_steps
+            for actors in experiment.groups(ActorConfig).values()
+            for spec in actors.agents
+            if config.samples in spec.streams and spec.mode == "fixed"
+        ]
+        minibatch, size = getattr(config.algorithm, "minibatch_size", None), config.batch_size
+        if minibatch and size and size < min(rows, default=0):
+            yield (
+                f"batch_size = {size} of {name} is less than one sample has, and samples are "
+                f"taken whole: batches have {min(rows):,} rows and more. What Stable-Baselines3 calls so is "
+                f"minibatch_size here ({minibatch:,})"
+            )
     yield from numpy_instead(experiment)
 
 
@@ -54,7 +69,7 @@ def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
     slots = f"--slots {sessions}" + (
         ""
         if fed and all(isinstance(config, ReplayTrainer) for config in fed)
-        else " --algorithm dqn (Discrete actions) or sac (Box)"
+        else f" --algorithm {from_replay_memories()}"
     )
     waits = (
         f"Each step of {actors.lanes} lanes takes as long as the slowest, and the"

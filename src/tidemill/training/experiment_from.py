@@ -2,6 +2,7 @@
 an algorithm, and settings by name."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -14,6 +15,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.schedule import LinearSchedule
 from tidemill.core.config import encode, set_path
 from tidemill.core.errors import ConfigError, TidemillError, did_you_mean
+from tidemill.core.foreign_names import WITHOUT_NAMES
 from tidemill.core.user_code_loading import load_attribute, name_of_code
 from tidemill.presets.base import run_name
 from tidemill.presets.environment_names import environment_from, in_wrappers, is_named
@@ -39,8 +41,8 @@ def make_experiment(
     settings = algorithm if isinstance(algorithm, AlgorithmConfig) else None
     name = algorithm if isinstance(algorithm, str) else None
     if settings is not None:
-        kind = type(settings).__name__.lower()
-        name = kind if kind in ALGORITHMS else "ppo"
+        kinds = (kind.__name__.lower() for kind in type(settings).__mro__)  # a derived one runs as its base
+        name = next((kind for kind in kinds if kind in ALGORITHMS), "ppo")
     source = None
     match what:
         case Experiment():
@@ -104,6 +106,8 @@ def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> tuple[
         places = [("", name)] if "." in name else known.get(name, [])
         if not places:
             raise ConfigError(f"nothing here has a setting {name}; {did_you_mean(name, known)}")
+        if name == "policy" and re.fullmatch(r"\w*Policy", str(value)):
+            raise ConfigError(f"{name} = {value!r} is not needed here: {WITHOUT_NAMES[name]}")
         if len({owner for owner, _ in places}) > 1:
             raise ConfigError(
                 f"several settings are called {name}; give the path of the one that is meant, as "

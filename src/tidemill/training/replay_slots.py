@@ -7,6 +7,7 @@ from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.lanes import Gymnasium
+from tidemill.presets.fitting_algorithms import from_replay_memories
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
@@ -34,10 +35,9 @@ def with_slots(
     if not isinstance(config, ReplayTrainer):
         raise ConfigError(
             f"slots and ratios go with a replay memory, and {name} is a {type(config).__name__}: "
-            f"{type(config.algorithm).__name__} learns from what its own policy has just done. Take DQN "
-            "(Discrete actions), SAC or TD3 (Box) with a Replay (--algorithm dqn, sac, td3), or leave slots "
-            "and ratios out: then environments play in lanes that wait for the slowest, and the first fault "
-            "of one ends the run"
+            f"{type(config.algorithm).__name__} learns from what its own policy has just done. Take what has "
+            f"a replay memory, --algorithm {from_replay_memories()}, or leave slots and ratios out: then "
+            "environments play in lanes that wait for the slowest, and the first fault of one ends the run"
         )
     if ratio is not None:
         parse_ratio(ratio)
