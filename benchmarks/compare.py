@@ -94,6 +94,7 @@ PLAIN = (*ALL, "pufferlib")
 NATIVE = (TIDEMILL, "cleanrl_style", "fused_jax")
 BFLOAT16 = (TIDEMILL, "cleanrl_style")
 SERVED = (TIDEMILL, INLINE)
+FEW = (TIDEMILL, "stable_baselines3", "cleanrl_style")
 SMALL = (TIDEMILL, "stable_baselines3", "cleanrl_style", "pufferlib")
 WORKS = {
     work.name: work
@@ -113,6 +114,8 @@ WORKS = {
         ),
         Work("half_cheetah", "HalfCheetah-v5", PLAIN),
         Work("cartpole_small", "CartPole-v1, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL),
+        Work("cartpole_one", "CartPole-v1, one lane of 2,048 rows, minibatches of 64, 10 epochs", FEW),
+        Work("hopper_one", "Hopper-v5, one lane of 2,048 rows, minibatches of 64, 10 epochs", FEW),
         Work("hopper_small", "Hopper-v5, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL),
         Work(
             "half_cheetah_small", "HalfCheetah-v5, 8 lanes of 256 rows, minibatches of 64, 10 epochs", SMALL

@@ -132,9 +132,26 @@ def half_cheetah_small() -> Experiment:
     return _small(Gymnasium(id="HalfCheetah-v5"))
 
 
-def _small(environment: Gymnasium | GymnasiumVector) -> Experiment:
+def cartpole_one() -> Experiment:
+    """CartPole-v1, one lane of 2,048 rows, as Stable-Baselines3 trains by default:
+    minibatches of 64, 10 epochs."""
+    return _small(Gymnasium(id="CartPole-v1"), lanes=1)
+
+
+def hopper_one() -> Experiment:
+    """The same with Hopper-v5."""
+    return _small(Gymnasium(id="Hopper-v5"), lanes=1)
+
+
+def _small(environment: Gymnasium | GymnasiumVector, lanes: int = 8) -> Experiment:
     return _ppo(
-        str(environment.id), environment, 8, rollout=256, minibatches=32, epochs=10, learning_rate=3e-4
+        str(environment.id),
+        environment,
+        lanes,
+        rollout=2048 // lanes,
+        minibatches=32,
+        epochs=10,
+        learning_rate=3e-4,
     )
 
 

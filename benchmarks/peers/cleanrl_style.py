@@ -17,6 +17,8 @@ LAYOUTS = {
         for pong in ("pong_float32", "pong_one_epoch_float32", "pong", "pong_one_epoch")
     },
     "cartpole_small": {"envs": 8, "threads": 1, "vector": "SyncVectorEnv"},
+    "cartpole_one": {"envs": 1, "threads": 1, "vector": "SyncVectorEnv"},
+    "hopper_one": {"envs": 1, "threads": 1, "vector": "SyncVectorEnv"},
     "hopper_small": {"envs": 8, "threads": 1, "vector": "EnvPool, 2 threads"},
     "half_cheetah_small": {"envs": 8, "threads": 1, "vector": "EnvPool, 2 threads"},
 }

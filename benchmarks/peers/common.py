@@ -55,6 +55,8 @@ WORKS = {
     "pong_one_epoch": replace(_PONG, epochs=1),
     # batches as Stable-Baselines3 has them: 8 lanes of 256 rows, minibatches of 64
     "cartpole_small": replace(_SMALL, environment="CartPole-v1", target=475.0),
+    "cartpole_one": replace(_SMALL, environment="CartPole-v1", rollout=2048),
+    "hopper_one": replace(_SMALL, environment="Hopper-v5", rollout=2048),
     "cartpole_vector_small": replace(_SMALL, environment="CartPole-v1", target=475.0),
     "hopper_small": replace(_SMALL, environment="Hopper-v5"),
     "half_cheetah_small": replace(_SMALL, environment="HalfCheetah-v5"),

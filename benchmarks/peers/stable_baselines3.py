@@ -17,6 +17,8 @@ LAYOUTS = {
     "cartpole_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
     "hopper_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
     "half_cheetah_small": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
+    "cartpole_one": {"envs": 1, "threads": 1, "vector": "DummyVecEnv"},
+    "hopper_one": {"envs": 1, "threads": 1, "vector": "DummyVecEnv"},
     "dqn": {"envs": 8, "threads": 1, "vector": "DummyVecEnv"},
     "sac": {"envs": 8, "threads": 2, "vector": "DummyVecEnv"},
 }
