@@ -10,19 +10,24 @@ settings.
 
 Every run has one process of one thread, and two go side by side. A run's line is written
 to docs/results/suite/TASK.json as soon as it has ended, so that a suite that was cut goes
-on; a line made with other settings, or another number of steps, is made anew. A run that
-fails is told in the page, and tried again.
+on; a line made with other settings, or another number of steps, is made anew. The file
+holds all settings of its lines, so that a line stays where a setting is new and has its
+default, and goes where a default is another. A run that fails is told in the page, and
+tried again.
 
 A return is the mean of the last 100 training episodes' (of all, while there are fewer),
 as the environment gives it: not clipped, not normalised, with exploration. The same for
-all contenders. A score is (return - random) / (reference - random), at the task's last
-step.
+all contenders. Then the final policy plays some episodes without exploration. A score is
+(return - random) / (reference - random), at the task's last step. Of several agents a
+return is the mean of theirs.
 """
 
 import argparse
 import hashlib
+import importlib
 import json
 import math
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,6 +48,8 @@ from suite_scores import difference_interval, interquartile_mean, score, scores_
 RESULTS = ROOT / "docs" / "results" / "suite"
 PAGE = ROOT / "docs" / "results" / "suite.md"
 POINTS = 20  # of a curve
+PLAYED = 10  # episodes of the final policy, without exploration
+PATIENCE = 300  # seconds for them: such a policy may never end an episode
 WELL = 0.9  # of the reference's score: the default learns as well
 
 OWN = ("default", "preset")
@@ -62,6 +69,8 @@ class Task:
     zoo: rl-zoo's name of the task, where it is another; "" where it has no settings for
         it
     wrapper: what Stable-Baselines3 needs around it, as rl-zoo has it
+    measured: what our records call its returns
+    requirements: what Stable-Baselines3 needs to be installed
     """
 
     name: str
@@ -71,6 +80,8 @@ class Task:
     algorithm: str = "ppo"
     zoo: str | None = None
     wrapper: str = ""
+    measured: str = "return/mean"
+    requirements: str = "suite"
 
     @property
     def seeds(self) -> int:
@@ -80,7 +91,9 @@ class Task:
     @property
     def label(self) -> str:
         """What the task is called in files and tables."""
-        return self.name.replace("/", "-") + ("" if self.algorithm == "ppo" else f"-{self.algorithm}")
+        return self.name.replace("/", "-").removeprefix("pettingzoo:") + (
+            "" if self.algorithm == "ppo" else f"-{self.algorithm}"
+        )
 
     def environment(self) -> Any:
         """Return our configuration of it: MiniGrid's is its picture, as a run is told to
@@ -92,6 +105,20 @@ class Task:
 
 def _mujoco(name: str, steps: int, chosen: bool, zoo: str | None = None) -> Task:
     return Task(f"{name}-v5", steps, "MuJoCo", chosen, zoo=f"{name}-v4" if zoo is None else zoo)
+
+
+def _atari(game: str, chosen: bool) -> Task:
+    """A step is the agent's, of four frames; Stable-Baselines3 takes a quarter of an hour
+    for so many. Rewards are clipped, and the score counts."""
+    wrapper = "stable_baselines3.common.atari_wrappers.AtariWrapper"
+    name = f"ALE/{game}-v5"
+    return Task(name, 150_000, "Atari", chosen, "ppo", "atari", wrapper, "info/score", "suite_more")
+
+
+def _pettingzoo(module: str, steps: int, chosen: bool) -> Task:
+    """Several agents, one policy for all; Stable-Baselines3 takes them as lanes, which
+    supersuit makes of them."""
+    return Task(f"pettingzoo:{module}", steps, "PettingZoo", chosen, zoo="", requirements="suite_more")
 
 
 FLAT = "minigrid.wrappers.FlatObsWrapper"
@@ -126,6 +153,12 @@ TASKS = (
     Task("MinAtar/Freeway-v1", 200_000, "MinAtar", True, zoo=""),
     Task("MinAtar/Seaquest-v1", 200_000, "MinAtar", False, zoo=""),
     Task("MinAtar/SpaceInvaders-v1", 200_000, "MinAtar", False, zoo=""),
+    _atari("Pong", True),
+    _atari("Breakout", False),
+    _atari("Seaquest", False),
+    _pettingzoo("mpe2.simple_spread_v3", 100_000, True),
+    _pettingzoo("pettingzoo.sisl.multiwalker_v9", 100_000, False),
+    _pettingzoo("pettingzoo.sisl.pursuit_v5", 50_000, False),
     Task("CartPole-v1", 50_000, "from a replay memory", True, "dqn"),
     Task("MountainCar-v0", 120_000, "from a replay memory", False, "dqn"),
     Task("Acrobot-v1", 100_000, "from a replay memory", True, "dqn"),
@@ -137,8 +170,6 @@ TASKS = (
     Task("HalfCheetah-v5", 30_000, "from a replay memory", True, "sac", zoo="HalfCheetah-v4"),
 )
 NOT_RUN = {
-    "Atari (Pong, Breakout, Seaquest)": "a reference takes longer than 15 minutes of a core",
-    "PettingZoo": "Stable-Baselines3 has no environments of several agents",
     "BipedalWalkerHardcore": "rl-zoo trains it for 10 to 100 million steps",
 }
 
@@ -160,37 +191,69 @@ def experiment_of(task: Task, contender: str) -> Any:
     return (general if contender == "default" else found)(task.name, environment)
 
 
-def settings_of(task: Task, contender: str) -> str | None:
-    """Return a digest of all that a run's return follows from but its seed; None where
-    the contender has no settings for the task."""
+def settings_of(task: Task, contender: str) -> Any:
+    """Return all that a run's return follows from but its seed: configurations, texts and
+    numbers, in lists; None where the contender has no settings for the task."""
     if contender in OWN:
         experiment = experiment_of(task, contender)
         if experiment is None:
             return None
-        told: Any = _told(experiment.replace(limits=type(experiment.limits)(), seed=0))
-    elif contender == "zoo" and task.zoo == "":
+        return [task.steps, experiment.replace(limits=type(experiment.limits)(), seed=0)]
+    if contender == "zoo" and task.zoo == "":
         return None
-    else:
-        files = sorted((HERE / "peers" / "requirements").glob("suite.*"))
-        told = [contender, task.zoo, task.wrapper, task.algorithm, *(file.read_text() for file in files)]
-    text = json.dumps([task.steps, told], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    files = sorted((HERE / "peers" / "requirements").glob(f"{task.requirements}.*"))
+    texts = [file.read_text() for file in files]
+    return [task.steps, [contender, task.zoo, task.wrapper, task.algorithm, *texts]]
 
 
-def _told(value: Any) -> Any:
-    """Return what a configuration says other than its defaults, so that a setting that is
-    new, and not used, changes no digest."""
+def told(value: Any) -> Any:
+    """Return settings as JSON has them, those with their defaults, too."""
     if is_dataclass(value):
-        given = {field.name: getattr(value, field.name) for field in fields(value)}
-        defaults = {
-            field.name: field.default_factory() if field.default_factory is not MISSING else field.default
-            for field in fields(value)
-        }
-        changed = {name: _told(own) for name, own in given.items() if own != defaults[name]}
-        return [type(value).__name__, changed]
+        given = {field.name: told(getattr(value, field.name)) for field in fields(value)}
+        return {"kind": type(value).__name__, **given}
     if isinstance(value, Mapping):
-        return {name: _told(each) for name, each in value.items()}
-    return [_told(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: told(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [told(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def unchanged(then: Any, value: Any) -> bool:
+    """Return whether what `told` said `then` is said of `value` now, but for settings
+    that there were not, and that have their defaults."""
+    if is_dataclass(value):
+        given = {field.name: field for field in fields(value)}
+        if (
+            not isinstance(then, dict)
+            or then.get("kind") != type(value).__name__
+            or set(then) - {*given, "kind"}
+        ):
+            return False
+        return all(
+            unchanged(then[name], getattr(value, name))
+            if name in then
+            else getattr(value, name)
+            == (field.default_factory() if field.default_factory is not MISSING else field.default)
+            for name, field in given.items()
+        )
+    if isinstance(value, Mapping):
+        return (
+            isinstance(then, dict)
+            and set(then) == set(value)
+            and all(unchanged(then[name], each) for name, each in value.items())
+        )
+    if isinstance(value, list | tuple):
+        return (
+            isinstance(then, list)
+            and len(then) == len(value)
+            and all(unchanged(old, each) for old, each in zip(then, value, strict=True))
+        )
+    return bool(then == told(value))
+
+
+def digest_of(settings: Any) -> str:
+    """Return a short name of what `told` said."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def train_own(task: Task, contender: str, seed: int) -> dict[str, Any]:
@@ -212,16 +275,36 @@ def train_own(task: Task, contender: str, seed: int) -> dict[str, Any]:
             log=[],
         )
         used = time.process_time() - begun
-        records = [record for record in read_metrics(run) if "return/mean" in record]
-    if not records:
-        raise SystemExit(f"no episode of {task.name} ended in {task.steps:,} steps")
-    places, values = zip(*((r["step"], r["return/mean"]) for r in records), strict=True)
+        records = [record for record in read_metrics(run) if task.measured in record]
+        if not records:
+            raise SystemExit(f"no episode of {task.name} ended in {task.steps:,} steps")
+        evaluation = played(run)
+    places, values = zip(*((r["step"], r[task.measured]) for r in records), strict=True)
     at = np.linspace(0, task.steps, POINTS + 1)[1:]
     return {
         "curve": [round(float(value), 4) for value in np.interp(at, places, values)],
+        "evaluation": evaluation,
         "seconds": round(records[-1]["time/seconds"], 1),
         "core_seconds": round(used, 1),
     }
+
+
+def played(run: Path) -> float | None:
+    """Return the mean return of the final policy without exploration; None where it ended
+    no episodes in good time."""
+    import tidemill
+
+    def ring(*_: Any) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.alarm(PATIENCE)
+    try:
+        return round(tidemill.evaluate(run, PLAYED, quiet=True).mean, 4)
+    except TimeoutError:
+        return None
+    finally:
+        signal.alarm(0)
 
 
 def random_return(task: Task, episodes: int = 20, most: int = 10_000) -> float:
@@ -229,8 +312,11 @@ def random_return(task: Task, episodes: int = 20, most: int = 10_000) -> float:
     is cut after so many steps."""
     import gymnasium
 
-    task.environment().build(1, 0).close()  # registers it
-    env = gymnasium.make(task.name)
+    environment = task.environment()
+    environment.build(1, 0).close()  # registers it
+    if task.kind == "PettingZoo":
+        return _random_team(importlib.import_module(environment.make).parallel_env(), episodes)
+    env = environment.scored().make_one() if task.kind == "Atari" else gymnasium.make(task.name)
     env.action_space.seed(0)
     returns = []
     for episode in range(episodes):
@@ -246,6 +332,23 @@ def random_return(task: Task, episodes: int = 20, most: int = 10_000) -> float:
     return statistics.mean(returns)
 
 
+def _random_team(env: Any, episodes: int) -> float:
+    """Return the mean over agents and episodes of the returns of random actions."""
+    totals = []
+    for agent in env.possible_agents:
+        env.action_space(agent).seed(0)
+    for episode in range(episodes):
+        env.reset(seed=episode)
+        total = dict.fromkeys(env.possible_agents, 0.0)
+        while env.agents:
+            _, rewards, *_ = env.step({agent: env.action_space(agent).sample() for agent in env.agents})
+            for agent, reward in rewards.items():
+                total[agent] += float(reward)
+        totals += total.values()
+    env.close()
+    return statistics.mean(totals)
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that is to be done."""
@@ -253,7 +356,7 @@ class Run:
     task: Task
     contender: str
     seed: int
-    settings: str
+    settings: Any  # as of `told`
 
     def do(self) -> dict[str, Any]:
         """Train in a process of its own; return its line. Raises `Failed`."""
@@ -269,15 +372,17 @@ class Run:
                 "algorithm": self.task.algorithm,
                 "steps": self.task.steps,
                 "points": POINTS,
+                "played": PLAYED,
+                "patience": PATIENCE,
                 "tuned": self.contender == "zoo",
                 "seed": self.seed,
             }
-            python = prepare("suite", "the suite's references")
+            python = prepare(self.task.requirements, "the suite's references")
             program = [str(python), str(HERE / "peers" / "suite.py"), json.dumps(told)]
         output = command(program, deadline, **ONE_THREAD, TIDEMILL_NATIVE="require")
         line: dict[str, Any] = json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
         return line | {
-            "settings": self.settings,
+            "settings": digest_of(self.settings),
             "steps": self.task.steps,
             **{key: machine()[key] for key in ("features", "processor")},
             "commit": commit(),
@@ -301,8 +406,11 @@ def read(task: Task) -> dict[str, Any]:
 
 
 def write(task: Task, found: Mapping[str, Any]) -> None:
-    """Write the task's file, whole or not at all."""
+    """Write the task's file, whole or not at all, with the settings of its lines."""
     RESULTS.mkdir(parents=True, exist_ok=True)
+    told_of = {line.get("settings") for runs in found["runs"].values() for line in runs.values()}
+    kept = {name: each for name, each in found.get("settings", {}).items() if name in told_of}
+    found = {**found, "settings": kept}
     file = RESULTS / f"{task.label}.json"
     new = file.with_suffix(".new")
     new.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
@@ -320,12 +428,13 @@ def left(tasks: Sequence[Task], contenders: Sequence[str], seeds: int | None) ->
         for task in tasks:
             if seed > (seeds or task.seeds):
                 continue
-            runs = read(task)["runs"]
+            found = read(task)
             for contender in contenders:
                 settings = known[task.label, contender]
-                line = runs.get(contender, {}).get(str(seed), {})
-                if settings is not None and (line.get("settings") != settings or "failed" in line):
-                    yield Run(task, contender, seed, settings)
+                line = found["runs"].get(contender, {}).get(str(seed), {"failed": ""})
+                then = found.get("settings", {}).get(line.get("settings"))
+                if settings is not None and ("failed" in line or not unchanged(then, settings)):
+                    yield Run(task, contender, seed, told(settings))
 
 
 def seconds_of(run: Run) -> float:
@@ -334,6 +443,8 @@ def seconds_of(run: Run) -> float:
     taken = [line["seconds"] / line["steps"] for line in lines if "seconds" in line]
     usual = {"ppo": 1 / 5_000, "dqn": 1 / 2_500, "sac": 1 / 100}[run.task.algorithm]
     slower = 1 if run.contender in OWN else {"ppo": 6, "dqn": 4, "sac": 1.3}[run.task.algorithm]
+    if run.task.kind == "Atari":
+        usual, slower = 1 / 500, min(slower, 3)
     return run.task.steps * (statistics.mean(taken) if taken else usual * slower) + 5
 
 
@@ -347,12 +458,13 @@ def go_through(runs: Sequence[Run], beside: int) -> None:
         try:
             line = run.do()
         except Failed as failure:
-            line = {"failed": str(failure), "settings": run.settings, "steps": run.task.steps}
+            line = {"failed": str(failure), "settings": digest_of(run.settings), "steps": run.task.steps}
         with lock:
             found = read(run.task)
             if "random" not in found and run.contender in OWN and "failed" not in line:
                 found["random"] = round(random_return(run.task), 4)
             found["runs"].setdefault(run.contender, {})[str(run.seed)] = line
+            found.setdefault("settings", {})[line["settings"]] = run.settings
             write(run.task, found)
             done += 1
             what = line.get("failed") or f"{line['curve'][-1]:,.2f}"
@@ -400,7 +512,8 @@ def report(tasks: Sequence[Task] = TASKS) -> str:
         "interquartile mean over seeds (their number in brackets) of the mean return of the last 100 "
         "training episodes at the task's last step. *Score*: of our default, (return - random) / "
         "(reference - random). *Difference*: to rl-zoo's settings, or SB3's where it has "
-        "none, with 95 % intervals.",
+        f"none, with 95 % intervals. *Played*: what final policies return without exploration, {PLAYED} "
+        "episodes of each seed.",
         "",
     ]
     for chosen, title in (
@@ -411,8 +524,9 @@ def report(tasks: Sequence[Task] = TASKS) -> str:
             f"## {title}",
             "",
             "| task | algorithm | steps | random | default | preset | SB3 | rl-zoo | score beside SB3 "
-            "| beside rl-zoo | difference of default; of preset | steps of a core-second: default, SB3 |",
-            "|---" * 12 + "|",
+            "| beside rl-zoo | difference of default; of preset | played: default, SB3 "
+            "| steps of a core-second: default, SB3 |",
+            "|---" * 13 + "|",
         ]
         for task, found, scores in rows:
             if task.chosen is chosen:
@@ -490,6 +604,11 @@ def _row(task: Task, found: Mapping[str, Any], scores: Mapping[str, float]) -> s
             else "–"
         )
 
+    def plays(contender: str) -> str:
+        lines = found["runs"].get(contender, {}).values()
+        values = [line["evaluation"] for line in lines if line.get("evaluation") is not None]
+        return f"{interquartile_mean(values):,.2f} ({len(values)})" if values else "–"
+
     def beside(contender: str) -> str:
         ours, others = finals(found, contender), finals(found, "zoo") or finals(found, "sb3")
         if min(len(ours), len(others)) < 2:
@@ -500,7 +619,8 @@ def _row(task: Task, found: Mapping[str, Any], scores: Mapping[str, float]) -> s
     shown = [f"{scores[other]:.2f}" if other in scores else "–" for other in ("sb3", "zoo")]
     cells = [task.name, task.algorithm, f"{task.steps:,}", f"{found['random']:,.2f}"]
     cells += [cell(contender) for contender in CONTENDERS]
-    cells += [*shown, f"{beside('default')}; {beside('preset')}", f"{speed('default')}, {speed('sb3')}"]
+    cells += [*shown, f"{beside('default')}; {beside('preset')}"]
+    cells += [f"{plays('default')}, {plays('sb3')}", f"{speed('default')}, {speed('sb3')}"]
     return f"| {' | '.join(cells)} |"
 
 

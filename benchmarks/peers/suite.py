@@ -21,9 +21,10 @@ import yaml  # noqa: E402
 from stable_baselines3 import DQN, PPO, SAC  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
-from stable_baselines3.common.vec_env import VecNormalize  # noqa: E402
+from stable_baselines3.common.vec_env import VecFrameStack, VecMonitor, VecNormalize  # noqa: E402
 
 TOLD = json.loads(sys.argv[1])
+ATARI, TEAM = TOLD["name"].startswith("ALE/"), TOLD["name"].startswith("pettingzoo:")
 NOT_ITS_OWN = ("n_timesteps", "env_wrapper", "frame_stack", "n_envs", "normalize", "policy")
 
 
@@ -71,9 +72,16 @@ class Curve(BaseCallback):
         return True
 
 
-def main():
-    torch.set_num_threads(1)
-    name, settings = TOLD["name"], of_the_zoo() if TOLD["tuned"] else {}
+def lanes_of(settings):
+    """The environments, in as many lanes as the settings have."""
+    name = TOLD["name"]
+    if TEAM:
+        import supersuit
+
+        team = importlib.import_module(name.removeprefix("pettingzoo:")).parallel_env()
+        lanes = supersuit.pettingzoo_env_to_vec_env_v1(team)
+        lanes = supersuit.concat_vec_envs_v1(lanes, 1, num_cpus=0, base_class="stable_baselines3")
+        return VecMonitor(lanes)
     if name.startswith("MiniGrid"):
         importlib.import_module("minigrid")
     if name.startswith("MinAtar/"):
@@ -81,9 +89,37 @@ def main():
     wrapper = settings.pop("env_wrapper", None) or TOLD["wrapper"] or None
     made = None
     if wrapper:
-        module, _, kind = wrapper.rpartition(".")
+        module, _, kind = (wrapper[0] if isinstance(wrapper, list) else wrapper).rpartition(".")
         made = getattr(importlib.import_module(module), kind)
-    envs = make_vec_env(name, settings.get("n_envs", 1), seed=TOLD["seed"], wrapper_class=made)
+    given = {}
+    if ATARI:  # the wrapper skips frames
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        given = {"frameskip": 1, "repeat_action_probability": 0.0}
+    envs = make_vec_env(
+        name, settings.get("n_envs", 1), seed=TOLD["seed"], wrapper_class=made, env_kwargs=given
+    )
+    return VecFrameStack(envs, settings.get("frame_stack", 4)) if ATARI else envs
+
+
+def played(model, envs):
+    """The mean return of some episodes of the final policy without exploration; None
+    where none ends in good time."""
+    if isinstance(envs, VecNormalize):
+        envs.training = False
+    returns, begun, seen = [], time.monotonic(), envs.reset()
+    while len(returns) < TOLD["played"] and time.monotonic() - begun < TOLD["patience"]:
+        seen, _, _, infos = envs.step(model.predict(seen, deterministic=True)[0])
+        returns += [info["episode"]["r"] for info in infos if "episode" in info]
+    return round(float(np.mean(returns)), 4) if returns else None
+
+
+def main():
+    torch.set_num_threads(1)
+    name, settings = TOLD["name"], of_the_zoo() if TOLD["tuned"] else {}
+    envs = lanes_of(settings)
+    steps = TOLD["steps"] * (envs.num_envs if TEAM else 1)  # there each agent's step is one
     normalise = settings.get("normalize", False)
     if isinstance(normalise, str):
         normalise = keywords(normalise) if normalise.startswith("dict") else ast.literal_eval(normalise)
@@ -98,17 +134,18 @@ def main():
     if isinstance(own.get("train_freq"), list):
         own["train_freq"] = tuple(own["train_freq"])
     several = isinstance(envs.observation_space, gymnasium.spaces.Dict)
-    policy = settings.get("policy", "MultiInputPolicy" if several else "MlpPolicy")
+    usual = "MultiInputPolicy" if several else "CnnPolicy" if ATARI else "MlpPolicy"
+    policy = settings.get("policy", usual)
     kind = {"ppo": PPO, "dqn": DQN, "sac": SAC}[TOLD["algorithm"]]
     model = kind(policy, envs, seed=TOLD["seed"], device="cpu", **own)
     curve, begun, used = Curve(), time.monotonic(), time.process_time()
-    model.learn(TOLD["steps"], callback=curve, log_interval=None)
+    model.learn(steps, callback=curve, log_interval=None)
     seconds, used = time.monotonic() - begun, time.process_time() - used
     if not curve.places:
         raise SystemExit(f"no episode of {name} ended in {TOLD['steps']} steps")
-    at = np.linspace(0, TOLD["steps"], TOLD["points"] + 1)[1:]
+    at = np.linspace(0, steps, TOLD["points"] + 1)[1:]
     values = np.interp(at, curve.places, curve.values)
-    found = {"curve": [round(float(value), 4) for value in values]}
+    found = {"curve": [round(float(value), 4) for value in values], "evaluation": played(model, envs)}
     print(json.dumps(found | {"seconds": round(seconds, 1), "core_seconds": round(used, 1)}))
 
 

@@ -1,5 +1,6 @@
 """The suite of tasks: its table, its scores, which runs are left, and its page."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -70,16 +71,50 @@ def test_runs_with_todays_settings_are_done_and_failed_or_changed_ones_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suite, "RESULTS", tmp_path)
-    task, settings = task_of("Taxi-v4"), suite.settings_of(task_of("Taxi-v4"), "default")
+    task, today = task_of("Taxi-v4"), suite.told(suite.settings_of(task_of("Taxi-v4"), "default"))
+    settings = suite.digest_of(today)
     lines = {
         "1": {"settings": settings, "curve": [1.0]},
         "2": {"settings": "of before", "curve": [1.0]},
         "3": {"settings": settings, "failed": "no memory"},
     }
-    suite.write(task, {"task": task.label, "runs": {"default": lines}})
+    suite.write(task, {"task": task.label, "runs": {"default": lines}, "settings": {settings: today}})
     assert [run.seed for run in suite.left([task], ["default"], None)] == [2, 3, 4, 5]
+    assert next(suite.left([task], ["default"], None)).settings == today
     assert [run.seed for run in suite.left([task], ["default"], 2)] == [2]
     assert [run.seed for run in suite.left([task, task_of("Ant-v5")], ["default"], None)][-1] == 5
+
+
+def test_a_new_setting_at_its_default_keeps_what_was_recorded_and_another_default_does_not() -> None:
+    settings = suite.settings_of(task_of("Taxi-v4"), "default")
+
+    def then() -> Any:
+        return json.loads(json.dumps(suite.told(settings)))
+
+    assert suite.unchanged(then(), settings)
+    before = then()
+    del before[1]["workers"]["trainer"]["algorithm"]["desired_kl"]
+    assert suite.unchanged(before, settings), "it came later, and is not used"
+    before[1]["workers"]["trainer"]["algorithm"]["gamma"] = 0.98
+    assert not suite.unchanged(before, settings), "the default was another"
+    before = then()
+    del before[1]["workers"]["trainer"]["algorithm"]["epochs"]
+    assert not suite.unchanged(before, settings), "it came later, and is used"
+    before = then()
+    before[1]["policies"]["policy"]["gone"] = 1
+    assert not suite.unchanged(before, settings)
+    assert not suite.unchanged([before[0] + 1, before[1]], settings), "another number of steps"
+
+
+def test_recorded_settings_are_named_by_their_digest() -> None:
+    for task in suite.TASKS:
+        found = suite.read(task).get("settings", {})
+        assert all(name == suite.digest_of(each) for name, each in found.items()), task.label
+
+
+def test_random_agents_have_a_return_in_a_team_and_in_a_game() -> None:
+    assert -200 < suite.random_return(task_of("mpe2.simple_spread_v3"), 2) < 0
+    assert suite.random_return(task_of("ALE-Breakout-v5"), 2) < 10
 
 
 def test_the_page_counts_tasks_that_judge_and_names_those_whose_reference_learned_nothing(
