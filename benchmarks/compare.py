@@ -574,6 +574,43 @@ def overview(docs: Path) -> str:
     return "\n".join(filter(None, rows))
 
 
+def same_settings(docs: Path) -> str:
+    """Return the table of steps/s where all have the settings that Stable-Baselines3 has
+    by default, by one lane and by eight; "" where nothing of it was measured."""
+    systems = [SYSTEMS[name] for name in FEW]
+    head = ("task", "lanes × rows", *(f"{system.title}, steps/s" for system in systems), "on")
+    rows = []
+    for task in dict.fromkeys(name.rpartition("_")[0] for name in WORKS if name.endswith("_one")):
+        for name, lanes in ((f"{task}_one", "1 × 2,048"), (f"{task}_small", "8 × 256")):
+            file = docs / "results" / "bench" / f"{name}.json"
+            if not file.exists():
+                continue
+            data = json.loads(file.read_text())
+            lines = {line.system.name: line for line in lines_of(data) if line.speeds}
+            own = lines.get(TIDEMILL)
+            cells = [WORKS[name].title.partition(",")[0], lanes]
+            for system in systems:
+                line = lines.get(system.name)
+                ratio = f"; {own.median / line.median:.1f} ×" if line and own and line is not own else ""
+                cells.append(f"{speed_text(line)}{ratio}" if line else "")
+            facts = data["machine"]
+            cells.append(f"{facts['cores']} × {facts['processor']}; {data['date']}")
+            rows.append("| " + " | ".join(cells) + " |")
+    if not rows:
+        return ""
+    text = (
+        "### The same settings for all",
+        "",
+        "PPO with minibatches of 64 rows and 10 epochs over 2,048, as Stable-Baselines3 has them; MLP 64×64 "
+        "tanh. Medians, in brackets steps of a core-second, then how many times as fast Tidemill is; each "
+        "row's own table stands below, with its command.",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+    )
+    return "\n".join([*text, *rows])
+
+
 def section_of(work: Work, data: dict[str, Any], leg: str) -> str:
     """Return the text of a work: table, sentence, plot. `leg` is one of `LEGS`."""
     lines, seconds = lines_of(data), data["seconds"]
@@ -788,6 +825,8 @@ def parts_of(docs: Path) -> Iterator[tuple[str, str]]:
     """Yield every generated part, in order, and draw the plots."""
     results = docs / "results" / "bench"
     yield "introduction", INTRODUCTION
+    if table := same_settings(docs):
+        yield "same settings", table
     for work in WORKS.values():
         for leg in LEGS:
             file = results / f"{leg}{work.name}.json"

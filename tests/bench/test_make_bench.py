@@ -310,3 +310,22 @@ def test_how_long_it_will_take_follows_from_what_runs_took(
     compare.foretell({}, {}, 5, tmp_path, {("start.py",): 150.0})
     anew, rest = capsys.readouterr().out.splitlines()
     assert "10." in anew and "hours" in anew and "minutes" in rest
+
+
+def test_the_table_of_the_same_settings_has_a_row_for_each_number_of_lanes(tmp_path: Path) -> None:
+    def run(speed: float) -> dict[str, Any]:
+        return {"steps": 100, "core_seconds": 1.0, "steps_per_second": speed, "versions": {}}
+
+    assert compare.same_settings(tmp_path) == ""
+    folder = tmp_path / "results" / "bench"
+    folder.mkdir(parents=True)
+    facts = {"cores": 2, "processor": "X", "features": "", "gpu": False}
+    for name, ours in (("hopper_one", 900.0), ("hopper_small", 1500.0)):
+        runs = {"tidemill": {"1": run(ours)}, "stable_baselines3": {"1": run(300.0), "2": {"failed": "x"}}}
+        told = {"seconds": 4.0, "machine": facts, "date": "2026-11-25", "runs": runs}
+        (folder / f"{name}.json").write_text(json.dumps(told))
+    *_, one, small = compare.same_settings(tmp_path).splitlines()
+    assert one == "| Hopper-v5 | 1 × 2,048 | 900 (100) | 300 (100); 3.0 × |  | 2 × X; 2026-11-25 |"
+    assert small.startswith("| Hopper-v5 | 8 × 256 | 1,500 (100) | 300 (100); 5.0 × |")
+    parts = compare.parts_of(tmp_path)
+    assert [next(parts)[0], next(parts)[0]] == ["introduction", "same settings"]
