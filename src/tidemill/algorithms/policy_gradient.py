@@ -158,8 +158,9 @@ class PolicyGradientLearner(DataParallel):
 
     Equal trainers sum, per update: one array of sums over the rows (float64), then one
     per minibatch with the gradient, what is measured and the rows' share (float32), then
-    the normalisers' moments (float64). All decisions (count of minibatches, clipping of
-    the norm, the stops) follow from sums.
+    the normalisers' moments (float64); and where advantages are normalised over each
+    minibatch, before each epoch those of its minibatches (float64). All decisions (count
+    of minibatches, clipping of the norm, the stops) follow from sums.
     """
 
     policy: TrainablePolicy
