@@ -81,6 +81,7 @@ def lanes_of(settings):
         team = importlib.import_module(name.removeprefix("pettingzoo:")).parallel_env()
         lanes = supersuit.pettingzoo_env_to_vec_env_v1(team)
         lanes = supersuit.concat_vec_envs_v1(lanes, 1, num_cpus=0, base_class="stable_baselines3")
+        lanes.venv.seed = lambda seed: lanes.venv.reset(seed=seed)  # supersuit's has none
         return VecMonitor(lanes)
     if name.startswith("MiniGrid"):
         importlib.import_module("minigrid")
