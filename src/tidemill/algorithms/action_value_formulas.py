@@ -27,13 +27,14 @@ def n_step_returns(
     Sutton & Barto 2018, "Reinforcement Learning", eq. 7.1: G = r_1 + γ r_2 + … + γ^(n-1)
     r_n + γ^n V.
     """
-    powers = _powers(gamma, rewards.shape[1] + 1)
+    powers = discounts(gamma, rewards.shape[1])
     return np.matmul(rewards, powers[:-1]), np.where(done, np.float32(0), powers[steps])
 
 
 @lru_cache(maxsize=16)
-def _powers(gamma: float, count: int) -> Floats:
-    found: Floats = np.power(gamma, np.arange(count)).astype(np.float32)
+def discounts(gamma: float, steps: int) -> Floats:
+    """Return 1, γ, … γ^steps; not to be written."""
+    found: Floats = np.power(gamma, np.arange(steps + 1)).astype(np.float32)
     found.flags.writeable = False
     return found
 

@@ -4,6 +4,7 @@ configuration and its learner."""
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from operator import is_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from tidemill.algorithms.learner_state import (
     state_numbers,
     unprefixed,
 )
+from tidemill.algorithms.native_dqn import NativeDQN
 from tidemill.api.algorithm import Algorithm, Sample, TracedArray
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.schedule import LinearSchedule, number
@@ -150,9 +152,15 @@ class DQNLearner(Algorithm):
         self._updates = self._steps = 0
         self._online, self._target = policy.function(policy.flat), policy.function(policy.flat.copy())
         self._gradient = np.zeros_like(policy.flat)
+        # of the last sample, and its rows: a memory draws into the same arrays
+        self._arrays: list[Array] = []
+        self._batch = Arrays()
         # what the network has told of the batch's observations, [B, A, Z]
         self._values: Floats = self._gradient[:0]
         self._adam = adam(policy.flat, self._gradient, config.adam_epsilon, policy.kernels)
+        self._native: NativeDQN | None = None
+        if NativeDQN.goes_with(policy):
+            self._native = NativeDQN(policy, self._online, self._target, self._gradient)
         self._explore()
 
     def take_in(self, sample: Sample) -> None:
@@ -162,7 +170,10 @@ class DQNLearner(Algorithm):
         """See `Algorithm.update`. Raises `UpdateFault` when loss or gradient are not
         finite; the weights stay as they were."""
         (sample,) = samples
-        batch = {name: array[0] for name, array in sample.items()}
+        arrays = [*sample.values()]
+        if len(arrays) != len(self._arrays) or not all(map(is_, arrays, self._arrays)):
+            self._arrays, self._batch = arrays, {name: array[0] for name, array in sample.items()}
+        batch = self._batch
         self.policy.fold()
         before = self._rng.bit_generator.state if self.policy.shape.noise else None
         rows = len(batch["weight"])
@@ -172,8 +183,9 @@ class DQNLearner(Algorithm):
         if not isfinite(norm + loss):
             why = f"the loss is {loss}, the gradient's norm {norm}"
             drawn = {"random": state_numbers(before)} if before is not None else {}
-            batch.pop("priority", None)  # which this would have told
-            raise spoilt(type(self.config).__name__, "the weights", why, "update", {**batch, **drawn})
+            minibatch = {**batch, **drawn}
+            minibatch.pop("priority", None)  # which this would have told
+            raise spoilt(type(self.config).__name__, "the weights", why, "update", minibatch)
         if "priority" in sample:
             sample["priority"][0] = error
         self._updates += 1
@@ -194,6 +206,8 @@ class DQNLearner(Algorithm):
     def _go_back(self, batch: Arrays) -> tuple[float, Floats, Floats, Floats]:
         """Write the gradient of the batch's loss; return that, and what `_differentiate`
         does but for its derivative."""
+        if self._native is not None:
+            return self._native.go_back(batch, self.config.gamma, self.config.double)
         rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
         with np.errstate(over="ignore", invalid="ignore"):  # `update` looks for what is not finite
             losses, slope, error, value = self._differentiate(batch)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "activations.h"
+#include "layers.h"
 #include "threads.h"
 
 #define WORTH 6000000 /* products and sums from which a second thread is worth a hand-over */
@@ -241,15 +242,6 @@ static void denormalise(int64_t n, int64_t width, float *restrict g, const float
 
 /* ---- layers ---- */
 
-/* Networks of layers (the last one linear, the activation behind the others), whose weights lie
-   one after the other: for each layer [towers, in, out], and biases [towers, out]; of normalised
-   ones scales and shifts behind them. */
-typedef struct {
-    int64_t towers, layers, inputs, activation, normed;
-    const int64_t *widths; /* of the layers */
-    float *weights;
-} Layers;
-
 static int64_t inputs_of(const Layers *net, int64_t layer) { return layer ? net->widths[layer - 1] : net->inputs; }
 
 static int64_t size_of(const Layers *net, int64_t layer)
@@ -267,9 +259,6 @@ static int64_t told(const Layers *net, int64_t n)
     return all;
 }
 
-/* Write out [towers, n, outputs] of x [n, inputs], and what the layers before tell into hidden,
-   for each of them [towers, n, width]; behind that, from GELU on, come their slopes, and of
-   normalised layers what was normalised, and the factors of the rows, [layers, towers, n]. */
 void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden, float *out)
 {
     const float *from = x, *weights = net->weights;
@@ -297,9 +286,6 @@ void EXPORT(forward)(const Layers *net, const float *x, int64_t n, float *hidden
     }
 }
 
-/* After `forward` of the same x: write the gradients of the weights of Σ of_out · out into `into`
-   (NULL: not), and of the inputs into of_inputs [towers, n, inputs] (NULL: not). spare: twice
-   [towers, n, widest of the layers before the last]. */
 void EXPORT(backward)(const Layers *net, const float *x, int64_t n, const float *hidden, const float *of_out,
                       float *spare, float *into, float *of_inputs)
 {

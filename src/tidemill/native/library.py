@@ -58,6 +58,53 @@ class KernelLayers(ctypes.Structure):
     )
 
 
+class KernelTransitions(ctypes.Structure):
+    """Transitions to learn action values from; the fields are those of ``Transitions`` in
+    dqn.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("online", "online_hidden", "online_out")),
+        *((name, ctypes.c_void_p) for name in ("target", "target_hidden", "target_out")),
+        *((name, ctypes.c_int64) for name in ("n", "reach", "actions", "duelling", "twice")),
+        *((name, ctypes.c_void_p) for name in ("seen", "then", "forbidden", "action", "rewards", "steps")),
+        *((name, ctypes.c_void_p) for name in ("done", "weight", "powers", "spare", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("losses", "error", "value")),
+    )
+
+
+class KernelMemory(ctypes.Structure):
+    """The rows of a replay memory; the fields are those of ``Memory`` in replay.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("lanes", "length")),
+        *((name, ctypes.c_void_p) for name in ("heads", "span", "ends")),
+    )
+
+
+class KernelCopied(ctypes.Structure):
+    """A field of drawn transitions; the fields are those of ``Copied`` in replay.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("row", "bytes")),
+        *((name, ctypes.c_void_p) for name in ("source", "into")),
+    )
+
+
+class KernelDrawn(ctypes.Structure):
+    """Drawn transitions; the fields are those of ``Drawn`` in replay.c."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("reach", "fields")),
+        *((name, ctypes.c_void_p) for name in ("copied", "reward", "version", "first", "next", "last")),
+        *((name, ctypes.c_void_p) for name in ("steps", "rewards")),
+        *((name, ctypes.c_int64) for name in ("oldest", "stamps")),
+    )
+
+    oldest: int
+    stamps: int
+
+
 class KernelActing(ctypes.Structure):
     """Rows to act on; the fields are those of ``Acting`` in kernels.c."""
 
@@ -135,6 +182,10 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "helpers": (_I, [_I]),
     "forward": (None, [_P, _P, _I, _P, _P]),
     "backward": (None, [_P, _P, _I, _P, _P, _P, _P, _P]),
+    "dqn": (_D, [_P]),
+    "held_rows": (_I, [_P]),
+    "find_places": (_I, [_P, _I, _P, _P]),
+    "gather": (None, [_P, _I]),
     "approach": (None, [_I, ctypes.c_float, _P, _P]),
 }
 """What each kernel returns and takes."""
@@ -186,6 +237,10 @@ class Kernels:
     helpers: Any
     forward: Any
     backward: Any
+    dqn: Any
+    held_rows: Any
+    find_places: Any
+    gather: Any
     approach: Any
     scratch: Any
 

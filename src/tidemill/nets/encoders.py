@@ -173,12 +173,13 @@ class ObservationEncoder:
             columns[part] = isinstance(leaf, Box)
         return columns
 
-    def flat(self, observation: Arrays, of: str = "obs") -> Floats:
-        """Return raw observations [n], whose leaves begin with `of`, in a new array [n,
-        width]."""
+    def flat(self, observation: Arrays, of: str = "obs", out: Floats | None = None) -> Floats:
+        """Return raw observations [n], whose leaves begin with `of`, in `out` [n, width],
+        a new array unless it is given."""
         if of != "obs":
             observation = {name: observation[of + name.removeprefix("obs")] for name in self.names}
-        out = np.empty((len(observation[self.names[0]]), self.width), np.float32)
+        if out is None:
+            out = np.empty((len(observation[self.names[0]]), self.width), np.float32)
         self.encode(observation, out)
         return out
 

@@ -26,30 +26,36 @@ class NativeMLP(MLP):
             address(self._widths),
             address(flat),
         )
-        self._of_net, self._into = addressof(self._net), 0
-        self._allocate(0)
+        self.of_net, self._into = addressof(self._net), 0
+        """The address of what kernels take for the network."""
+        self.of_hidden = self.of_out = self.of_spare = 0
+        """The addresses of what they write and work in, of calls with the rows of
+        `make_room`."""
+        self._out: Floats = flat[:0].reshape(shape.towers, 0, shape.outputs)
+        self.make_room(0)
 
-    def _allocate(self, n: int) -> None:
-        """Make the arrays of calls with `n` rows: to find an array's address takes as
-        long as a narrow layer."""
+    def make_room(self, n: int) -> None:
+        """Make the arrays of calls with `n` rows, unless those were the last: to find an
+        array's address takes as long as a narrow layer."""
         shape = self.shape
+        if n == self._out.shape[1] and self.of_out:
+            return
         each, widest = shape.towers * n, max(shape.hidden, default=0)
         # results, slopes, and what was normalised, with the rows' factors
         kept = 1 + (shape.activation in OF_SUMS) + shape.layer_norm
         factors = each * len(shape.hidden) * shape.layer_norm
         self._hidden: Floats = np.empty(kept * each * sum(shape.hidden) + factors, np.float32)
         self._spare: Floats = np.empty(2 * each * widest, np.float32)
-        self._out: Floats = np.empty((shape.towers, n, shape.outputs), np.float32)
+        self._out = np.empty((shape.towers, n, shape.outputs), np.float32)
         self._below: Floats = np.empty((shape.towers, n, shape.inputs), np.float32)
         arrays = self._hidden, self._out, self._spare, self._below
-        self._of_hidden, self._of_out, self._of_spare, self._of_below = map(address, arrays)
+        self.of_hidden, self.of_out, self.of_spare, self._of_below = map(address, arrays)
 
     def forward(self, inputs: Floats) -> Floats:
         self._inputs: Floats = np.ascontiguousarray(inputs, np.float32)
         self._of_inputs, n = address(self._inputs), len(inputs)
-        if n != self._out.shape[1]:
-            self._allocate(n)
-        self._kernels.forward(self._of_net, self._of_inputs, n, self._of_hidden, self._of_out)
+        self.make_room(n)
+        self._kernels.forward(self.of_net, self._of_inputs, n, self.of_hidden, self.of_out)
         return self._out
 
     def backward(self, of_out: Floats, into: Floats | None, of_inputs: bool = False) -> Floats | None:
@@ -57,12 +63,12 @@ class NativeMLP(MLP):
             self._gradient, self._into = (into, {}), address(into)
         of_out = np.ascontiguousarray(of_out, np.float32)
         self._kernels.backward(
-            self._of_net,
+            self.of_net,
             self._of_inputs,
             len(self._inputs),
-            self._of_hidden,
+            self.of_hidden,
             address(of_out),
-            self._of_spare,
+            self.of_spare,
             None if into is None else self._into,
             self._of_below if of_inputs else None,
         )

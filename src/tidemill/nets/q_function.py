@@ -125,7 +125,8 @@ class QFunction:
             layer_norm=shape.layer_norm,
         )
         self._first = shape.size - sum(int(np.prod(form)) for form in layers)  # weight of the layers
-        self._mlp = mlp(plain, self._used[self._first : shape.size], kernels)
+        self.layers = mlp(plain, self._used[self._first : shape.size], kernels)
+        """Its plain layers, those behind convolutions."""
         self._scratch = Scratch()
         # where `backward` wrote last: all of it, the part of the layers, and its views
         self._gradient: tuple[Floats | None, Floats, dict[str, Floats]] = None, flat[:0], {}
@@ -160,7 +161,7 @@ class QFunction:
         if self._trunk is not None:
             inputs = self._trunk.forward(inputs)
         shape, n = self.shape, len(inputs)
-        parts: Floats = self._mlp.forward(inputs)[0].reshape(n, -1, shape.atoms)
+        parts: Floats = self.layers.forward(inputs)[0].reshape(n, -1, shape.atoms)
         if not shape.duelling:
             return parts
         # Wang et al. 2016, "Dueling Network Architectures for Deep Reinforcement
@@ -180,7 +181,7 @@ class QFunction:
             yield "convolutions", inputs, 0
         else:
             yield "inputs", inputs, 0
-        yield from self._mlp.trace(inputs)
+        yield from self.layers.trace(inputs)
 
     def backward(self, of_values: Floats, out: Floats) -> None:
         """Write the gradient of Σ of_values · values, of the last `forward`, into `out`,
@@ -197,7 +198,7 @@ class QFunction:
             np.subtract(of_values, total / shape.actions, out=of_head[:, 1:])
         else:
             of_head = of_values
-        below = self._mlp.backward(of_head.reshape(1, n, -1), of_layers, self._trunk is not None)
+        below = self.layers.backward(of_head.reshape(1, n, -1), of_layers, self._trunk is not None)
         if self._trunk is not None:
             assert below is not None
             self._trunk.backward(below, gradient)

@@ -55,9 +55,10 @@ class ReplayPolicy(Policy):
         """Sums over the rows that entered the replay memory since the last `fold`, about
         the present mean: see `RunningMoments.moments`."""
 
-    def features(self, observation: Arrays, of: str = "obs") -> Floats:
-        """Return raw observations [n], flattened and normalised."""
-        found = self.encoder.flat(observation, of)
+    def features(self, observation: Arrays, of: str = "obs", out: Floats | None = None) -> Floats:
+        """Return raw observations [n], flattened and normalised: see
+        `ObservationEncoder.flat`."""
+        found = self.encoder.flat(observation, of, out)
         if self._normaliser is not None:
             self._normaliser.apply(found)
         return found

@@ -70,7 +70,8 @@ class Prioritised(UniformReplay):
         places, chance = self._priorities.powers.find((np.arange(count) + self._rng.random(count)) / count)
         beta = config.beta + (1 - config.beta) * min(max(version, 0) / config.beta_updates, 1)
         weight = (chance * self.sequences.count) ** -beta
-        return places, (weight / weight.max()).astype(np.float32)
+        self._weight[0] = weight / weight.max()
+        return places, self._weight
 
     def take(self, version: int) -> Any:
         taken = super().take(version)

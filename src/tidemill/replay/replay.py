@@ -18,6 +18,8 @@ from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
 from tidemill.core.memory import Need, available, size
 from tidemill.core.schema import Array, Arrays, Schema
 from tidemill.core.untrusted_files import open_plain, read_json, read_plain
+from tidemill.native.library import asked_for, choices
+from tidemill.replay.native_draws import NativeDraws, NativeSequences
 from tidemill.replay.priorities import Priorities
 from tidemill.replay.row_storage import Store, not_stacked
 from tidemill.replay.sequences import Ints, Sequences
@@ -97,6 +99,9 @@ class UniformReplay(ReplayBuffer):
         # it
         self._blank = False
         self._places: Ints = np.empty(0, np.int64)  # where the last batch begins
+        self._weight, self._priority = np.empty((2, 1, self._batch), np.float32)
+        # what gathers batches; None: numpy does
+        self._draws: NativeDraws | None = None
         self._make()
 
     # ---- making it ---------------------------------------------------------------------
@@ -159,7 +164,7 @@ class UniformReplay(ReplayBuffer):
                 "or take mapped = False"
             )
         store.open(places, self._demand.folder if config.mapped else None)
-        self.sequences = Sequences(
+        settings = (
             lanes,
             length,
             config.steps,
@@ -168,6 +173,12 @@ class UniformReplay(ReplayBuffer):
             config.drop_cut,
             priorities,
         )
+        kernels = asked_for(choices()[-1])
+        if kernels is None:
+            self.sequences = Sequences(*settings)
+        else:
+            self.sequences = found = NativeSequences(kernels, *settings)
+            self._draws = NativeDraws(found, store, config.steps, self._batch)
         self.needs = (Need("replay", books if config.mapped else rows + books, formula),)
 
     def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
@@ -275,23 +286,28 @@ class UniformReplay(ReplayBuffer):
         if not self._warm:
             return None
         places, weight = self._draw(self._batch, version)
-        self._places, sample = places, self._gather(places)
-        sample["weight"] = weight[np.newaxis]
-        sample["priority"] = np.full((1, len(places)), np.nan, np.float32)
-        versions = sample["version"]
-        return [
-            BufferedSample(
-                sample, len(places), len(places), int(versions.min()), int(versions.sum(dtype=np.int64))
-            )
-        ]
+        self._places = places
+        sample, oldest, stamps = self._gather(places)
+        sample["weight"], sample["priority"] = weight, self._priority
+        self._priority.fill(np.nan)
+        return [BufferedSample(sample, len(places), len(places), oldest, stamps)]
 
     def _draw(self, count: int, version: int) -> tuple[Ints, Array]:
-        """Return where `count` transitions begin, and what each weighs, for the algorithm
-        that is at `version`."""
-        return self.sequences.draw(count, self._rng), np.ones(count, np.float32)
+        """Return where `count` transitions begin, and what each weighs, [1, count], for
+        the algorithm that is at `version`."""
+        self._weight.fill(1)
+        return self.sequences.draw(count, self._rng), self._weight
 
-    def _gather(self, places: Ints) -> Sample:
-        """Return the transitions that begin at `places`: copies."""
+    def _gather(self, places: Ints) -> tuple[Sample, int, int]:
+        """Return the transitions that begin at `places`, the oldest of the versions that
+        acted, and their sum. By the native core they lie in the same memory each time."""
+        if self._draws is not None:
+            sample, oldest, stamps = self._draws.gather(places)
+            first, _, last = self._draws.places
+            for name in self._store.frames:
+                sample[name] = self._stack(name, first)[np.newaxis]
+                sample[f"next.{name}"] = self._stack(name, last)[np.newaxis]
+            return sample, oldest, stamps
         arrays, spans, n = self._store.arrays, self.sequences.span[places], np.arange(self._config.steps + 1)
         ahead = self.sequences.ahead(places[:, None], n)
         then, last = ahead[:, 1], ahead[np.arange(len(places)), spans]
@@ -309,11 +325,11 @@ class UniformReplay(ReplayBuffer):
         rewards[n[1:] > spans[:, None]] = 0
         sample["rewards"], sample["steps"] = rewards[np.newaxis], spans[np.newaxis]
         sample["done"] = arrays["done"][last][np.newaxis]
-        sample["version"] = arrays["version"][then][np.newaxis]
-        return sample
+        sample["version"] = versions = arrays["version"][then][np.newaxis]
+        return sample, int(versions.min()), int(versions.sum(dtype=np.int64))
 
     def release(self) -> None:
-        """Do nothing: batches are copies."""
+        """Do nothing: the next batch is drawn over this one."""
 
     # ---- checkpoints -------------------------------------------------------------------
 

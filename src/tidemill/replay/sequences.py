@@ -71,6 +71,8 @@ class Sequences:
         self.reached: Ints = np.zeros(lanes, np.int64)
         """With `drop`: the most rows that a lane ever had; what lies after its head is
         of no episode."""
+        # when rows were drawn last: how many lanes held, and with those before them
+        self._filled = self._ends = self.filled()
 
     @staticmethod
     def least_length(steps: int, frames: int) -> int:
@@ -210,18 +212,28 @@ class Sequences:
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
         """Return `count` places that begin a transition, each equally likely, with
         replacement. There must be one."""
-        filled = self.filled()
-        ends = np.add.accumulate(filled)
-        places = np.empty(0, np.int64)
+        places, found, rows = np.empty(count, np.int64), 0, self._count_rows()
         for _ in range(8):  # most rows begin one
-            drawn = rng.integers(ends[-1], size=count - len(places))
-            lanes = ends.searchsorted(drawn, side="right")
-            drawn += lanes * self.length - (ends - filled)[lanes]
-            drawn = drawn[self.span[drawn] > 0]
-            places = np.concatenate([places, drawn]) if len(places) else drawn
-            if len(places) == count:
+            found += self._find(rng.integers(rows, size=count - found), places[found:])
+            if found == count:
                 return places
-        return np.concatenate([places, rng.choice(np.flatnonzero(self.span), count - len(places))])
+        places[found:] = rng.choice(np.flatnonzero(self.span), count - found)
+        return places
+
+    def _count_rows(self) -> int:
+        """Return how many rows all lanes hold."""
+        self._filled = self.filled()
+        self._ends = np.add.accumulate(self._filled)
+        return int(self._ends[-1])
+
+    def _find(self, drawn: Ints, places: Ints) -> int:
+        """Write to `places` where those of the rows `drawn`, counted over all lanes, lie
+        that begin a transition; return how many do."""
+        lanes = self._ends.searchsorted(drawn, side="right")
+        drawn += lanes * self.length - (self._ends - self._filled)[lanes]
+        begun = drawn[self.span[drawn] > 0]
+        places[: len(begun)] = begun
+        return len(begun)
 
     def stacks(self, places: Ints) -> tuple[Ints, Bools]:
         """Return the places [n, frames] of the stacks of observations that end at
