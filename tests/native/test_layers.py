@@ -16,6 +16,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.native import library as native_library
 from tidemill.nets.mlp import MLP, MLPShape
 from tidemill.nets.native_mlp import NativeMLP
+from tidemill.nets.squashed_gaussian import draw
 from tidemill.nets.weights import views
 
 SHAPES = {
@@ -105,6 +106,33 @@ def test_only_the_gradient_that_is_asked_for_is_written(kernels):
     case.native.forward(case.inputs)
     assert case.native.backward(case.of_out, found) is None
     np.testing.assert_array_equal(found, gradient)
+
+
+@pytest.mark.parametrize("name", ["critics", "elu", "normalised", "narrowest"])
+def test_gradients_of_what_one_tower_tells_of_each_row_are_those_of_all(kernels, name):
+    case = Case(kernels, name)
+    towers = case.rng.integers(0, case.shape.towers, len(case.inputs))
+    for chosen in (towers, np.zeros_like(towers)):
+        case.native.forward(case.inputs)
+        found = case.native.backward_chosen(chosen).copy()
+        case.native.forward(case.inputs)
+        np.testing.assert_array_equal(MLP.backward_chosen(case.native, chosen), found)
+        case.plain.forward(case.inputs)
+        plain = case.plain.backward_chosen(chosen)
+        assert np.abs(found - plain).max() <= 2e-6 * np.abs(plain).max()
+
+
+def test_drawn_actions_are_numpy_s(kernels):
+    rng = np.random.default_rng(0)
+    noise, head = rng.standard_normal((101, 3), np.float32), rng.standard_normal((101, 6), np.float32) * 3
+    head[:10] *= 100
+    head[10, :3], head[11, :3], head[12, 3:], noise[13] = np.inf, -np.inf, np.inf, 0
+    head[20, 0] = head[21, 3] = noise[22, 1] = np.nan
+    with np.errstate(invalid="ignore"):
+        plain, native = draw(head, noise, None), draw(head, noise, kernels)
+    for name, ours, theirs in zip(plain._fields, native, plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6, err_msg=name)
+    assert not plain.uncut.all() and plain.uncut.any()
 
 
 def test_the_number_of_threads_changes_no_bit(kernels):

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import exp, log
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tidemill.api.schedule import number
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
-from tidemill.nets.squashed_gaussian import SquashedGaussianPolicy, split, squash
+from tidemill.nets.squashed_gaussian import Drawn, SquashedGaussianPolicy, draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +72,6 @@ class SAC(TwinCritics):
         return SACLearner(self, policy, seed)
 
 
-class _Drawn(NamedTuple):
-    """Actions drawn for n observations, in [-1, 1], and what their gradients need."""
-
-    action: Floats
-    log_prob: Floats
-    spread: Floats
-    """Standard deviation times noise."""
-    uncut: Floats
-
-
 class SACLearner(TwinCriticLearner):
     """The learner that `SAC` describes: it trains a `SquashedGaussianPolicy`."""
 
@@ -96,10 +86,10 @@ class SACLearner(TwinCriticLearner):
             self.log_temperature, self._of_temperature, config.adam_epsilon, policy.kernels
         )
 
-    def _draw(self, inputs: Floats) -> _Drawn:
-        mean, log_std, uncut = split(self._actor.forward(inputs)[0])
-        noise = self._rng.standard_normal(mean.shape, np.float32)
-        return _Drawn(*squash(mean, log_std, noise), np.exp(log_std) * noise, uncut)
+    def _draw(self, inputs: Floats) -> Drawn:
+        head = self._actor.forward(inputs)[0]
+        noise = self._rng.standard_normal((len(head), self.policy.actions), np.float32)
+        return draw(head, noise, self.policy.kernels)
 
     @property
     def temperature(self) -> float:
@@ -117,11 +107,8 @@ class SACLearner(TwinCriticLearner):
         config, share = self.config, weight / np.float32(len(weight))
         drawn = self._draw(seen)
         told = self.critics.forward(np.concatenate([seen, drawn.action], 1))
-        lesser = told.argmin(0) == np.arange(2)[:, None, None]
         loss = float((self.temperature * drawn.log_prob - told.min(0)[:, 0]) @ share)
-        of_inputs = self.critics.backward(lesser.astype(np.float32), None, of_inputs=True)
-        assert of_inputs is not None
-        of_action = of_inputs[:, seen.shape[1] :]
+        of_action = self.critics.backward_chosen(told[..., 0].argmin(0))[:, seen.shape[1] :]
         of_mean, of_log_std = differentiate_actor(drawn.action, drawn.spread, of_action, self.temperature)
         of_head = np.concatenate([of_mean, of_log_std * drawn.uncut], 1) * share[:, None]
         self._actor.backward(of_head[None], self._of_actor)

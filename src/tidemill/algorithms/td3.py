@@ -100,10 +100,7 @@ class TD3Learner(TwinCriticLearner):
             action = np.tanh(self._actor.forward(seen)[0])
             told = self.critics.forward(np.concatenate([seen, action], 1))
             loss = -float(told[0, :, 0] @ share)
-            first = np.zeros_like(told)
-            first[0] = 1
-            of_inputs = self.critics.backward(first, None, of_inputs=True)
-            assert of_inputs is not None
+            of_inputs = self.critics.backward_chosen(np.zeros(len(seen), np.int64))
             of_head = differentiate_deterministic_actor(action, of_inputs[:, seen.shape[1] :])
             self._actor.backward((of_head * share[:, None])[None], self._of_actor)
             self._step("actor", number(config.learning_rate), loss)

@@ -21,9 +21,10 @@ enum { PANEL = 2 * LANES, DEPTH = 256, TALL = LANES == 16 ? 8 : 6, TOWERS = 4 };
 
 /* c [m, n] = Σ_p a(i, p) b(p, j) + bias [n], a(i, p) at a[i · row + p · step], b(p, j) at
    b[p · ldb + j], or, turned, at b[j · ldb + p]; then relu, or times 1 where mask [m, n] is above 0
-   and else 0. sums [n]: Σ_p b(p, j). */
+   and else 0. sums [n]: Σ_p b(p, j). Where there are `rows` [m], these rows of a, c and mask alone. */
 typedef struct {
     int64_t m, n, k;
+    const int64_t *rows;
     const float *a;
     int64_t row, step;
     const float *b;
@@ -105,6 +106,8 @@ static inline void finish(wide *x, const float *from, int relu, const float *mas
     memcpy(c, x, columns * sizeof *c);
 }
 
+static inline int64_t row_of(const Product *p, int64_t i) { return p->rows ? p->rows[i] : i; }
+
 /* The columns of a panel from `j` on. */
 static void panel_of(const Product *p, int64_t j)
 {
@@ -126,13 +129,13 @@ static void panel_of(const Product *p, int64_t j)
             int64_t rows = p->m - i < TALL ? p->m - i : TALL;
             const float *at[TALL];
             for (int64_t r = 0; r < TALL; r++)
-                at[r] = p->a + (i + (r < rows ? r : rows - 1)) * p->row + first * p->step;
+                at[r] = p->a + row_of(p, i + (r < rows ? r : rows - 1)) * p->row + first * p->step;
             if (columns > LANES)
                 tile(depth, at, p->step, panel, 2, out);
             else
                 tile(depth, at, p->step, panel, 1, out);
             for (int64_t r = 0; r < rows; r++) {
-                int64_t place = (i + r) * p->n + j;
+                int64_t place = row_of(p, i + r) * p->n + j;
                 const float *from = first ? p->c + place : p->bias ? p->bias + j : NULL;
                 const float *mask = last && p->mask ? p->mask + place : NULL;
                 if (columns == PANEL) /* a number that the compiler knows */
@@ -323,6 +326,45 @@ void EXPORT(backward)(const Layers *net, const float *x, int64_t n, const float 
                         factors + (i - 1) * rows + t * n, into ? into + scale : NULL,
                         into ? into + scale + net->towers * in : NULL);
         }
+        g = below;
+    }
+}
+
+/* After `forward`: write the gradients of Σ of_out · out by the inputs into of_inputs [n, inputs], where
+   of_out [n, outputs] is of what one network alone tells of each row: the first `counts[0]` of
+   `rows` are the first network's, and so on. spare: twice [n, widest of the layers before the last]. */
+void EXPORT(backward_chosen)(const Layers *net, int64_t n, const float *hidden, const int64_t *rows,
+                             const int64_t *counts, const float *of_out, float *spare, float *of_inputs)
+{
+    int64_t place = 0, widest = 0, slopes = told(net, n), relu = net->activation == RELU && !net->normed;
+    int64_t normal = slopes * (1 + (net->activation >= GELU));
+    const float *g = of_out, *factors = hidden + normal + slopes;
+    for (int64_t i = 0; i < net->layers; place += size_of(net, i), i++)
+        if (i < net->layers - 1) {
+            hidden += net->towers * n * net->widths[i];
+            widest = net->widths[i] > widest ? net->widths[i] : widest;
+        }
+    for (int64_t i = net->layers - 1; i >= 0; i--) {
+        int64_t in = inputs_of(net, i), width = net->widths[i];
+        place -= size_of(net, i), hidden -= i ? net->towers * n * in : 0;
+        float *below = i ? spare + (i % 2) * n * widest : of_inputs;
+        Products all = {.count = net->towers};
+        const int64_t *own = rows;
+        for (int64_t t = 0; t < net->towers; own += counts[t], t++)
+            all.product[t] = (Product){.m = counts[t], .n = in, .k = width, .rows = own, .a = g, .row = width, .step = 1,
+                                       .b = net->weights + place + t * in * width, .ldb = width, .turned = 1,
+                                       .c = below, .mask = i && relu ? hidden + t * n * in : NULL};
+        multiply(&all);
+        own = rows;
+        for (int64_t t = 0; t < net->towers && i && !relu; own += counts[t], t++)
+            for (int64_t r = 0; r < counts[t]; r++) {
+                int64_t row = t * n + own[r];
+                const float *scale = net->weights + place - 2 * net->towers * in + t * in, *h = hidden + row * in;
+                deactivate(in, net->activation, h, h + slopes, below + own[r] * in);
+                if (net->normed)
+                    denormalise(1, in, below + own[r] * in, scale, h + normal, factors + (i - 1) * net->towers * n + row,
+                                NULL, NULL);
+            }
         g = below;
     }
 }

@@ -182,6 +182,8 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "helpers": (_I, [_I]),
     "forward": (None, [_P, _P, _I, _P, _P]),
     "backward": (None, [_P, _P, _I, _P, _P, _P, _P, _P]),
+    "backward_chosen": (None, [_P, _I, *[_P] * 6]),
+    "squash": (None, [_I, _I, *[_P] * 7]),
     "dqn": (_D, [_P]),
     "held_rows": (_I, [_P]),
     "find_places": (_I, [_P, _I, _P, _P]),
@@ -237,6 +239,8 @@ class Kernels:
     helpers: Any
     forward: Any
     backward: Any
+    backward_chosen: Any
+    squash: Any
     dqn: Any
     held_rows: Any
     find_places: Any

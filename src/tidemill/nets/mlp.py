@@ -262,6 +262,15 @@ class MLP:
         below = self._towers.backward(of_last, layers, of_inputs)
         return total(below) if of_inputs else None
 
+    def backward_chosen(self, towers: NDArray[np.int64]) -> Floats:
+        """Return the gradients [n, inputs] by the inputs of Σ_i out_i, of the last
+        `forward`, out_i being the only output of tower `towers` [n] of row i. Once for
+        each `forward`."""
+        chosen = (towers == np.arange(self.shape.towers)[:, None]).astype(np.float32)
+        of_inputs = self.backward(chosen[..., None], None, of_inputs=True)
+        assert of_inputs is not None
+        return of_inputs
+
     def _differentiate_head(self, of_out: Floats, gradient: dict[str, Floats] | None) -> Floats:
         """Write the gradients of the heads' weights; return that of the last layers,
         [towers, n, width]."""

@@ -3,6 +3,7 @@
 from ctypes import addressof
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.native.library import KernelLayers, Kernels, address, threads
 from tidemill.nets.activations import ACTIVATIONS, OF_SUMS
@@ -73,6 +74,22 @@ class NativeMLP(MLP):
             self._of_below if of_inputs else None,
         )
         return total(self._below) if of_inputs else None
+
+    def backward_chosen(self, towers: NDArray[np.int64]) -> Floats:
+        counts = np.bincount(towers, minlength=self.shape.towers)
+        rows, ones = towers.argsort(kind="stable"), np.ones(len(towers), np.float32)
+        self._kernels.backward_chosen(
+            self.of_net,
+            len(towers),
+            self.of_hidden,
+            address(rows),
+            address(counts),
+            address(ones),
+            self.of_spare,
+            self._of_below,
+        )
+        found: Floats = self._below[0]
+        return found
 
 
 def mlp(shape: MLPShape, flat: Floats, kernels: Kernels | None) -> MLP:

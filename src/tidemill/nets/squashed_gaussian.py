@@ -2,7 +2,7 @@
 the configuration, and the policy that it describes, in numpy."""
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.native.library import Kernels, address
 from tidemill.nets.bounded_actor import BoundedActor, BoundedPolicy
 from tidemill.nets.exploring_mlp import ExploringMLP, ExploringShape
 from tidemill.nets.mlp import MLP, Floats, MLPShape
@@ -112,6 +113,32 @@ class SquashedGaussianPolicy(BoundedPolicy):
             noise = self._noise(mean.shape, deterministic)
         action, log_prob = squash(mean, log_std, noise)
         out["log_prob"][:n], out["action"][:n] = log_prob, self.scaled(action)
+
+
+class Drawn(NamedTuple):
+    """Actions drawn for n observations, in [-1, 1], and what their gradients need."""
+
+    action: Floats
+    log_prob: Floats
+    spread: Floats
+    """Standard deviation times noise."""
+    uncut: Floats
+    """1 where the log-deviation was not cut, else 0."""
+
+
+def draw(head: Floats, noise: Floats, kernels: Kernels | None) -> Drawn:
+    """Return what the network's outputs [n, 2 · actions] and normal `noise` [n, actions]
+    make; by the native core where its `kernels` are given."""
+    if kernels is None:
+        mean, log_std, uncut = split(head)
+        return Drawn(*squash(mean, log_std, noise), np.exp(log_std) * noise, uncut)
+    n, actions = noise.shape
+    # what each element adds to the log-probability, too
+    parts, log_prob = np.empty((4, n, actions), np.float32), np.empty(n, np.float32)
+    action, spread, uncut, _ = parts
+    held = np.ascontiguousarray(head), np.ascontiguousarray(noise), *parts, log_prob
+    kernels.squash(n, actions, *map(address, held))
+    return Drawn(action, log_prob, spread, uncut)
 
 
 def split(head: Floats) -> tuple[Floats, Floats, Floats]:
