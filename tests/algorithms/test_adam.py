@@ -23,7 +23,7 @@ def test_many_steps_are_those_of_torch(block, monkeypatch):
         reference.param_groups[0]["lr"] = rate
         theirs.grad = torch.from_numpy(gradient) * scale
         reference.step()
-        own.step(rate, scale)
+        own.descend(rate, 1 / scale, None, 0.0)
     np.testing.assert_allclose(weights, theirs.detach(), rtol=1e-5, atol=1e-6)
     state = own.state()
     assert state["0.step"] == 300
@@ -35,11 +35,11 @@ def test_the_state_is_a_copy_and_goes_on_exactly():
     rng = np.random.default_rng(0)
     weights, gradient = rng.standard_normal((2, 20)).astype(np.float32)
     one = Adam(weights, gradient, 1e-5)
-    one.step(1e-2, 1.0)
+    one.descend(1e-2, 1.0, None, 0.0)
     state, copy = one.state(), weights.copy()
     two = Adam(copy, gradient, 1e-5)
     two.load_state(state)
     for optimiser in (one, two):
-        optimiser.step(1e-2, 0.5)
+        optimiser.descend(1e-2, 2.0, None, 0.0)
     np.testing.assert_array_equal(weights, copy)
     assert state["0.step"] == 1

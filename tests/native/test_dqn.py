@@ -9,6 +9,7 @@ from tests.nets.activations import hidden_layers
 from tidemill import DQN, QNetwork
 from tidemill.api.algorithm import Sample, UpdateFault
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Spaces
+from tidemill.core.schema import allocate
 from tidemill.native import library as native_library
 from tidemill.nets.weights import views
 
@@ -56,6 +57,29 @@ def learners_of(case, kernels, monkeypatch):
         learner.policy.flat += moved
         learner.load_state({**learner.state(), "target": learner.policy.flat + target})
     return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_acts_as_numpy_does(kernels, monkeypatch, name):
+    _, _, spaces, steps = CASES[name]
+    told = []
+    for learner in learners_of(CASES[name], kernels, monkeypatch):
+        policy = learner.policy
+        found = allocate(policy.config.answer(spaces), (50,))
+        for seed, modes in enumerate([False, np.arange(50) % 3 == 0, True]):
+            policy.epsilon[...] = 0.3
+            rows = {each: array[0] for each, array in rows_of(spaces, steps, seed).items()}
+            for n in (50, 50, 8, 1):
+                few = {each: array[:n] for each, array in rows.items()}
+                policy.act(few, {}, modes if isinstance(modes, bool) else modes[:n], found)
+                told.append({each: array[:n].copy() for each, array in found.items()})
+    explored = 0
+    for plain, native in zip(told[: len(told) // 2], told[len(told) // 2 :], strict=True):
+        np.testing.assert_array_equal(native["action"], plain["action"])
+        np.testing.assert_allclose(native["value"], plain["value"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(native["log_prob"], plain["log_prob"], rtol=1e-6)
+        explored += np.count_nonzero(plain["log_prob"] < -1)
+    assert explored > 3
 
 
 def in_64_bits(learner, batch):

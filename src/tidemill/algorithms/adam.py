@@ -117,7 +117,7 @@ class Adam(Optimiser):
     def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> float:
         norm = sqrt(self._square(self._gradient)) / share
         if isfinite(norm) and isfinite(loss):
-            self.step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
+            self._step(rate, (limit / norm if limit is not None and norm > limit else 1) / share)
         return norm
 
     def clip(self, parts: Sequence[Floats], share: float, limit: float) -> float:
@@ -131,7 +131,7 @@ class Adam(Optimiser):
         with np.errstate(over="ignore", invalid="ignore"):
             return float(gradient @ gradient)
 
-    def step(self, rate: float, scale: float) -> None:
+    def _step(self, rate: float, scale: float) -> None:
         """Do one step with learning rate `rate` and `scale` times the gradient."""
         self._steps += 1
         beta1, beta2 = BETAS
@@ -140,10 +140,6 @@ class Adam(Optimiser):
         size, epsilon = rate * root / (1 - beta1**self._steps), self._epsilon * root
         into_second = scale * sqrt(1 - beta2)
         into_first = (1 - beta1) / sqrt(1 - beta2)
-        self._move(into_second, into_first, epsilon, size)
-
-    def _move(self, into_second: float, into_first: float, epsilon: float, size: float) -> None:
-        beta1, beta2 = BETAS
         for weights, gradient, first, second, one, two in self._blocks:
             np.multiply(gradient, into_second, out=one)
             np.multiply(one, one, out=two)
@@ -175,14 +171,13 @@ class NativeAdam(Adam):
 
     def __init__(self, weights: Floats, gradient: Floats, epsilon: float, kernels: Kernels) -> None:
         super().__init__(weights, gradient, epsilon)
-        self._kernels, self._factors = kernels, np.zeros(6, np.float32)
+        self._kernels = kernels
         self.kernel_descent = KernelDescent(epsilon=epsilon, size=weights.size)
         """As `go_through` hands it to a kernel."""
-        arrays = (weights, gradient, self._first, self._second, self._factors)
-        self._addresses = [address(array) for array in arrays]
+        self._addresses = [address(array) for array in (weights, gradient, self._first, self._second)]
         self._spare = zeros(4 * (weights.size + 32), "float32")
         self.kernel_descent.spare = address(self._spare)
-        for name, place in zip(("weights", "gradient", "first", "second"), self._addresses, strict=False):
+        for name, place in zip(("weights", "gradient", "first", "second"), self._addresses, strict=True):
             setattr(self.kernel_descent, name, place)
 
     def go_through(
@@ -202,13 +197,18 @@ class NativeAdam(Adam):
         self._steps = descent.steps
         return done
 
+    def descend(self, rate: float, share: float, limit: float | None, loss: Any) -> float:
+        most, steps = -1.0 if limit is None else limit, self._steps + 1
+        norm: float = self._kernels.descend(
+            self._weights.size, *self._addresses, steps, rate, self._epsilon, share, most, loss
+        )
+        if isfinite(norm) and isfinite(loss):
+            self._steps = steps
+        return norm
+
     def _square(self, gradient: Floats) -> float:
         square: float = self._kernels.square(gradient.size, address(gradient))
         return square
-
-    def _move(self, into_second: float, into_first: float, epsilon: float, size: float) -> None:
-        self._factors[:] = into_second, into_first, epsilon, size, *BETAS
-        self._kernels.adam(self._weights.size, *self._addresses)
 
 
 def adam(weights: Floats, gradient: Floats, epsilon: float, kernels: Kernels | None) -> Adam:

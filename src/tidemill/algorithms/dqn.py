@@ -159,7 +159,7 @@ class DQNLearner(Algorithm):
         self._values: Floats = self._gradient[:0]
         self._adam = adam(policy.flat, self._gradient, config.adam_epsilon, policy.kernels)
         self._native: NativeDQN | None = None
-        if NativeDQN.goes_with(policy):
+        if policy.kernels is not None and policy.shape.plain:
             self._native = NativeDQN(policy, self._online, self._target, self._gradient)
         self._explore()
 

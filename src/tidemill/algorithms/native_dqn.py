@@ -16,7 +16,7 @@ from tidemill.nets.q_network import QPolicy
 
 class NativeDQN:
     """Writes into `gradient` the gradient of what `online` tells, `target` being the
-    target network: functions of `policy`, which `goes_with` it."""
+    target network: functions of `policy`, whose shape is `plain`."""
 
     def __init__(self, policy: QPolicy, online: QFunction, target: QFunction, gradient: Floats) -> None:
         assert policy.kernels is not None
@@ -32,13 +32,6 @@ class NativeDQN:
         self._batch: Arrays | None = None
         self._gamma = 0.0
         self._make_room(0)
-
-    @staticmethod
-    def goes_with(policy: QPolicy) -> bool:
-        """Return whether the core has such networks: of plain layers without noise, which
-        tell one number of each action."""
-        shape = policy.shape
-        return policy.kernels is not None and shape.image is None and shape.atoms == 1 and not shape.noise
 
     def _make_room(self, rows: int) -> None:
         self._inputs: Floats = np.empty((2, rows, self._policy.encoder.width), np.float32)

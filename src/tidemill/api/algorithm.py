@@ -9,7 +9,6 @@ while ...:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import fields
 from functools import cached_property
 from inspect import signature
@@ -287,7 +286,8 @@ class AlgorithmConfig(Config):
         `progress` of the run is over: with a number in place of each schedule."""
         if not self.schedules:
             return self
-        now = copy(self)
+        now = object.__new__(type(self))  # a tenth of what `copy` takes
+        vars(now).update(vars(self))
         # checked already: what lies between two values that are in range is, too
         for name, schedule in self.schedules.items():
             object.__setattr__(now, name, schedule.at(steps, progress))

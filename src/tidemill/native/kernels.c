@@ -15,7 +15,7 @@
 #include "activations.h"
 #include "threads.h"
 
-#define VERSION 10 /* library.py's */
+#define VERSION 11 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178

@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 10
+VERSION = 11
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -69,6 +69,18 @@ class KernelTransitions(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("seen", "then", "forbidden", "action", "rewards", "steps")),
         *((name, ctypes.c_void_p) for name in ("done", "weight", "powers", "spare", "gradient")),
         *((name, ctypes.c_void_p) for name in ("losses", "error", "value")),
+    )
+
+
+class KernelChosen(ctypes.Structure):
+    """Rows to act on by action values; the fields are those of ``Chosen`` in dqn.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layers", "hidden", "out")),
+        *((name, ctypes.c_int64) for name in ("n", "actions", "duelling")),
+        *((name, ctypes.c_void_p) for name in ("seen", "forbidden", "drawn", "chance")),
+        ("epsilon", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("action", "value", "probability")),
     )
 
 
@@ -175,7 +187,7 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "ppo": (None, [_P, _P, _P, _P, _I, _D, _P, _P]),
     "ppo_epoch": (_I, [*[_P] * 5, _I, _D, _P, _P]),
     "square": (_D, [_I, _P]),
-    "adam": (None, [_I, _P, _P, _P, _P, _P]),
+    "descend": (_D, [_I, _P, _P, _P, _P, _I, *[_D] * 5]),
     "gae": (None, [_P, *[ctypes.c_float] * 2]),
     "vtrace": (None, [_P, *[ctypes.c_float] * 4]),
     "cart_pole": (None, [_P]),
@@ -185,6 +197,7 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "backward_chosen": (None, [_P, _I, *[_P] * 6]),
     "squash": (None, [_I, _I, *[_P] * 7]),
     "dqn": (_D, [_P]),
+    "explore": (None, [_P]),
     "held_rows": (_I, [_P]),
     "find_places": (_I, [_P, _I, _P, _P]),
     "gather": (None, [_P, _I]),
@@ -232,7 +245,7 @@ class Kernels:
     ppo: Any
     ppo_epoch: Any
     square: Any
-    adam: Any
+    descend: Any
     gae: Any
     vtrace: Any
     cart_pole: Any
@@ -242,6 +255,7 @@ class Kernels:
     backward_chosen: Any
     squash: Any
     dqn: Any
+    explore: Any
     held_rows: Any
     find_places: Any
     gather: Any

@@ -73,6 +73,12 @@ class Shape:
         shapes["head.bias"] = ((outputs,), 0)
         return shapes
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is of plain layers without noise, which tell one number of each
+        action: all of it can be the native core's."""
+        return self.image is None and self.atoms == 1 and not self.noise
+
     @cached_property
     def size(self) -> int:
         """The number of weights, deviations not counted."""

@@ -17,10 +17,12 @@ from tidemill.nets.activations import Activation
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.mlp import Floats, check_hidden
+from tidemill.nets.native_q import NativeQ
 from tidemill.nets.q_function import QFunction, Shape, first_weights
 from tidemill.nets.replay_policy import ReplayNetwork, ReplayPolicy
 from tidemill.nets.weights import CONVOLUTIONS, Initialisation, valued_answer, views
 
+Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 KERNEL = 3
@@ -195,6 +197,9 @@ class QPolicy(ReplayPolicy):
         self.flat = first_weights(self.shape, np.random.default_rng(weights_seed))
         """All weights, one after the other."""
         self._acting = self.function(self.flat)
+        self._native: NativeQ | None = None
+        if self.kernels is not None and self.shape.plain:
+            self._native = NativeQ(self._acting, self.kernels)
         self.epsilon: Floats = np.ones((), np.float32)
         """Probability of exploring. A part of the parameters: whoever trains the policy
         sets it."""
@@ -258,10 +263,19 @@ class QPolicy(ReplayPolicy):
         self._acting.draw_noise(self._rng)
         if deterministic is not False:
             inputs, forbidden = inputs[rows], None if forbidden is None else forbidden[rows]
-        if len(inputs):
+        if not len(inputs):
+            return
+        drawn, chance = self._draw(len(inputs), forbidden)
+        if self._native is not None:
+            action, value, probability = self._native.explore(
+                inputs, forbidden, drawn, chance, float(self.epsilon)
+            )
+        else:
             best, value = self._best(inputs, forbidden)
-            action, log_prob = self._explore(best, forbidden)
-            out["action"][rows], out["value"][rows], out["log_prob"][rows] = action, value, log_prob
+            action, probability = self._explore(best, forbidden, drawn, chance)
+        with np.errstate(divide="ignore"):
+            log_prob = np.log(probability)
+        out["action"][rows], out["value"][rows], out["log_prob"][rows] = action, value, log_prob
 
     def _best(self, inputs: Array, forbidden: NDArray[np.bool_] | None) -> tuple[Integers, Floats]:
         values = self.expected(self._acting.forward(inputs))
@@ -270,17 +284,25 @@ class QPolicy(ReplayPolicy):
         best = values.argmax(1)
         return best, values[np.arange(len(best)), best]
 
-    def _explore(self, best: Integers, forbidden: NDArray[np.bool_] | None) -> tuple[Integers, Floats]:
-        n, epsilon = len(best), float(self.epsilon)
+    def _draw(self, n: int, forbidden: NDArray[np.bool_] | None) -> tuple[Integers, Doubles]:
+        """Return for each of n rows an action that is allowed, and a number from 0 to 1
+        that says whether it is taken."""
         if forbidden is None:
-            drawn, allowed = self._rng.integers(self.shape.actions, size=n), np.full(n, self.shape.actions)
+            drawn = self._rng.integers(self.shape.actions, size=n)
         else:
             drawn = np.where(forbidden, -1.0, self._rng.random(forbidden.shape)).argmax(1)
+        return drawn, self._rng.random(n)
+
+    def _explore(
+        self, best: Integers, forbidden: NDArray[np.bool_] | None, drawn: Integers, chance: Doubles
+    ) -> tuple[Integers, Doubles]:
+        """Return actions, and their probabilities."""
+        epsilon = float(self.epsilon)
+        allowed: int | Integers = self.shape.actions
+        if forbidden is not None:
             allowed = np.maximum(np.count_nonzero(~forbidden, axis=1), 1)
-        action = np.where(self._rng.random(n) < epsilon, drawn, best)
-        with np.errstate(divide="ignore"):
-            log_prob = np.log(epsilon / allowed + (1 - epsilon) * (action == best))
-        return action, log_prob
+        action = np.where(chance < epsilon, drawn, best)
+        return action, epsilon / allowed + (1 - epsilon) * (action == best)
 
 
 def softmax(values: Floats) -> Floats:
