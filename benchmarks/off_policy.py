@@ -1,6 +1,7 @@
 """What training from a replay memory costs: milliseconds of an arrival, of a batch that
 is drawn, and of an update, ours and plain torch's; then, by the clock, of works' updates
-by numpy and by the native core, and of their bare matrix products.
+by numpy and by the native core, and of their bare matrix products, on one thread and on
+as many as there are cores.
 
 OMP_NUM_THREADS=1 python benchmarks/off_policy.py [--repeats 200]
 """
@@ -22,7 +23,8 @@ from tidemill.api.buffer import Demand
 from tidemill.api.edges import Edge
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.core.blas_threads import limit_threads
-from tidemill.native.library import choices
+from tidemill.core.cores import cores
+from tidemill.native.library import choices, use_threads
 from tidemill.streams.samples import ChannelSampleConsumer, ChannelSampleProducer
 from tidemill.transports.local import local_endpoints
 
@@ -209,9 +211,11 @@ def products(networks: list[tuple[int, list[int], int, int]], batch: int) -> Cal
     return multiply
 
 
-def beside_products(rounds: int = 12) -> None:
-    """Print the milliseconds of works' updates beside those of their products, by turns
-    on one thread: the median and the least of all rounds."""
+def beside_products(threads: int, rounds: int = 12) -> None:
+    """Print the milliseconds of works' updates beside those of their products, by turns,
+    all on so many threads: the median and the least of all rounds."""
+    limit_threads(threads)
+    use_threads(threads)
     works: dict[str, tuple[Any, Any, Spaces, int, Callable[[], None]]] = {
         "SAC, 256 + 256, batch 256": (
             SAC(),
@@ -237,13 +241,17 @@ def beside_products(rounds: int = 12) -> None:
         found: dict[str, list[float]] = {what: [] for what in contest}
         for _ in range(rounds):
             for what, call in contest.items():
-                call()
+                time.sleep(0.1)  # threads of the one before wait awake for some time
+                begun = time.perf_counter()
+                while time.perf_counter() - begun < 0.1:
+                    call()
                 begun = time.perf_counter()
                 for _ in range(calls):
                     call()
                 found[what].append((time.perf_counter() - begun) / calls * 1e3)
         for what, times in found.items():
-            print(f"{name:26} {what:14} {np.median(times):7.3f} (least {min(times):7.3f}) ms")
+            took = f"{np.median(times):7.3f} (least {min(times):7.3f}) ms"
+            print(f"{name:26} threads {threads} {what:14} {took}")
 
 
 def main() -> None:
@@ -276,7 +284,8 @@ def main() -> None:
     for name, (here, there) in updates.items():
         beside = f"   plain torch {median(there, repeats):7.3f} ms" if there is not None else ""
         print(f"{name:42} {median(here, repeats):7.3f} ms{beside}")
-    beside_products()
+    for threads in sorted({1, cores()}):
+        beside_products(threads)
 
 
 if __name__ == "__main__":
