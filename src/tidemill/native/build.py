@@ -12,8 +12,10 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-LOSSES = ("dqn.c", "squash.c", "descent.c", "advantages.c")
-NAMES = ("kernels.c", "layers.c", *LOSSES, "replay.c", "cart_pole.c", "threads.c")
+NAMES = (
+    *("kernels.c", "advantages.c", "layers.c", "dqn.c", "squash.c", "descent.c"),
+    *("replay.c", "cart_pole.c", "threads.c"),
+)
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 # not NAME.so, which importlib would take for a module of this package
 LIBRARY = "libkernels.so.1"
