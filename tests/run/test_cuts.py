@@ -231,6 +231,21 @@ def test_draws_that_depend_on_the_clock_are_refused_by_name(
         train(made.replace(workers={**made.workers, "actor": actor}), run_dir=tmp_path / "run", quiet=True)
 
 
+def served(lag: int | None, **workers: Any) -> Experiment:
+    """Two actors of two targets that a policy worker answers, with memory."""
+    spec = AgentSpec(sample_steps=8, inference="served")
+    policy = RecurrentActorCritic(hidden=(8,), normalise_observations=True)
+    made = experiment(lag, updates=6, policy=policy, count=2, lanes=2, agents=(spec,))
+    return made.replace(workers={**made.workers, "served": PolicyWorkers(stream="served", **workers)})
+
+
+@pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
+def test_what_policy_workers_answer_follows_from_what_each_client_asks(launch: str, lag: int | None) -> None:
+    """Whoever asks besides, and whenever the run is cut and goes on."""
+    found = check_resume(served(lag), updates=6, launch=launch, source=FILE)
+    assert found.exact and found.compared > 100, found
+
+
 @pytest.mark.parametrize(("launch", "trainers"), [("inline", 2), ("threads", 3)])
 def test_equal_trainers_rest_between_two_updates_and_cuts_change_nothing(
     launch: str, trainers: int, tmp_path: Path
@@ -402,12 +417,10 @@ def test_what_cannot_be_resumed_exactly_is_refused_by_name(
         train(experiment(), launch=launch, run_dir=tmp_path / "run", quiet=True, **settings)
 
 
-def test_other_workers_and_curricula_are_refused_by_name(tmp_path: Path) -> None:
-    made = experiment()
-    served = experiment(agents=(AgentSpec(sample_steps=16, inference="served"),))
-    served = served.replace(workers={**served.workers, "served": PolicyWorkers(stream="served")})
+def test_threads_of_policy_workers_and_curricula_are_refused_by_name(tmp_path: Path) -> None:
+    made, answered = experiment(), served(0, threaded=True)
     for each, match in (
-        (served, "whose batches are a matter of time"),
+        (answered, "workers.served.threaded = True"),
         (made.replace(curriculum=(Stage(),)), "a curriculum"),
     ):
         with pytest.raises(ConfigError, match=match):

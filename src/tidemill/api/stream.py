@@ -51,6 +51,20 @@ class InferenceClient(ABC):
     def buffered(self) -> int:
         """Number of requests posted and not yet flushed."""
 
+    def on_its_way(self, request: int) -> bool:
+        """True when a request was flushed, and somebody else is still to answer it."""
+        return False
+
+    @abstractmethod
+    def state(self) -> Part:
+        """Return what was asked and not yet consumed, and what answers are drawn from
+        where the client holds a policy of its own. For a cut: nobody answers
+        meanwhile."""
+
+    @abstractmethod
+    def load_state(self, state: Part) -> None:
+        """Be as the client was whose state this is."""
+
 
 @dataclass(eq=False)
 class Requests:

@@ -250,10 +250,11 @@ class Controller:
         for member in self.members.values():
             if member.buried:
                 member.state = State.FAILED
+        # what they hold goes with the last checkpoints, where these are of now
+        exact = self.job.experiment.exact_resume and self._cuts.whole and self._cuts.at_rest
+        checkpoints = self._cuts.checkpoints if exact else {}
+        for member in self.members.values():
             if member.state not in ENDED:
-                # what they hold goes with the last checkpoints, where these are of now
-                exact = self.job.experiment.exact_resume and self._cuts.whole
-                checkpoints = self._cuts.checkpoints if exact else {}
                 member.link.send(pack(Exit(self.reason, checkpoints=checkpoints)))
         deadline = awake() + CLOSE_DEADLINE
         while living := {name: member for name, member in self.members.items() if member.state not in ENDED}:
@@ -382,6 +383,9 @@ class Controller:
             if self._cuts.due and not self.reason and not (self.paused and self._cuts.agreed):
                 self._cuts.cut()
             self._look_for_stall()
+        until = awake() + CLOSE_DEADLINE
+        while self.job.experiment.exact_resume and not self._cuts.at_rest and awake() < until:
+            self._hear()  # parts are written once nobody does anything any more
 
     def _hear_and_look(self) -> None:
         self._hear()

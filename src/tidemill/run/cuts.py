@@ -33,9 +33,10 @@ from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, readable
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig, Actors
-from tidemill.workers.agent_spec import INLINE, PlayerSpec
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.cut_files import CUTS, has_part, number_of, only_judges
 from tidemill.workers.evaluation import Evaluation
+from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 PATIENCE = 600.0
@@ -126,12 +127,18 @@ class Cuts:
         return awake() < self._until
 
     @property
+    def at_rest(self) -> bool:
+        """True when everybody who has not ended is held."""
+        return all(m.state in ENDED or name in self._held for name, m in self._members.items())
+
+    @property
     def agreed(self) -> bool:
         """True when some rest by agreement, which they come to only while they run."""
         return any(member.config.limited and member.config.count > 1 for member in self._members.values())
 
     def hold(self) -> None:
         """Have everybody stay as they are."""
+        self._held.clear()
         for name in self._members:
             self._send(name, Hold(cut=self.number))
 
@@ -146,7 +153,6 @@ class Cuts:
         self.due = False
         limited = [name for name, member in self._members.items() if member.config.limited]
         others = [name for name in self._members if name not in limited]
-        self._held.clear()
         self.hold()
         # to a checkpoint that could not be written nothing belongs
         if self._await(self._members) and self._save(limited, {}) and self.whole:
@@ -211,17 +217,17 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
                     wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
             case ActorConfig():
                 for spec in config.agents:
-                    if spec.inference != INLINE:
-                        wrong = (
-                            f'the agents "{spec.match}" are answered by "{spec.inference}", whose batches '
-                            'are a matter of time; take inference = "inline"'
-                        )
-                    elif isinstance(spec.parameters, Drawn) and not only_judges(experiment, config):
+                    if isinstance(spec.parameters, Drawn) and not only_judges(experiment, config):
                         wrong = _wrong_with_draws(experiment, config, spec, inline)
                     if wrong:
                         break
             case Evaluation():  # it watches
                 pass
+            case PolicyWorkers():
+                if config.threaded:
+                    wrong = f"workers.{name}.threaded = True, so that who draws first is a matter of time"
+                elif config.device != "cpu":
+                    wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
             case _:
                 wrong = f"workers.{name}, a {type(config).__name__}, works by the clock; leave it out"
         if wrong:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tidemill.api.stream import Answer, InferenceClient, InferenceServer, Requests
 from tidemill.api.transport import Consumer, Producer
+from tidemill.core.cut import Part
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays, Field, Schema
@@ -122,6 +123,45 @@ class ChannelInferenceClient(InferenceClient):
         if request not in self._arrived:
             self._receive()
         return request in self._arrived
+
+    def on_its_way(self, request: int) -> bool:
+        return not self.is_ready(request) and request in self._pending
+
+    def state(self) -> Part:
+        self._receive()
+        waiting = {**self._pending, **self._posted}
+        return {
+            "number": self._number,
+            "sent": [*self._pending],
+            "asked": {
+                str(number): {"observation": observation, "state": state, "deterministic": deterministic}
+                for number, (observation, state, deterministic) in waiting.items()
+            },
+            "answers": {
+                str(number): {
+                    "fields": {k: v for k, v in held.answer.fields.items() if k != _HEADER},
+                    "version": held.answer.version,
+                    "policy": held.answer.policy,
+                }
+                for number, held in self._arrived.items()
+                if held.answer is not None
+            },
+        }
+
+    def load_state(self, state: Part) -> None:
+        """See `InferenceClient`. What was sent is sent once more: whoever was to answer
+        does not have it any more."""
+        self._number = state["number"]
+        asked = {
+            int(number): (each["observation"], each.get("state", {}), each["deterministic"])
+            for number, each in state["asked"].items()
+        }
+        self._posted = {number: asked[number] for number in sorted(state["sent"])}
+        self.flush()
+        self._posted = {number: asked[number] for number in sorted(asked.keys() - {*state["sent"]})}
+        for number, each in state["answers"].items():
+            answer = Answer(each["fields"], each["version"], each["policy"])
+            self._arrived[int(number)] = _TakenAnswer(answer, done=True)
 
     def _release(self) -> None:
         while self._taken and self._taken[0].done:

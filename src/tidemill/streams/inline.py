@@ -116,7 +116,6 @@ class InlineInferenceClient(InferenceClient):
             self._parameters.refresh(self._policy)
 
     def state(self) -> Part:
-        """Return what was asked and not yet consumed, and the policy as it plays."""
         policy = self._policy
         posted = {
             str(number): {"observation": observation, "state": state, "deterministic": deterministic}
@@ -137,7 +136,6 @@ class InlineInferenceClient(InferenceClient):
         }
 
     def load_state(self, state: Part) -> None:
-        """Be as the client was whose state this is."""
         self._number = state["number"]
         self._posted[:] = [
             (int(number), asked["observation"], asked.get("state", {}), asked["deterministic"])

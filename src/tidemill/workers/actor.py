@@ -8,7 +8,7 @@ is stored as rows, by the writer of its mode of samples (`sample_writers`). Requ
 flushed when enough are buffered, or when nothing can proceed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -20,7 +20,6 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.envs.lane_restarts import LaneRestarts
 from tidemill.envs.parallel_build import close_all, make_all
-from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.actor_environments import build_environment
@@ -125,7 +124,7 @@ class ActorWorker(Worker):
         if self._ring is None:
             return
         self._ring.keep_episodes()
-        for _, client in self._inline_clients():
+        for client in self._clients.values():
             client.state()  # so that a policy which cannot tell its random stream is refused now
         if self.context.life:
             self._tell(
@@ -134,8 +133,8 @@ class ActorWorker(Worker):
             )
         elif self.context.resume is not None:
             part = read_part(self.context)
-            for key, client in self._inline_clients():
-                client.load_state(part["clients"][key])
+            for number, client in enumerate(self._clients.values()):
+                client.load_state(part["clients"][str(number)])
             self._refresh.load_state(part["refresh"])
             for target, lanes in self._ring.load_state(part["ring"]).items():
                 for why in sorted(set(lanes.values())):
@@ -146,16 +145,11 @@ class ActorWorker(Worker):
                         f"have: {why}"
                     )
 
-    def _inline_clients(self) -> Iterator[tuple[str, InlineInferenceClient]]:
-        for number, client in enumerate(self._clients.values()):
-            assert isinstance(client, InlineInferenceClient)  # `check_exact` has seen to that
-            yield str(number), client
-
     def _save_part(self, checkpoints: Mapping[str, int]) -> None:
         if self._ring is None:
             return
         part = {
-            "clients": {key: client.state() for key, client in self._inline_clients()},
+            "clients": {str(number): client.state() for number, client in enumerate(self._clients.values())},
             "refresh": self._refresh.state(),
             "ring": self._ring.state(),
         }

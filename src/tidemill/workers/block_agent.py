@@ -80,6 +80,10 @@ class BlockAgent(Agent):
     def is_ready(self) -> bool:
         return self._request is None or self.client.is_ready(self._request)
 
+    def waits_for_others(self) -> bool:
+        """True when a policy worker is still to answer what the seats have asked."""
+        return self._request is not None and self.client.on_its_way(self._request)
+
     def get_action(self) -> Arrays:
         """See `Agent`; completes the rows that were asked for."""
         self.complete()

@@ -25,7 +25,9 @@ def has_part(experiment: Experiment, worker: str) -> bool:
     config = experiment.workers[group_of(worker)]
     if isinstance(config, Trainer):
         return config.max_policy_lag != 0 or number(worker) > 0
-    return isinstance(config, Actors) and not only_judges(experiment, config)
+    if isinstance(config, Actors):
+        return not only_judges(experiment, config)
+    return any(port.role == "serve" for port in config.ports())
 
 
 def only_judges(experiment: Experiment, config: ActorConfig) -> bool:

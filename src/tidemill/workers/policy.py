@@ -9,26 +9,28 @@ before a gathered batch is begun joins it.
 
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from tidemill.api.control_messages import Facts
+from tidemill.api.control_messages import Facts, Notice
 from tidemill.api.edges import Port, number
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import check_next_state, misfit
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import Requests
 from tidemill.core.config import check_several
-from tidemill.core.errors import ConfigError
+from tidemill.core.cut import Part
+from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.nets.choose_device import check_device, choose_device
 from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.cut_files import read_part, write_part
 from tidemill.workers.mapping import MappingThread
 
 
@@ -138,6 +140,14 @@ class _Served:
         self._sets = sets
         self._buffers: list[_Buffers] = []  # the newest last
         self.rows_answered = self.batches_answered = 0
+        self._random: list[Part] | None = None
+        """Where the random stream of each client is, in runs that resume exactly: what a
+        client is answered follows from what it asks, whoever asks besides."""
+        if experiment.exact_resume:
+            self._random = []
+            for asker in askers:
+                self.policy.reseed(context.seed("policy", name, asker))
+                self._random.append(self.policy.random_state())
 
     def poll(self, beside: int = 0) -> list[Requests]:
         """Return what has arrived and fits a batch, beside so many rows."""
@@ -187,6 +197,28 @@ class _Served:
             buffers.answers,
         )
 
+    @property
+    def apart(self) -> bool:
+        """True when each request is a batch of its own."""
+        return self._random is not None
+
+    def state(self) -> Part:
+        """Return what its answers are drawn from, for a cut."""
+        return {str(client): state for client, state in enumerate(self._random or ())}
+
+    def load_state(self, state: Part) -> None:
+        """Go on drawing from there."""
+        self._random = [state[str(client)] for client in range(len(state))]
+
+    def answer_apart(self, request: Requests) -> None:
+        """Answer a request by itself, from its client's random stream."""
+        assert self._random is not None
+        self.policy.set_random_state(self._random[request.client])
+        batch = self.gather([request])
+        self.compute(batch, elsewhere=False)
+        self.respond(batch)
+        self._random[request.client] = self.policy.random_state()
+
     def compute(self, batch: _Batch, elsewhere: bool) -> None:
         """Answer the batch by the newest parameters; `elsewhere`: only begin, in a thread
         that does not wait for the end."""
@@ -220,6 +252,7 @@ class PolicyWorker(Worker):
         self._config = config
         self._threads: list[MappingThread] = []
         self._service_order: deque[_Served] = deque()  # the next policy to be served is the first
+        self._served: list[_Served] = []
         self._newest: _Batch | None = None  # threaded: what was gathered last, and may still wait
 
     def _configure(self, facts: Facts) -> Facts:
@@ -231,6 +264,11 @@ class PolicyWorker(Worker):
             for name in config.policies
             if name in asked
         )
+        self._served = list(self._service_order)
+        if context.experiment.exact_resume and context.resume is not None and not context.life:
+            part = read_part(context)
+            for number, served in enumerate(self._served):
+                served.load_state(part[str(number)])
         if config.threaded:
             # The queues hold one batch each: a bound on delay.
             self._gathered: queue.Queue[_Batch] = queue.Queue(1)
@@ -253,6 +291,12 @@ class PolicyWorker(Worker):
         )
         if not requests:
             return PollResult()
+        if served.apart:
+            left = self.clock.enter("inference")
+            for request in requests:
+                served.answer_apart(request)
+            self.clock.enter(left)
+            return PollResult(sum(r.rows for r in requests), len(requests))
         if waiting is not None:
             waiting = self._take_back()
         left = self.clock.enter("copy")
@@ -264,6 +308,14 @@ class PolicyWorker(Worker):
         else:
             self._respond(self._compute(batch))
         return PollResult(sum(r.rows for r in requests), int(waiting is None))
+
+    def _save_part(self, checkpoints: Mapping[str, int]) -> None:
+        part = {str(number): served.state() for number, served in enumerate(self._served)}
+        try:
+            write_part(self.context, part, self.cut, checkpoints)
+        except CheckpointError as error:
+            text = f"{error}. Training goes on; a resumed run goes on from the cut before"
+            self.report(Notice(text))
 
     @property
     def attends(self) -> bool:

@@ -169,6 +169,10 @@ class EnvTarget:
         """See `Environment.keep_episodes`."""
         self._environment.keep_episodes()
 
+    def waits_for_others(self) -> bool:
+        """True when a policy worker is still to answer one of its agents."""
+        return any(agent.waits_for_others() for agent in self._block_agents())
+
     def wait(self) -> None:
         """Wait until the environment has answered, if a tick is under way. Raises
         `EnvironmentFault` where it does not."""
@@ -300,6 +304,9 @@ class EnvRing(ServiceOrder):
         for _ in range(rounds):
             moved = False
             for target in self:
+                if self._strict and target.waits_for_others():
+                    self._at = target.number  # nobody is served before it: so all ask in one order
+                    return
                 if target.all_done():
                     refresh.before_episodes(target.number)
                     target.reset()
