@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.envs import zoo
 
-from tidemill import Gymnasium, PettingZoo
+from tidemill import Gymnasium, GymnasiumVector, PettingZoo
 from tidemill.api.environment import Environment, Tick
 from tidemill.api.spaces import leaves, schema_of_space
 from tidemill.core.cut import flatten, unflatten
@@ -53,7 +53,7 @@ class Elsewhere(Counting):
     tidemill_state = None  # type: ignore[assignment]
 
 
-def made(config: Gymnasium, limit: int, frames: int, seed: int) -> Environment:
+def made(config: Gymnasium | GymnasiumVector, limit: int, frames: int, seed: int) -> Environment:
     environment: Environment = config.build(LANES, seed)
     if limit:
         environment = StepLimit(environment, limit)
@@ -104,13 +104,14 @@ KINDS = {
     "FrozenLake, played again": (Gymnasium(id="FrozenLake-v1"), 0, 1),
     "CartPole one by one": (Gymnasium(id="CartPole-v1", vectorized=False), 0, 1),
     "one that tells": (Gymnasium(make=Counting), 0, 1),
+    "CartPole's vector form": (GymnasiumVector(id="CartPole-v1", max_episode_steps=30), 0, 2),
 }
 
 
 @pytest.mark.parametrize(("config", "limit", "frames"), KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("before", [1, 43])
 def test_an_environment_that_is_brought_back_goes_on_in_every_bit(
-    config: Gymnasium, limit: int, frames: int, before: int
+    config: Gymnasium | GymnasiumVector, limit: int, frames: int, before: int
 ) -> None:
     first, second = made(config, limit, frames, 1), made(config, limit, frames, 77)
     actions = draw(first, before + 120)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from numpy.typing import NDArray
 
-from tidemill.core.cut import Part
+from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.schema import Array
 from tidemill.envs.batch_lanes import BatchLanes
 from tidemill.native.library import KernelCartPoles, address, asked_for, choices
@@ -144,6 +144,23 @@ class CartPoleVector(CartPoleVectorEnv):
             terminated[begins] = truncated[begins] = False
         self.prev_done = terminated | truncated
         return self.state.T.astype(np.float32), reward, terminated, truncated, {}
+
+    def tidemill_state(self) -> Part:
+        """Return where all lanes are, and the generator of their beginnings."""
+        return {
+            "state": self.state,
+            "steps": self.steps,
+            "finished": self.prev_done,
+            "bounds": [self.low, self.high],
+            "generator": generator_state(self.np_random),
+        }
+
+    def load_tidemill_state(self, state: Part) -> None:
+        """Be as the environment was whose state this is."""
+        self.reset(seed=0)
+        self.state[:], self.steps[:] = state["state"], state["steps"]
+        self.prev_done, (self.low, self.high) = state["finished"], state["bounds"]
+        set_generator_state(self.np_random, state["generator"])
 
 
 class Pendulum(BatchLanes):

@@ -12,9 +12,11 @@ from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, 
 from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.config import check_counts
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code_loading import Code, name_of_code
+from tidemill.envs.episode_replay import tells_state
 from tidemill.envs.gymnasium_registry import arguments, call_maker, find_spec, fps_of, load_maker, outside
 from tidemill.envs.reset_options import take_options
 from tidemill.envs.space_values import LeafReader, readers_of
@@ -305,6 +307,17 @@ class VectorLanes(Environment):
             for reader in self._readers:
                 reader.check_rows(reader.of(observation), self.name, range(self.lanes))
             raise
+
+    def state(self) -> Part | None:
+        if not tells_state(self.env):
+            return None
+        own = {"finished": self._finished, "seed": self._seed, "started": self._started}
+        return {**own, "environment": self.env.tidemill_state()}
+
+    def load_state(self, state: Part) -> Mapping[int, str]:
+        self._finished, self._seed, self._started = state["finished"], state["seed"], state["started"]
+        self.env.load_tidemill_state(state["environment"])
+        return {}
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         infos = self._result[4]
