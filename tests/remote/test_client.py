@@ -315,7 +315,7 @@ def test_closing_does_not_wait_for_a_call_under_way(form):
         since = time.monotonic()
         environment.close()
         environment.close()
-        assert time.monotonic() - since < 5
+        assert time.monotonic() - since < 20
         assert not [
             thread
             for thread in threading.enumerate()
@@ -342,10 +342,10 @@ def test_nobody_keeps_sessions_open_once_the_last_one_is_closed():
 
 
 def test_sessions_that_wait_are_kept_from_being_closed_as_idle():
-    with serving(idle_seconds=0.4) as server:
+    with serving(idle_seconds=2.0) as server:
         env = RemoteEnv(client(server).host())
         env.reset(seed=1)
-        time.sleep(1.5)
+        time.sleep(2.5)
         assert env.step(0)[0][1] == 1
         env.close()
 

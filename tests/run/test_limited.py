@@ -387,7 +387,7 @@ def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
         train(made, launch="threads", run_dir=folder, source=FILE, quiet=True).summary["status"]
         == "completed"
     )
-    thread.join(10)
+    thread.join(30)
     _, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
     check_counts(facts, Fraction(1), facts["steps"])
 
@@ -412,7 +412,8 @@ def test_what_gathering_waits_is_told_as_it_was(tmp_path: Path, training: bool, 
     last = read_metrics(tmp_path / "run")[-1]
     took, gathering = last["time/seconds"], last["time/actor-0/slots/waited"]
     trained = sum(record.get("limiter/training_waited", 0.0) for record in read_metrics(tmp_path / "run"))
-    assert (gathering > took / 3) == training and (trained > took / 3) != training, (gathering, trained, took)
+    assert (gathering > trained) == training, (gathering, trained)
+    assert max(gathering, trained) > took / 4, (gathering, trained, took)
 
 
 @pytest.mark.parametrize("hangs", [True, False])
