@@ -177,7 +177,7 @@ def test_a_checkpoint_is_written_when_asked_for_and_not_before_the_run(start: Ca
     )
     run.wait_for_updates()
     assert save().startswith(b"saving")
-    wait_until(written, 30, "a checkpoint")
+    wait_until(written, 60, "a checkpoint")
     subprocess.run([*command[:-2], "stop", "run"], cwd=run.folder, capture_output=True)
     assert run.ended()[0] == 0
     ended_well(run.path, "completed", "tidemill stop")
@@ -297,7 +297,7 @@ def test_kill_of_a_run_in_slots_leaves_nothing_but_whole_checkpoints(
     start: Callable[..., Run], function: str
 ) -> None:
     run = start(function)
-    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
+    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 60, "a checkpoint")
     if function == "slots_hang":
         run.wait_for_file(run.folder / "hanging", "all slots hang")
     run.main.kill()
@@ -397,7 +397,7 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     run = start("cartpole")
     runs.append(run)
     run.wait_for_updates()
-    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
+    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 60, "a checkpoint")
     versions = RunFolder(run.path).database().versions
     wait_until(lambda: len(versions("policy")) > 1, 30, "a second version in the database")
     run.main.kill()
@@ -474,7 +474,7 @@ def test_a_trainer_that_is_killed_as_the_run_ends_ends_it_in_its_next_life(
 ) -> None:
     settings = ("algorithm.save_seconds=0.5", "checkpoint_seconds=60", "checkpoint_share=0.02")
     run = start(function, *(word for each in settings for word in ("--set", f"workers.trainer.{each}")))
-    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 30, "a checkpoint")
+    wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 60, "a checkpoint")
     wait_until(lambda: len(read_metrics(run.path)) > 1, 30, "updates of which it does not know")
     (run.folder / "saving").unlink()
     run.main.send_signal(signal.SIGTERM)
