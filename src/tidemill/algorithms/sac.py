@@ -16,7 +16,7 @@ from tidemill.api.schedule import number
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
-from tidemill.nets.squashed_gaussian import Drawn, SquashedGaussianPolicy, draw
+from tidemill.nets.squashed_gaussian import DrawnActions, SquashedGaussianPolicy, draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class SACLearner(TwinCriticLearner):
             self.log_temperature, self._of_temperature, config.adam_epsilon, policy.kernels
         )
 
-    def _draw(self, inputs: Floats) -> Drawn:
+    def _draw(self, inputs: Floats) -> DrawnActions:
         head = self._actor.forward(inputs)[0]
         noise = self._rng.standard_normal((len(head), self.policy.actions), np.float32)
         return draw(head, noise, self.policy.kernels)

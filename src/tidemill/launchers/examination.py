@@ -2,7 +2,8 @@
 the line between them. An engine starts the same agent as for a run (`launchers/host.py`);
 its introduction says that it is to be looked over, and it does what stands here.
 
-Down: `Look`, `Await`, `Join`, `Exchange`, `Leave`. Up: `Found`, `Awaits`, `Exchanged`.
+Down: `Look`, `Await`, `Join`, `MeasureLine`, `Leave`. Up: `Found`, `Awaits`,
+`MeasuredLine`.
 """
 
 import os
@@ -82,7 +83,7 @@ class Join(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     key: str
 
 
-class Exchange(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class MeasureLine(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to find out about the line to a host, which is told the same. `sends`:
     whether this one sends."""
 
@@ -90,7 +91,7 @@ class Exchange(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     sends: bool
 
 
-class Exchanged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class MeasuredLine(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """What the two have found: bytes per second that came, and seconds of a round trip,
     of either what this side knows; or why they do not reach each other."""
 
@@ -104,8 +105,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to end."""
 
 
-Order = Look | Await | Join | Exchange | Leave
-Report = Found | Awaits | Exchanged
+Order = Look | Await | Join | MeasureLine | Leave
+Report = Found | Awaits | MeasuredLine
 _encoder = msgspec.msgpack.Encoder()
 orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order)
 reports: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report)
@@ -134,7 +135,7 @@ def look(seen: str, versions: dict[str, str]) -> Found:
     return Found(cores(), versions, time.time(), files, available(), sees)
 
 
-def exchange(wire: Wire, order: Exchange) -> Exchanged:
+def measure_line(wire: Wire, order: MeasureLine) -> MeasuredLine:
     """Find out about the line to a host, which does the same. Nobody else turns the wire
     meanwhile."""
     peer = wire.others[order.host]
@@ -175,8 +176,8 @@ def exchange(wire: Wire, order: Exchange) -> Exchanged:
     seconds = now() - began
     if not began:
         why = peer.ended or peer.lost or f"nothing came within {REACH_S:.0f} s"
-        return Exchanged(order.host, error=why)
-    return Exchanged(order.host, came / max(seconds, 1e-9), min(trips, default=0.0))
+        return MeasuredLine(order.host, error=why)
+    return MeasuredLine(order.host, came / max(seconds, 1e-9), min(trips, default=0.0))
 
 
 def serve(wire: Wire, introduction: Introduction, versions: dict[str, str], gone: Callable[[], bool]) -> None:
@@ -196,7 +197,7 @@ def serve(wire: Wire, introduction: Introduction, versions: dict[str, str], gone
                 wire.tell(runner, pack(Awaits(host, ports)))
             case Join(host, where, ports, key):
                 wire.call(host, key.encode(), where, ports, joined=False)
-            case Exchange() as order:
-                wire.tell(runner, pack(exchange(wire, order)))
+            case MeasureLine() as order:
+                wire.tell(runner, pack(measure_line(wire, order)))
             case Leave():
                 return

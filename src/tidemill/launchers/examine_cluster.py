@@ -24,16 +24,16 @@ from tidemill.launchers.examination import (
     REACH_S,
     Await,
     Awaits,
-    Exchange,
-    Exchanged,
     Found,
     Join,
     Leave,
     Look,
+    MeasuredLine,
+    MeasureLine,
     Order,
     Report,
-    exchange,
     look,
+    measure_line,
     pack,
     read,
     reports,
@@ -52,7 +52,7 @@ ALONE = {
     "slurm": "salloc --nodes=2 tidemill doctor cluster --launch slurm",
 }
 """What brings a launcher more hosts."""
-_ANSWER_S = 30.0  # seconds that a host has for an order, besides those of its exchange
+_ANSWER_S = 30.0  # seconds that a host has for an order, besides those of its line
 
 
 def examine_cluster(launch: str, folder: Path) -> Iterator[Finding]:
@@ -259,10 +259,10 @@ class _Examiner:
     def _lines(self) -> Iterator[Finding]:
         """Each two hosts, one pair after the other."""
         hosts = [host for host, known in self._hosts.items() if known.found is not None]
-        lines: dict[str, Exchanged] = {}
+        lines: dict[str, MeasuredLine] = {}
         for host in hosts:
-            self._tell(host, Exchange(RUNNER, sends=False))
-            ours = exchange(self._wire, Exchange(host, sends=True))
+            self._tell(host, MeasureLine(RUNNER, sends=False))
+            ours = measure_line(self._wire, MeasureLine(host, sends=True))
             lines[f"{RUNNER} – {host}"] = ours if ours.error else self._line(ours, host)
         hosts = [host for host in hosts if not lines[f"{RUNNER} – {host}"].error]
         for host, other in combinations(hosts, 2):
@@ -279,28 +279,28 @@ class _Examiner:
             else:
                 yield Finding(name, "ok", text)
 
-    def _line(self, sender: Exchanged | str, receiver: str) -> Exchanged:
+    def _line(self, sender: MeasuredLine | str, receiver: str) -> MeasuredLine:
         """Return what two hosts have found together. `sender`: what one has."""
         told = self._hear(receiver, REACH_S + 2)
         for each in (sender, told):
-            if not isinstance(each, Exchanged):
-                return Exchanged(receiver, error=str(each))
+            if not isinstance(each, MeasuredLine):
+                return MeasuredLine(receiver, error=str(each))
             if each.error:
                 return each
-        assert isinstance(sender, Exchanged) and isinstance(told, Exchanged)
-        return Exchanged(receiver, told.rate, sender.round_trip_s)
+        assert isinstance(sender, MeasuredLine) and isinstance(told, MeasuredLine)
+        return MeasuredLine(receiver, told.rate, sender.round_trip_s)
 
-    def _between(self, host: str, other: str) -> Exchanged:
+    def _between(self, host: str, other: str) -> MeasuredLine:
         one, two = self._hosts[host].started, self._hosts[other].started
         self._tell(host, Await(other, two.key.decode()))
         awaits = self._hear(host, _ANSWER_S)
         if not isinstance(awaits, Awaits):
-            return Exchanged(other, error=str(awaits))
+            return MeasuredLine(other, error=str(awaits))
         self._tell(other, Join(host, one.address, awaits.ports, one.key.decode()))
-        self._tell(other, Exchange(host, sends=True))
-        self._tell(host, Exchange(other, sends=False))
+        self._tell(other, MeasureLine(host, sends=True))
+        self._tell(host, MeasureLine(other, sends=False))
         sender = self._hear(other, REACH_S + 2)
-        return self._line(sender if isinstance(sender, Exchanged) else str(sender), host)
+        return self._line(sender if isinstance(sender, MeasuredLine) else str(sender), host)
 
 
 def _differences(host: str, found: Found, own: Found) -> Iterator[Finding]:

@@ -115,7 +115,7 @@ class SquashedGaussianPolicy(BoundedPolicy):
         out["log_prob"][:n], out["action"][:n] = log_prob, self.scaled(action)
 
 
-class Drawn(NamedTuple):
+class DrawnActions(NamedTuple):
     """Actions drawn for n observations, in [-1, 1], and what their gradients need."""
 
     action: Floats
@@ -126,19 +126,19 @@ class Drawn(NamedTuple):
     """1 where the log-deviation was not cut, else 0."""
 
 
-def draw(head: Floats, noise: Floats, kernels: Kernels | None) -> Drawn:
+def draw(head: Floats, noise: Floats, kernels: Kernels | None) -> DrawnActions:
     """Return what the network's outputs [n, 2 · actions] and normal `noise` [n, actions]
     make; by the native core where its `kernels` are given."""
     if kernels is None:
         mean, log_std, uncut = split(head)
-        return Drawn(*squash(mean, log_std, noise), np.exp(log_std) * noise, uncut)
+        return DrawnActions(*squash(mean, log_std, noise), np.exp(log_std) * noise, uncut)
     n, actions = noise.shape
     # what each element adds to the log-probability, too
     parts, log_prob = np.empty((4, n, actions), np.float32), np.empty(n, np.float32)
     action, spread, uncut, _ = parts
     held = np.ascontiguousarray(head), np.ascontiguousarray(noise), *parts, log_prob
     kernels.squash(n, actions, *map(address, held))
-    return Drawn(action, log_prob, spread, uncut)
+    return DrawnActions(action, log_prob, spread, uncut)
 
 
 def split(head: Floats) -> tuple[Floats, Floats, Floats]:

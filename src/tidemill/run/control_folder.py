@@ -39,14 +39,14 @@ class Runner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: str
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An order, under a number that nobody else has."""
 
     number: str
     order: str
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Answered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the run has answered to the request of this number."""
 
     number: str
@@ -68,7 +68,7 @@ class ControlFolder:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FOLDER
         self._next, self._read = 0.0, 0
-        self._answers: list[Answer] = []
+        self._answers: list[Answered] = []
         self.close()  # of a run that was killed
         with suppress(OSError):
             self._path.mkdir(mode=0o700)
@@ -77,7 +77,7 @@ class ControlFolder:
             with open(self._path / _RUNNER, "wb", opener=private) as file:
                 file.write(msgspec.json.encode(Runner(platform.node(), own_network())))
 
-    def commands(self) -> Iterator[Request]:
+    def commands(self) -> Iterator[Asked]:
         """Yield what has come since the last look; the caller answers by `reply`."""
         if time.monotonic() < self._next:
             return
@@ -92,11 +92,11 @@ class ControlFolder:
         self._read += len(whole)
         for line in whole.splitlines():
             with suppress(msgspec.DecodeError):
-                yield msgspec.json.decode(line, type=Request)
+                yield msgspec.json.decode(line, type=Asked)
 
     def reply(self, number: str, text: str) -> None:
         """Answer; whoever asked may be gone."""
-        self._answers = [*self._answers, Answer(number, text)][-_KEPT:]
+        self._answers = [*self._answers, Answered(number, text)][-_KEPT:]
         aside = self._path / f".{_ANSWERS}"
         with suppress(OSError):
             with open(aside, "wb", opener=private) as file:
@@ -133,12 +133,12 @@ def ask(folder: Path, order: str, host: str) -> str:
     try:
         _read(path / _REQUESTS)  # it is this user's
         with os.fdopen(os.open(path / _REQUESTS, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb") as file:
-            file.write(msgspec.json.encode(Request(number, order)) + b"\n")
+            file.write(msgspec.json.encode(Asked(number, order)) + b"\n")
         while time.monotonic() < deadline and path.is_dir():
             time.sleep(0.1)
             for line in _read(path / _ANSWERS).splitlines():
                 with suppress(msgspec.DecodeError):
-                    answer = msgspec.json.decode(line, type=Answer)
+                    answer = msgspec.json.decode(line, type=Answered)
                     if answer.number == number:
                         return answer.text
     except FileNotFoundError:  # it ended just now
