@@ -66,8 +66,9 @@ def test_a_run_with_slots_and_its_retraining(tmp_path: Path, exact: tuple[str, .
 
 def test_what_cannot_be_is_refused() -> None:
     dqn = ("train", "CartPole-v1", "--algorithm", "dqn")
-    assert "PPO learns from what its own policy has just done. Take DQN (Discrete actions)" in refused(
-        "train", "CartPole-v1", "--slots", 4
+    assert (
+        "PPO learns from what its own policy has just done. Take what has a replay memory, --algorithm dqn"
+        in refused("train", "CartPole-v1", "--slots", 4)
     )
     assert 'ratio = "1/4"' in refused(*dqn, "--ratio", "0.25")
     assert "must be above 0" in refused(*dqn, "--ratio", "0/4")
