@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,15 @@ def hangs_once(flag: str) -> Experiment:
     return made.replace(workers={**made.workers, "actor": actor}, limits=limits)
 
 
+def hangs_in_a_thread(flag: str) -> Experiment:
+    """Two lanes that step in threads, of which the first that comes to its step 200
+    hangs, once."""
+    environment = Gymnasium(make=f"{__file__}:HangsOnce", kwargs={"flag": flag}, threads=2)
+    made = experiment(environment, lanes=2)
+    actor = made.workers["actor"].replace(deadline_s=3.0)
+    return made.replace(workers={**made.workers, "actor": actor}, limits=made.limits.replace(updates=400))
+
+
 def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
 
@@ -430,7 +440,8 @@ class Starts(Talker):
 
 
 class HangsOnce(Talker):
-    """Never comes back from step 200, but when it has hung before."""
+    """Does not come back from step 200 before there is a file `flag`.over, but when it
+    has hung before."""
 
     def __init__(self, flag: str) -> None:
         super().__init__()
@@ -438,8 +449,10 @@ class HangsOnce(Talker):
 
     def step(self, action: Any) -> Any:
         if self.steps == 200 and not self.flag.exists():
-            self.flag.touch()
-            time.sleep(1000)
+            with suppress(FileExistsError):  # another lane is before it
+                self.flag.touch(exist_ok=False)
+                while not self.flag.with_suffix(".over").exists():
+                    time.sleep(0.05)
         return super().step(action)
 
 

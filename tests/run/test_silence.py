@@ -7,6 +7,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from tests.envs.driver import Driver
+from tests.envs.games import Hanging
 from tests.run.watching import EXPERIMENTS, leftovers
 
 from tidemill import PPO, Actors, Scripted, Trainer
@@ -14,10 +16,14 @@ from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
 from tidemill.core.user_code_loading import load_file
+from tidemill.envs import lane_threads
+from tidemill.envs.lanes import LaneLoop
 from tidemill.launchers.processes import calls_of
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.run import silence
 from tidemill.run.events import read_events
 from tidemill.run.progress import Member
-from tidemill.run.silence import SilenceWatch, deadline
+from tidemill.run.silence import SilenceWatch, TurnWatch
 from tidemill.training.train import train
 
 experiments = load_file(EXPERIMENTS, "test")
@@ -36,7 +42,7 @@ class Watched:
         self.members = {"actor-0": actor, "trainer-0": trainer}
         for member in self.members.values():
             member.state, member.polls = State.RUNNING, 1000
-            member.statistics = {"longest_poll": 0.1}
+            member.statistics = {"longest_poll": 0.1, "tick_p99": 0.1}
         self.watch = SilenceWatch(
             [["actor-0", "trainer-0"]],
             lambda _: stack,
@@ -102,11 +108,51 @@ def test_who_is_silent_for_another_reason_is_told_alone(stack: Sequence[Call], c
     assert len(watched.told) == 1 and not watched.hung
 
 
-def test_deadlines() -> None:
-    assert deadline(None, 0.01, 99) == 300.0  # too few polls are known
-    assert deadline(None, 0.01, 100) == 10.0
-    assert deadline(None, 2.0, 100) == 40.0
-    assert deadline(2.5, 2.0, 3) == 2.5
+def test_the_deadline_follows_from_ticks_and_resets_have_their_own() -> None:
+    watched = Watched(IN_ENVIRONMENT)
+    actor = watched.members["actor-0"]
+    actor.statistics = {"longest_poll": 0.1, "tick_p99": 2.0}
+    watched.after(39.0)
+    assert not watched.hung
+    watched.after(41.0)
+    assert len(watched.hung) == 1
+    watched = Watched([Call("load", "/home/arm.py", 9), Call("reset", "/home/arm.py", 41), *IN_ENVIRONMENT])
+    watched.after(299.0)
+    assert not watched.hung
+    watched = Watched(IN_ENVIRONMENT)
+    watched.members["actor-0"].statistics = {"longest_poll": 0.1}  # too few ticks are known
+    watched.after(299.0)
+    assert not watched.hung
+    watched = Watched(IN_ENVIRONMENT, deadline_s=2.0)
+    watched.after(3.0)
+    assert len(watched.hung) == 1
+
+
+def test_who_waits_for_lanes_in_threads_is_not_gone() -> None:
+    watched = Watched([Call("take", lane_threads.__file__, 1), *IN_ENVIRONMENT])
+    watched.after(400.0)
+    assert len(watched.told) == 1 and not watched.hung
+
+
+def test_inline_an_environment_that_hangs_is_told_from_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(silence, "LEAST", 0.1)
+    hung, told = Hanging(), list[str]()
+
+    def alarm(text: str) -> None:
+        told.append(text)
+        hung.freed.set()
+
+    with TurnWatch(alarm) as watch:
+        driver = Driver(LaneLoop([hung], "Hanging", 0))
+        for _ in range(3):  # hangs in the third until the watch has told it
+            watch.turn()
+            driver.tick()
+        assert watch.turn() > 0.1
+        assert watch.turn() == 0.0
+    (text,) = told
+    assert text.startswith("an environment has not come back for ") and "step (games.py:" in text
 
 
 def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
@@ -131,4 +177,22 @@ def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> Non
     assert died.worker == "actor-0"
     assert "its environment has not come back for" in died.cause and "step (experiments.py:" in died.cause
     assert [(event.worker, event.life) for event in events if event.what == "lives"] == [("actor-0", 2)]
+    assert leftovers(tmp_path / "run") == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("launch", ["threads", "processes"])
+def test_a_lane_that_hangs_in_a_thread_costs_its_step_alone(tmp_path: Path, launch: str) -> None:
+    if launch == "processes" and not sys.platform.startswith("linux"):
+        pytest.skip("processes need Linux")
+    made = experiments.hangs_in_a_thread(str(tmp_path / "hung"))
+    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch=launch)
+    (tmp_path / "hung.over").touch()
+    events = read_events(tmp_path / "run")
+    (text,) = (event.cause for event in events if event.what == "told" and "has not come back" in event.cause)
+    assert " has not come back from a step for " in text and "step (experiments.py:" in text
+    assert not [event for event in events if event.what == "died"]
+    rows = list(read_metrics(tmp_path / "run"))
+    assert [row for row in rows if row.get("time/actor-0/lanes/restarts") == 1]
+    assert [row for row in rows if row.get("time/actor-0/lanes/hanging") == 1]
     assert leftovers(tmp_path / "run") == []

@@ -230,6 +230,17 @@ class Environment(ABC):
         and nothing changes."""
         return False
 
+    def watch(self, deadline_s: float | None) -> None:
+        """Take a lane that hangs in a thread of its own for failed from now on, after so
+        many seconds; None: after what follows from its steps so far (see
+        `ActorConfig.deadline_s`). Called before the first `send`, if at all. Most step in
+        their caller's thread, and can do nothing about it."""
+
+    def doing(self) -> str:
+        """Return in which calls the threads are that have not answered, for messages; ""
+        where it has none."""
+        return ""
+
     def keep_episodes(self) -> None:
         """Keep from now on what `state` needs of open episodes. Called before the first
         `send`, in runs that resume exactly."""
@@ -314,6 +325,12 @@ class EnvironmentConfig(Config):
             "take copies of a single environment (Gymnasium), or a vector environment that resets in the "
             "next step"
         )
+
+    @property
+    def timed_calls(self) -> bool:
+        """True when it breaks off by itself what takes too long, by a setting of its own:
+        nobody else's deadline is to come before."""
+        return False
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:

@@ -10,6 +10,7 @@ from tidemill.api.edges import group_of
 from tidemill.api.experiment import Context, Experiment, WorkerHandle
 from tidemill.api.transport import Endpoints, Link
 from tidemill.core.errors import returned
+from tidemill.core.thread_stacks import Call as Call
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,6 @@ class Job:
             self.experiment, worker, config, endpoints, folder, resume, spin, math_threads, life
         )
         return returned(config.build(context), WorkerHandle, config.build)
-
-
-class Call(NamedTuple):
-    """A call that a thread is in: the function's name, its file and the line there."""
-
-    name: str
-    file: str
-    line: int
 
 
 class HostFigures(NamedTuple):

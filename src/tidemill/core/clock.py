@@ -95,15 +95,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PLACES, 0.0)
-        self._place, self._since = "python", perf_counter()
+        self._place, self.since = "python", perf_counter()
+        """Second of `perf_counter` in which the current place was entered."""
+        self.last = 0.0
+        """Seconds in the place that was left last, this time."""
         self._stopped = stopped()
 
     def enter(self, place: str) -> str:
         """Stop the current place, start `place`, and return the one that was left, to
         come back to."""
         now, left = perf_counter(), self._place
-        self.seconds[left] += now - self._since
-        self._place, self._since = place, now
+        self.last = now - self.since
+        self.seconds[left] += self.last
+        self._place, self.since = place, now
         return left
 
     def time_shares(self) -> dict[str, float]:

@@ -5,6 +5,7 @@ TidemillError
 ├── ConfigError        a setting that is unknown, of a wrong type or impossible
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
+│   ├── EnvironmentHangs       a lane that has not come back, and was left with its thread
 │   └── RemoteFault    an environment server that refused a call, or answered what its
 │       │              protocol forbids
 │       ├── ProtocolFault      an answer that its protocol forbids
@@ -66,6 +67,14 @@ class EnvironmentFault(TidemillError):
         """Say which lane it was, and return this."""
         self.lane = lane
         return self
+
+
+class EnvironmentHangs(EnvironmentFault):
+    """A lane has not come back within its deadline, and was left with its thread, which
+    alone may touch it. `too_many` is True where more hang than may: no other try will
+    mend that."""
+
+    too_many = False
 
 
 class RemoteFault(EnvironmentFault):

@@ -49,6 +49,8 @@ class Asynchronous(EnvironmentConfig):
         if not (math.isfinite(self.deadline) and self.deadline > 0):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
 
+    timed_calls = True
+
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
         return [called(settings.get("make"), settings.get("kwargs"))]

@@ -25,7 +25,9 @@ from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import TallyEntry
+from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.parallel_build import EnvironmentMaker
+from tidemill.envs.step_deadlines import FIRST, StepTimes
 from tidemill.envs.wrapper import Wrapper
 
 
@@ -39,10 +41,11 @@ class Slots(EnvironmentConfig):
     not wait for each other.
 
     environment: the environment that may fail
-    deadline_s: most seconds that a step, a reset, or making the environment may take;
-        None: any time (one that hangs then holds its step for ever, and the run cannot
-        end as it should). A step in the actor's own thread (`Gymnasium(threads=0)`) is
-        not broken off: nobody looks at the time meanwhile
+    deadline_s: most seconds that a step, a reset, or making the environment may take.
+        None: a step 20 times the 99th percentile of what steps took, 10 s at least; 300 s
+        as long as less than 100 are known, for all else, and where the environment breaks
+        calls off by a setting of its own. A step in the actor's own thread
+        (`Gymnasium(threads=0)`) is not broken off: nobody looks at the time meanwhile
     backoff_s: seconds before a failed environment is made anew, varied by half, so that
         slots that fail together do not come back together
     failures: number of failures among the last `window_steps` steps from which on it
@@ -65,7 +68,7 @@ class Slots(EnvironmentConfig):
     }
 
     environment: EnvironmentConfig
-    deadline_s: float | None = 300.0
+    deadline_s: float | None = None
     backoff_s: float = 0.5
     max_backoff_s: float = 300.0
     failures: int = 5
@@ -90,6 +93,8 @@ class Slots(EnvironmentConfig):
                 "be: take 1 to window_steps; a slot that never rests for longer than backoff_s has "
                 "max_backoff_s = backoff_s"
             )
+
+    timed_calls = True
 
     @property
     def draws(self) -> bool:
@@ -146,6 +151,8 @@ class SlotEnvironment(Wrapper):
         self._sent: Sequence[Arrays] = ()
         self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
         self._answered = self._void = False
+        own = FIRST if config.environment.timed_calls else None
+        self._times = StepTimes(own if config.deadline_s is None else config.deadline_s)
         self._since = self._began_at = 0.0
         self._lost: list[Environment] = []  # that may not be closed yet
         self._mending: EnvironmentMaker | None = None
@@ -198,10 +205,19 @@ class SlotEnvironment(Wrapper):
             self._look_at_mending()
         if self._inner is not None and self._look(self._inner):
             return True
-        limit = self._config.deadline_s
-        if limit is not None and not (self._answered or self._void) and awake() - self._since > limit:
-            self._fail(DeadlineError(f"it did not answer within {limit:g} s"))
+        if not (self._answered or self._void):
+            self._look_at_time()
         return self._answered or self._void
+
+    def _look_at_time(self) -> None:
+        """Give up what takes too long."""
+        waited = awake() - self._since
+        if waited <= self._times.least or waited <= (limit := self._times.deadline(bool(self._reset[0]))):
+            return
+        doing = "" if self._inner is None else self._inner.doing()
+        text = f"it did not answer within {limit:.3g} s{f': {doing}' * bool(doing)}"
+        HANGING.check(text)
+        self._fail(DeadlineError(text))
 
     def _look(self, inner: Environment) -> bool:
         """True when it has answered."""
@@ -212,6 +228,8 @@ class SlotEnvironment(Wrapper):
                 if self._reset[0]:
                     inner.recv(self._ticks)
                     self._began_at = awake()
+                else:
+                    self._times.add(awake() - self._since)
                 self._answered = True
         except Exception as error:
             self._fail(error)
@@ -243,6 +261,9 @@ class SlotEnvironment(Wrapper):
             for name in ("reward", "done", "truncated"):
                 getattr(tick, name)[:] = 0 if self._void else getattr(own, name)
             tick.present[:] = self._void | own.present
+
+    def watch(self, deadline_s: float | None) -> None:
+        """Nothing to be done: it looks at the time itself."""
 
     def begin_close(self) -> None:
         self._closed.set()

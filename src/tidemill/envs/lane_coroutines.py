@@ -2,7 +2,7 @@
 at once: the loop of the thread that plays them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -39,9 +39,16 @@ class LaneCoroutines:
         """Call `wake`, from the loop, whenever a tick is finished."""
         self._wake = wake
 
-    def begin(self, calls: Sequence[Callable[[Any], Any]], given: Sequence[Any]) -> None:
+    def begin(
+        self,
+        calls: Sequence[Callable[[Any], Any]],
+        given: Sequence[Any],
+        apart: Container[int] = (),
+        watched: Container[int] = (),
+    ) -> None:
         """Have ``calls[lane](given[lane])`` awaited in every lane, from the loop's next
-        turn on; the tick before must have been taken."""
+        turn on; the tick before must have been taken. Which are resets, or watched, makes
+        no difference here: coroutines have deadlines of their own."""
         loop, self._left = self.loop.loop, len(self._results)
         for lane, (call, value) in enumerate(zip(calls, given, strict=True)):
             self._tasks[lane] = loop.create_task(self._lane(lane, call, value))

@@ -19,7 +19,7 @@ from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import EnvironmentFault, ProtocolFault
+from tidemill.core.errors import EnvironmentFault, EnvironmentHangs, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.wrapper import Wrapper
 
@@ -51,6 +51,8 @@ class LaneRestarts:
         """Permit one restart for `fault`, and return its number. Raises
         `EnvironmentFault` with the first cause where there were too many."""
         if isinstance(fault, ProtocolFault) and fault.first:
+            raise fault
+        if isinstance(fault, EnvironmentHangs) and fault.too_many:
             raise fault
         now, text = awake(), text_of(fault)
         while self._lately and now - self._lately[0][0] > self._within_s:

@@ -19,7 +19,7 @@ from tidemill.api.spaces import schema_of_space
 from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentFault, EnvironmentHangs
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
@@ -229,7 +229,9 @@ class LaneLoop(Environment):
         self._writer = ActionWriter(self._spaces.action, plain=stepper is not None)
         self._results: list[Any] = []  # of each lane a `Result`, or `RaisedError`
         self._arguments: list[Any] = []
-        self._stepper = stepper or (LaneThreads(name, self.lanes, threads) if threads else None)
+        self._stepper = stepper or (
+            LaneThreads(name, self.lanes, threads, lambda lane: self.envs[lane].close) if threads else None
+        )
         self._none = np.zeros(self.lanes, np.bool_)
         self._resets: NDArray[np.bool_] = self._none  # lanes that this tick resets
         self._pending = False  # with a crew: sent and not yet received
@@ -246,13 +248,14 @@ class LaneLoop(Environment):
         if self._kept is not None:
             self._kept.add(actions[0])
         calls = self._copying() if self._aliases.active else self._steps
+        apart: Sequence[int] = ()
         self._counts += 1
         if count_nonzero(reset) or count_nonzero(self._idle):
             calls = calls.copy()
             self._resets = reset.copy()
             others = np.flatnonzero(reset | self._idle)
             self._counts[others] = 0
-            for lane in others.tolist():
+            for lane in (apart := others.tolist()):
                 calls[lane] = self._beginner(lane) if reset[lane] else self._idler(lane)
             self._idle &= ~reset
             self._absent = self._idle.copy() if self._idle.any() else None
@@ -262,7 +265,7 @@ class LaneLoop(Environment):
         self._arguments = given
         if self._stepper is not None:
             self._pending = True
-            self._stepper.begin(calls, given)
+            self._stepper.begin(calls, given, apart, range(self.lanes))
             return
         results: list[Any] = []
         self._results = results
@@ -310,8 +313,9 @@ class LaneLoop(Environment):
         self._anew.append(lane)
         while True:
             number = self._permit(fault)
-            with suppress(Exception):
-                self.envs[lane].close()
+            if not isinstance(fault, EnvironmentHangs):
+                with suppress(Exception):
+                    self.envs[lane].close()
             who = f"{self.name}: lane {lane}"
             env = made_again(make, who, fault)
             if (found := spaces_of(env, self.name)) != self._spaces:
@@ -340,9 +344,16 @@ class LaneLoop(Environment):
         told: list[Any] = list(self._results)
         calls = [_returning(answer) for answer in told]
         calls[lane] = call
-        self._stepper.begin(calls, self._arguments)
+        self._stepper.begin(calls, self._arguments, range(self.lanes), (lane,))
         self._results = self._stepper.take()
         return self._results[lane]
+
+    def watch(self, deadline_s: float | None) -> None:
+        if isinstance(self._stepper, LaneThreads):
+            self._stepper.watch(deadline_s)
+
+    def doing(self) -> str:
+        return self._stepper.doing() if isinstance(self._stepper, LaneThreads) else ""
 
     def ready(self) -> bool:
         """True when all lanes have answered: without threads, always."""
@@ -437,7 +448,7 @@ class LaneLoop(Environment):
         if self._stepper is None:
             answers = [call(None) for call in calls]
         else:  # each in the thread that steps it
-            self._stepper.begin(calls, [None] * self.lanes)
+            self._stepper.begin(calls, [None] * self.lanes, range(self.lanes))
             answers = self._stepper.take()
         self._last = [observation for observation, _ in answers]
         self._seeds = {int(lane): seed for lane, seed in state["seeds"].items()}

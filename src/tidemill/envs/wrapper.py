@@ -74,6 +74,12 @@ class Wrapper(Environment):
     def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
         return self._inner.restart_lanes(permit)
 
+    def watch(self, deadline_s: float | None) -> None:
+        self._inner.watch(deadline_s)
+
+    def doing(self) -> str:
+        return self._inner.doing()
+
     def keep_episodes(self) -> None:
         self._inner.keep_episodes()
 

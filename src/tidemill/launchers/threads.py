@@ -3,9 +3,7 @@ turns in one (`Experiment.together`). Those with `one_core` keep to one core wit
 threads that step for them."""
 
 import os
-import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from time import monotonic, sleep
 
@@ -14,6 +12,7 @@ from tidemill.api.launcher import Call, Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.cores import keep_to
+from tidemill.core.thread_stacks import stack_of
 from tidemill.transports.local import LocalLink, local_endpoints
 
 
@@ -58,9 +57,7 @@ class ThreadsLauncher(Launcher):
         return "its thread ended"
 
     def stack(self, worker: str) -> Sequence[Call]:
-        frame = sys._current_frames().get(self._threads[worker].ident or 0)
-        calls = traceback.extract_stack(frame)[::-1] if frame is not None else []
-        return [Call(call.name, call.filename, call.lineno or 0) for call in calls]
+        return stack_of(self._threads[worker].ident)
 
     def close(self, seconds: float) -> None:
         for link in self._links:

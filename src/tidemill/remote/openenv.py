@@ -80,6 +80,7 @@ class OpenEnv(EnvironmentConfig):
             raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
 
     draws = False
+    timed_calls = True
     remote = True
 
     @classmethod

@@ -62,6 +62,7 @@ class Rest(EnvironmentConfig):
 
     draws = False
     remote = True
+    timed_calls = True
 
     @classmethod
     def from_name(cls, name: str, settings: Mapping[str, Any]) -> EnvironmentConfig:

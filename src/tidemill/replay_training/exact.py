@@ -122,8 +122,9 @@ class ExactTarget(EnvTarget):
         number: int,
         credits: Credits,
         tell: Callable[[str], None],
+        ticked: Callable[[float, bool], None],
     ) -> None:
-        super().__init__(environment, [agent], [tick], clock, info_reader, number)
+        super().__init__(environment, [agent], [tick], clock, info_reader, number, ticked=ticked)
         self.agent, self._credits, self._tell = agent, credits, tell
         self._again: _Again | None = None
         self.turn = False
@@ -270,7 +271,17 @@ def _build_target(parts: ActorContext, number: int, credits: Credits) -> ExactTa
     seed = derive_seed(context.experiment.seed, context.name, "slot", number)
     agent = ExactAgent(terms.row, spec.deterministic, client, terms.samples, environment.voids, seed)
     tick = Tick.allocate(parts.spaces[0].observation, 1, environment.info, False)
-    return ExactTarget(environment, agent, tick, parts.clock, parts.info_reader, number, credits, parts.tell)
+    return ExactTarget(
+        environment,
+        agent,
+        tick,
+        parts.clock,
+        parts.info_reader,
+        number,
+        credits,
+        parts.tell,
+        parts.ticked,
+    )
 
 
 class ExactRing(GrantedOrder, EnvRing):

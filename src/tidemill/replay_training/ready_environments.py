@@ -49,6 +49,7 @@ class ReadyBatch(GrantedOrder):
     flush: function that sends the buffered requests, as in `ActorContext`
     least: requests that are buffered before they are flushed
     credits: the credits that steps need; None: nobody limits them
+    ticked: as in `ActorContext`; a tick is what is received, or sent, together
     """
 
     one_target: ClassVar[bool] = True
@@ -63,6 +64,7 @@ class ReadyBatch(GrantedOrder):
         flush: Callable[[int], bool],
         least: int = 1,
         credits: Credits | None = None,
+        ticked: Callable[[float, bool], None] = lambda seconds, resets: None,
     ) -> None:
         agent.hear = self._hear
         self.agents = [(0, agent)]
@@ -70,7 +72,7 @@ class ReadyBatch(GrantedOrder):
         self._agent = agent
         self._tick = tick
         self._clock = clock
-        self._credits = credits
+        self._credits, self._ticked = credits, ticked
         self._lanes = lanes = environments[0].lanes
         agent.next_observation(tick)
         self._members = [
@@ -110,6 +112,7 @@ class ReadyBatch(GrantedOrder):
             parts.flush,
             config.flush_requests,
             credits_of(parts.context, spec),
+            parts.ticked,
         )
         made.faults = SlotFaults(environments, False, parts.tell)
         for number, environment in enumerate(environments):
@@ -174,6 +177,7 @@ class ReadyBatch(GrantedOrder):
             member.environment.recv(member.ticks)
             away[number] = False
         self._clock.enter(left)
+        seconds = self._clock.last
         came = self._seats(numbers)
         every = len(came) == len(agent.finished)
         resets = agent.finished if every else agent.finished[came]
@@ -184,6 +188,7 @@ class ReadyBatch(GrantedOrder):
         acts = agent.act(came)
         needs = acts if self._lanes == 1 else acts.reshape(-1, self._lanes).sum(1)
         self._idle.update(zip(numbers, needs.tolist(), strict=True))
+        self._ticked(seconds, False)
         return True
 
     def _look(self) -> None:
@@ -269,6 +274,7 @@ class ReadyBatch(GrantedOrder):
             self._away[number] = True
             self._look_at(number)
         self._clock.enter(left)
+        self._ticked(self._clock.last, 1 in agent.finished.tobytes())
         return True
 
 

@@ -58,7 +58,7 @@ from tidemill.run.host_watch import HostView, HostWatch
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.progress import Member, Progress
-from tidemill.run.silence import SilenceWatch
+from tidemill.run.silence import SilenceWatch, TurnWatch
 from tidemill.run.stall_report import SILENT, explain_stall
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
@@ -92,6 +92,8 @@ class Controller:
         a new life at their newest checkpoints, and with how far the other trainers are;
         it drops what was recorded since either, and returns how far the run was at the
         checkpoints. None: a trainer's death ends the run
+    alarm: function that tells the user at once, from another thread, what the controller
+        cannot: it hangs in an environment itself
     interrupts: the signals that end the run
     progress: where a resumed run goes on from
 
@@ -109,6 +111,7 @@ class Controller:
         interrupts: Interrupts | None = None,
         progress: Progress | None = None,
         go_back: Callable[[Sequence[str], Progress], Progress] | None = None,
+        alarm: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.job, self._launcher, self._record, self._watch = job, launcher, record, watch
         self._undo = go_back
@@ -145,6 +148,7 @@ class Controller:
         self._silence = SilenceWatch(
             job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
         )
+        self._turns = TurnWatch(lambda text: alarm(mask(text, self._secrets)))
         self._memory = MemoryWatch(job.experiment.processes(), launcher.own_bytes, self._say)
         self._hosts = HostWatch(launcher.each_host)
         self._cuts = Cuts(
@@ -169,6 +173,7 @@ class Controller:
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
         self._stalled = False
+        self._held = set[str]()  # workers whose environments hold them, which was told
 
     @property
     def steps_per_second(self) -> float:
@@ -241,7 +246,8 @@ class Controller:
             self._start()
         except _Cut:
             return
-        self._loop()
+        with self._turns if self._launcher.takes_turns else nullcontext():
+            self._loop()
 
     def _finish(self) -> None:
         """Tell whoever still lives to finish, and wait for them. What goes wrong now is a
@@ -406,6 +412,8 @@ class Controller:
             self._launcher.wait(seconds, least)
         except Exception as error:
             raise RunError(f"{type(self._launcher).__name__} cannot wait: {_cause(error)}") from error
+        if seconds := self._turns.turn():
+            self._say(f"the environment has come back, after {seconds:.0f} s")
 
     def _hear(self, least: float = 0.0) -> None:
         self._wait(0.1, least)
@@ -430,9 +438,17 @@ class Controller:
         self._look()
 
     def _hangs(self, name: str, cause: str) -> None:
-        """Take a worker that its environment holds for dead, where it may live again."""
+        """Take a worker that its environment holds for dead, where it may live again;
+        else tell the cure, once."""
         if self._launcher.restarts and not self.reason:
             self._bury(name, cause)
+        elif name not in self._held:
+            self._held.add(name)
+            self._say(
+                f"{name}: {cause}; nobody can end its thread. Gymnasium(threads=1) has lanes step in threads "
+                "of their own, which are left where they hang, and with --launch processes the actor would "
+                "live again"
+            )
 
     def _bury(self, name: str, cause: str = "") -> None:
         """Take note of a worker that has died, with what it and those that die with it

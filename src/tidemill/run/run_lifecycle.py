@@ -91,7 +91,9 @@ class RunLifecycle:
                 metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
                 return point
 
-            controller = Controller(job, launcher, record, self._watch, interrupts, resumed, go_back)
+            controller = Controller(
+                job, launcher, record, self._watch, interrupts, resumed, go_back, self._alarm
+            )
             controller.notices += _returns_notice(job.experiment)
             error: BaseException | None = None
             try:
@@ -156,6 +158,11 @@ class RunLifecycle:
             self._view.show(snapshot(controller))
             if controller.suspended:
                 self._view.close()  # the terminal is somebody else's
+
+    def _alarm(self, text: str) -> None:
+        """Tell what the controller cannot, which hangs. Called in another thread."""
+        print(f"note: {text}", file=sys.stderr)
+        self._events.write([Event(time(), "told", cause=text)])
 
     def _keep_episodes(self, progress: Progress) -> None:
         if progress.unsaved:

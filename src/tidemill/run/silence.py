@@ -1,24 +1,24 @@
 """Workers that fall silent while they run: one whose poll takes far longer than any
 before is stuck, in its environment most likely. It is told with where its thread is, and
-where an environment holds it for too long, its process counts as dead."""
+where an environment holds it for too long, its process counts as dead. Where workers take
+turns in the main thread, another one tells of an environment that hangs (`TurnWatch`)."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from tidemill.api.control_messages import State
 from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
+from tidemill.core.thread_stacks import stack_of, words_of
+from tidemill.envs import lane_threads
+from tidemill.envs.step_deadlines import deadline
 from tidemill.run.progress import Member
 from tidemill.workers.actor_config import ActorConfig
 
 LEAST = 5.0  # seconds of silence that are told
 FIRST = 30.0  # while a trainer of its process has finished no update: it may be a long one
 TIMES = 5.0  # so many times the longest poll so far
-# seconds that an environment may take by itself: at least, so many times the longest poll
-# so far, and as long as so few polls are known
-LEAST_DEADLINE, DEADLINE_TIMES, FIRST_DEADLINE, KNOWN_POLLS = 10.0, 20.0, 300.0, 100
 ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
-SHOWN_CALLS = 6  # of a stack, the innermost ones
 # who is called by a worker's poll where it is in its environment
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
 
@@ -68,7 +68,7 @@ class SilenceWatch:
         begins = any(m.config.limited and not m.update.update for m in group.values())
         if first not in self._silent and silent > max(FIRST if begins else LEAST, TIMES * longest):
             self._silent[first] = heard
-            why = self._condition(first) or _words(self._stack(first))
+            why = self._condition(first) or words_of(self._stack(first))
             self._tell(
                 f"{whose} is silent for {silent:.0f} s (no poll took longer than {longest:.2g} s before)"
                 + (f": {why}" if why else "")
@@ -76,26 +76,67 @@ class SilenceWatch:
         if awake() - self._asked.get(first, 0.0) < ASK_EVERY:
             return
         for name, member in group.items():
-            config = member.config
-            if isinstance(config, ActorConfig) and silent > deadline(
-                config.deadline_s, longest, member.polls
-            ):
+            config, p99 = member.config, member.statistics.get("tick_p99")
+            if isinstance(config, ActorConfig) and silent > deadline(config.deadline_s, p99):
                 self._asked[first] = awake()
                 calls = () if self._condition(name) else self._stack(name)
-                if any(room in call.file for call in calls for room in _ENVIRONMENTS):
+                if in_environment(calls) and silent > deadline(config.deadline_s, p99, resetting(calls)):
                     self._silent.pop(first, None)
-                    why = f"its environment has not come back for {silent:.0f} s: {_words(calls)}"
+                    why = f"its environment has not come back for {silent:.0f} s: {words_of(calls)}"
                     self._hangs(name, why)
                     return
 
 
-def deadline(given: float | None, longest: float, polls: int) -> float:
-    """Return how many seconds an actor's environment may take, which were `given`, or
-    follow from its longest poll so far, once so many polls are known."""
-    if given is not None:
-        return given
-    return max(LEAST_DEADLINE, DEADLINE_TIMES * longest) if polls >= KNOWN_POLLS else FIRST_DEADLINE
+def in_environment(calls: Sequence[Call]) -> bool:
+    """True of a worker's calls where it is in its environment, but for one that waits for
+    lanes in threads: these have deadlines of their own."""
+    waits = any(call.file == lane_threads.__file__ for call in calls)
+    return not waits and any(room in call.file for call in calls for room in _ENVIRONMENTS)
 
 
-def _words(calls: Sequence[Call]) -> str:
-    return " ← ".join(f"{call.name} ({Path(call.file).name}:{call.line})" for call in calls[:SHOWN_CALLS])
+def resetting(calls: Sequence[Call]) -> bool:
+    """True where one of the calls resets an environment."""
+    return any("reset" in call.name for call in calls)
+
+
+class TurnWatch:
+    """A turn watch tells where a run hangs whose workers take turns in the main thread:
+    from another one, since nobody else is there to tell it. Use it as a context manager.
+
+    alarm: function that tells the user at once, from that thread
+    """
+
+    def __init__(self, alarm: Callable[[str], None]) -> None:
+        self._alarm, self._thread = alarm, threading.get_ident()
+        self._since, self._longest = awake(), 0.0
+        self._told = False
+        self._over = threading.Event()
+
+    def __enter__(self) -> "TurnWatch":
+        threading.Thread(target=self._watch, name="turn watch", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def turn(self) -> float:
+        """Take note that a turn is over. Return how long it took, where that was told,
+        else 0."""
+        now = awake()
+        seconds, self._since = now - self._since, now
+        self._longest = max(self._longest, seconds)
+        told, self._told = self._told, False
+        return seconds if told else 0.0
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            silent = awake() - self._since
+            if self._told or silent <= max(LEAST, TIMES * self._longest):
+                continue
+            calls = stack_of(self._thread)
+            if in_environment(calls) and (silent > FIRST or not resetting(calls)):
+                self._told = True
+                self._alarm(
+                    f"an environment has not come back for {silent:.0f} s: {words_of(calls)}; nobody can "
+                    "break it off where workers take turns in one thread (--launch processes can)"
+                )

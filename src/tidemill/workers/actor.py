@@ -18,15 +18,17 @@ from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
 from tidemill.core.cores import every_core
 from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.lane_restarts import LaneRestarts
 from tidemill.envs.parallel_build import close_all, make_all
+from tidemill.envs.step_deadlines import StepTimes
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.actor_environments import build_environment
 from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
-from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.base import HEARTBEAT, PollResult, Worker
 from tidemill.workers.cut_files import has_part, read_part, write_part
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
@@ -61,6 +63,8 @@ class ActorWorker(Worker):
         self._config = config
         self._environments: list[Environment] = []
         self._restarts: LaneRestarts | None = None
+        self._times = StepTimes()  # of ticks
+        self._beat_at = self.clock.since
         self._ring: EnvRing | None = None  # what is cut, in runs that resume exactly
         if isinstance(config, Actors) and config.lane_restarts is not None:
             self._restarts = LaneRestarts(config.lane_restarts, config.lane_restarts_within_s, self._tell)
@@ -96,6 +100,7 @@ class ActorWorker(Worker):
                 self.clock,
                 InfoReader(self._tell),
                 self._tell,
+                self._ticked,
             )
         )
         if context.experiment.exact_resume and has_part(context.experiment, context.name):
@@ -216,7 +221,22 @@ class ActorWorker(Worker):
         for environment in self._environments:
             if told := environment.statistics():
                 self.report(EnvironmentStatistics(told))
-        return self.order.stats() | ({} if self._restarts is None else self._restarts.stats())
+        restarts = {} if self._restarts is None else self._restarts.stats()
+        hanging = {"lanes/hanging": float(HANGING.count)} if HANGING.count else {}
+        return self.order.stats() | restarts | hanging
+
+    def _paces(self) -> dict[str, float]:
+        p99 = self._times.p99()
+        return {} if p99 is None else {"tick_p99": p99}
+
+    def _ticked(self, seconds: float, resets: bool) -> None:
+        """Take note of a tick, and let the runner know that the actor is alive: one poll
+        has many."""
+        if not resets:
+            self._times.add(seconds)
+        if (since := self.clock.since) - self._beat_at > HEARTBEAT:
+            self._beat_at = since
+            self._beat()
 
     def _report_episodes(self) -> None:
         by_spec = dict[int, list[Episode]]()

@@ -38,9 +38,13 @@ class ActorConfig(WorkerConfig):
     slots: number of samples of each target that a stream holds at a time: one is filled
         while the others are trained on; fewer mean fresher samples. Where a sample is an
         episode (`AgentSpec.mode` "full" and "concise"), so many of each seat
-    deadline_s: seconds after which an actor in a process of its own that is still in its
-        environment is taken for dead, and lives again. None: 20 times its longest poll so
-        far and 10 s at least, 300 s as long as it has polled less than 100 times
+    deadline_s: seconds after which a step or reset of the environment counts as hung. A
+        lane that steps in a thread of its own (`Gymnasium(threads=…)`) is left there and
+        made anew, as after a fault; an actor that hangs itself, in a process of its own,
+        is taken for dead and lives again. None: 20 times the 99th percentile of what
+        steps took, 10 s at least; 300 s as long as less than 100 are known, and for
+        resets.
+        Environments that break off calls by settings of their own go by these
     """
 
     order: ClassVar[int] = 6

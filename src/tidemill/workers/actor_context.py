@@ -31,6 +31,8 @@ class ActorContext:
         are buffered; True when any was sent
     info_reader: takes what environments say of episodes
     tell: takes a text for the user
+    ticked: takes how many seconds of the actor's thread an environment has taken for a
+        tick, and whether any lane was reset in it
     """
 
     context: Context
@@ -44,6 +46,7 @@ class ActorContext:
     clock: Clock
     info_reader: InfoReader
     tell: Callable[[str], None]
+    ticked: Callable[[float, bool], None]
 
     def client(self, spec: PlayerSpec, target: int) -> InferenceClient:
         """Return who answers the requests of `spec` in `target`."""

@@ -25,7 +25,10 @@ def build_environment(
     build = actors.environment.build
 
     def made(added: int) -> Environment:
-        return returned(build(lanes, seed + added, render), Environment, build)
+        environment = returned(build(lanes, seed + added, render), Environment, build)
+        if not actors.environment.timed_calls:
+            environment.watch(actors.deadline_s)
+        return environment
 
     environment = made(0)
     try:

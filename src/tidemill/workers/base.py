@@ -97,6 +97,10 @@ class Worker(WorkerHandle):
         """Return further numbers for the regular statistics."""
         return {}
 
+    def _paces(self) -> dict[str, float]:
+        """Return further numbers for the regular statistics that depend on the clock."""
+        return {}
+
     def _on_exit(self) -> None:
         """Finish what must not be lost. Called once, before COMPLETED."""
 
@@ -307,6 +311,7 @@ class Worker(WorkerHandle):
         time["rescues"] = self.rescues
         time["longest_poll"] = self._longest_poll
         time["seconds"] = seconds
+        time |= self._paces()
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
         self.report(WorkerStatistics(self.polls, self._stats(), time))
 

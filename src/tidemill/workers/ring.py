@@ -1,6 +1,6 @@
 """Environment targets and the ring that an actor turns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import sleep
 from typing import Any, Self, cast
@@ -51,6 +51,7 @@ class EnvTarget:
 
     number: which one of the ring
     gate: what must open besides before a step begins; None: nothing
+    ticked: see `ActorContext`
     """
 
     def __init__(
@@ -62,13 +63,15 @@ class EnvTarget:
         info_reader: InfoReader,
         number: int = 0,
         gate: LockstepGate | RoomGate | None = None,
+        ticked: Callable[[float, bool], None] = lambda seconds, resets: None,
     ) -> None:
         self._environment, self.agents, self._ticks = environment, list(agents), list(ticks)
         self._pairs = list(zip(self.agents, self._ticks, strict=True))
         for group, agent in enumerate(self.agents):
             agent.hear = partial(self._hear, group)
         self._clock, self._info_reader = clock, info_reader
-        self.number, self._gate = number, gate
+        self.number, self._gate, self._ticked = number, gate, ticked
+        self._sending = 0.0  # seconds that the tick has taken when it began
         self._stage = 0
         self._stepping = False  # sent and not yet received
         self._reset: NDArray[np.bool_] = np.ones(environment.lanes, np.bool_)
@@ -121,6 +124,7 @@ class EnvTarget:
         left = self._clock.enter("environment")
         self._environment.send(actions, self._reset)
         self._clock.enter(left)
+        self._sending = self._clock.last
         for agent in self.agents:
             agent.stage = self._stage
         self._stepping = True
@@ -144,6 +148,7 @@ class EnvTarget:
         self._environment.recv(self._ticks)
         self._clock.enter(left)
         self._stepping = False
+        seconds = self._sending + self._clock.last
         lanes = self._environment.lanes
         resets = int(count_nonzero(self._reset)) if 1 in self._reset.tobytes() else 0
         self.steps += lanes - resets
@@ -162,6 +167,7 @@ class EnvTarget:
         for agent, tick in self._pairs:
             agent.observe(tick)
         self._reset = self._finished(lanes)
+        self._ticked(seconds, resets > 0)
 
     # ---- a cut -------------------------------------------------------------------------
 
@@ -261,7 +267,7 @@ def build_target(parts: ActorContext, number: int, gates: list[LockstepGate]) ->
     gate: LockstepGate | RoomGate | None = LockstepGate(lockstep, parts.refresh, gates) if lockstep else None
     if gate is None and parts.context.experiment.exact_resume:
         gate = RoomGate(agents)
-    return EnvTarget(environment, agents, ticks, parts.clock, parts.info_reader, number, gate)
+    return EnvTarget(environment, agents, ticks, parts.clock, parts.info_reader, number, gate, parts.ticked)
 
 
 class EnvRing(ServiceOrder):

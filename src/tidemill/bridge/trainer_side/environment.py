@@ -87,6 +87,7 @@ class SimulatorEnvironment(EnvironmentConfig):
         return self.path is None
 
     draws = False
+    timed_calls = True
 
     @property
     def one_row(self) -> str:

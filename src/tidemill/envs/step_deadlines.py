@@ -1,0 +1,44 @@
+"""How long a step of an environment may take before it counts as hung: what is set, or
+what follows from the steps that are known."""
+
+from collections import deque
+
+LEAST, TIMES = 10.0, 20.0
+"""Seconds that each step has at least, and so many times the 99th percentile."""
+FIRST = 300.0
+"""Seconds of a reset, and of a step as long as few are known."""
+KNOWN, KEPT = 100, 1000
+"""So many steps are known once these say anything, and the newest so many count."""
+
+
+def deadline(given: float | None, p99: float | None, resetting: bool = False) -> float:
+    """Return how many seconds a step, or a reset, may take: those that are `given`, or
+    what follows from the steps' 99th percentile; None: it is not known yet."""
+    if given is not None:
+        return given
+    return FIRST if resetting or p99 is None else max(LEAST, TIMES * p99)
+
+
+class StepTimes:
+    """The seconds that the newest steps took, resets not among them. `add` may be called
+    by any thread. `given`: the deadline that is set, if any."""
+
+    def __init__(self, given: float | None = None) -> None:
+        self.given = given
+        self._newest = deque[float](maxlen=KEPT)
+        self.add = self._newest.append
+        """Take note of a step that took so many seconds."""
+
+    @property
+    def least(self) -> float:
+        """Seconds within which nothing counts as hung."""
+        return LEAST if self.given is None else self.given
+
+    def p99(self) -> float | None:
+        """Return the 99th percentile, None as long as too few steps are known."""
+        newest = sorted(self._newest.copy())
+        return newest[len(newest) * 99 // 100] if len(newest) >= KNOWN else None
+
+    def deadline(self, resetting: bool) -> float:
+        """Return how many seconds the step, or reset, under way may take."""
+        return self.given if self.given is not None else deadline(None, self.p99(), resetting)
