@@ -86,7 +86,7 @@ class Own(TorchNetwork):
 
 ALWAYS = {
     "Experiment": "name policies workers limits together curriculum exact_resume seed",
-    "Limits": "steps updates seconds mean_return window until",
+    "Limits": "steps updates seconds mean_return window until stall_s",
     "Stage": "options until",
     "WorkerConfig": "count restarts one_core math_threads",
     "ActorConfig": "environment lanes ring max_episode_steps deadline_s",

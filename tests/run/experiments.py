@@ -265,6 +265,18 @@ def hangs_in_a_thread(flag: str) -> Experiment:
     return made.replace(workers={**made.workers, "actor": actor}, limits=made.limits.replace(updates=400))
 
 
+def hangs_at_last(flag: str, stall_s: float) -> Experiment:
+    """Its actor's environment hangs, and nobody can end it in threads."""
+    environment = Gymnasium(make=f"{__file__}:HangsOnce", kwargs={"flag": flag})
+    return experiment(environment, lanes=1).replace(limits=Limits(updates=1000, stall_s=stall_s))
+
+
+def dawdles() -> Experiment:
+    """Takes a quarter of a second for each step."""
+    made = experiment(Gymnasium(make=f"{__file__}:Dawdles"), lanes=1, sample_steps=4)
+    return made.replace(limits=Limits(updates=6, stall_s=3.0))
+
+
 def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
 
@@ -453,6 +465,12 @@ class HangsOnce(Talker):
                 self.flag.touch(exist_ok=False)
                 while not self.flag.with_suffix(".over").exists():
                     time.sleep(0.05)
+        return super().step(action)
+
+
+class Dawdles(Talker):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.25)
         return super().step(action)
 
 

@@ -2,20 +2,28 @@
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from time import time
 
+import pytest
 from tests.run.watching import EXPERIMENTS
 
+from tidemill import ReplayActors, ReplayTrainer, Slots
 from tidemill.api.control_messages import State
 from tidemill.core.clock import awake
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.run.progress import Member
-from tidemill.run.stall_report import explain_stall
+from tidemill.run.stall_report import BESIDES, explain_stall, stall_limit
+from tidemill.store.checkpoint import checkpoints
+from tidemill.training.train import train
 from tidemill.transports.local import LocalBell, LocalLink
+
+experiments = load_file(EXPERIMENTS, "test")
 
 
 def test_a_chain_leads_from_the_trainer_to_who_explains_most() -> None:
-    experiment = load_file(EXPERIMENTS, "test").cartpole()
+    experiment = experiments.cartpole()
     link = LocalLink.pair(LocalBell(), LocalBell())[0]
     members = {
         name: Member(config, link, State.RUNNING, {"wait": 0.98, "python": 0.02})
@@ -70,3 +78,47 @@ def test_equal_trainers_that_wait_for_one_actor_are_one_chain() -> None:
         "trainer-0 waits for a sum's part ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
         "stuck in its environment"
     )
+
+
+@pytest.mark.timeout(120)
+def test_a_run_in_which_nothing_progresses_ends_with_the_chain_and_a_checkpoint(tmp_path: Path) -> None:
+    made = experiments.hangs_at_last(str(tmp_path / "hung"), 5.0)
+    with pytest.raises(RunError) as raised:
+        train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch="threads")
+    (tmp_path / "hung.over").touch()
+    text = str(raised.value)
+    assert text.startswith("nothing has progressed for ") and "(limits.stall_s = 5)" in text
+    assert "trainer-0 waits for samples ← actor-0 is silent for " in text
+    assert "go on from the last one by: " in text
+    # all that was trained until then
+    newest = checkpoints(tmp_path / "run" / "checkpoints" / "policy")[-1]
+    assert newest.name == "update-13"
+
+
+@pytest.mark.timeout(120)
+def test_a_slow_environment_is_progress(tmp_path: Path) -> None:
+    """A poll has 16 steps of a quarter of a second: longer than nothing may progress."""
+    result = train(
+        experiments.dawdles(), run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch="threads"
+    )
+    assert result.summary["updates"] == 6 and result.summary["status"] == "completed"
+
+
+def test_what_workers_wait_for_by_settings_of_their_own_comes_before() -> None:
+    made = experiments.cartpole()
+
+    def limit(**workers: object) -> float | None:
+        return stall_limit(made.replace(workers={**made.workers, **workers}))
+
+    assert limit() == 600.0
+    assert limit(actor=made.workers["actor"].replace(deadline_s=1000.0)) == 1000.0 + BESIDES
+    assert limit(actor=made.workers["actor"].replace(deadline_s=2.0)) == 600.0
+    slots = Slots(environment=made.workers["actor"].environment, deadline_s=900.0)
+    assert limit(actor=ReplayActors(environment=slots)) == 900.0 + BESIDES
+    replay = experiments.slots().workers["trainer"]
+    assert isinstance(replay, ReplayTrainer)
+    assert limit(trainer=replay.replace(max_no_progress_s=700.0)) == 700.0 + BESIDES
+    never = made.replace(limits=made.limits.replace(stall_s=None))
+    assert stall_limit(never) is None
+    with pytest.raises(ConfigError, match="stall_s = 0"):
+        made.limits.replace(stall_s=0.0)

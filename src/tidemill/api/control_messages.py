@@ -163,13 +163,15 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     """The message holds numbers of the worker: `values` by metric name; `time` has what
     depends on the clock (rates, shares by place of `Clock`), so that the rest is equal in
-    equal runs. `polls` is the progress counter of the poll loop, the heartbeat. A trainer
-    sends one per update with `update` set."""
+    equal runs. `polls` counts the turns of the poll loop, the heartbeat; `progress` what
+    the worker has done, in units of its own: it stands still while that only waits. A
+    trainer sends one per update with `update` set."""
 
     polls: int
     values: dict[str, float] = {}
     time: dict[str, float] = {}
     update: bool = False
+    progress: int = 0
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):

@@ -56,6 +56,10 @@ class Limits(Config):
         where several policies are trained. "any": the first that reaches it
     until: a condition on what the run measures, e.g. "evaluation/return >= 475"; what is
         measured: see `tidemill.api.conditions`
+    stall_s: seconds in which no worker has done anything at all, after which the run ends
+        as failed, with a checkpoint: no step, request, episode, update, evaluation, or
+        writing of a checkpoint. Longer deadlines of environments and trainers
+        (`deadline_s`, `ReplayTrainer.max_no_progress_s`) come first; pauses do not count
     """
 
     steps: int | None = None
@@ -65,6 +69,7 @@ class Limits(Config):
     return_of: str = ""
     window: int = 100
     until: str = ""
+    stall_s: float | None = 600.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +81,7 @@ class Limits(Config):
                 raise ConfigError(
                     f"limits.{name} = {value} is not a finite number; leave it out for no limit"
                 )
-        self.check_above_zero("steps", "updates", "seconds", "window")
+        self.check_above_zero("steps", "updates", "seconds", "window", "stall_s")
         if self.return_of and self.mean_return is None:
             raise ConfigError(
                 f'limits.return_of = "{self.return_of}" says whose mean return ends the run, and no '

@@ -142,8 +142,15 @@ def train(
     script: Script = False,
     seed: Annotated[int | None, typer.Option(help="Root of every random stream.")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the run; by default a new one under runs/.")
+        Path | None,
+        typer.Option(
+            help="Folder of the run; by default a new one under runs/. This very run goes on there, if it "
+            "was interrupted or killed."
+        ),
     ] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Start anew there: a run that --run-dir has is put aside, renamed.")
+    ] = False,
     max_steps: Annotated[
         int | None, typer.Option(help="End with the update that reaches so many env steps.")
     ] = None,
@@ -233,7 +240,14 @@ def train(
         again = ["resume", str(folder.resolve()), "--launch", launch]
         raise typer.Exit(job.submit(folder, again, hosts))
     result = run(
-        experiment, launch=launch, run_dir=run_dir, source=source, layout=layout, fixed=fixed, log=log
+        experiment,
+        launch=launch,
+        run_dir=run_dir,
+        source=source,
+        layout=layout,
+        fixed=fixed,
+        log=log,
+        anew=anew,
     )
     _exit(result.summary)
 

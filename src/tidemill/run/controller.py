@@ -28,6 +28,7 @@ from tidemill.api.control_messages import (
     Exit,
     Facts,
     Hold,
+    Holding,
     Measured,
     Notice,
     Pause,
@@ -59,7 +60,7 @@ from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.progress import Member, Progress
 from tidemill.run.silence import SilenceWatch, TurnWatch
-from tidemill.run.stall_report import SILENT, explain_stall
+from tidemill.run.stall_report import SILENT, explain_stall, stall_limit
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
@@ -76,6 +77,7 @@ UNHEARD = 0.05
 # it waits: they tell now and then
 BEFORE = 10.0
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
+LONGEST_SAVING = 3600.0  # seconds in which who writes a checkpoint counts as doing something
 
 
 class _Cut(Exception):
@@ -173,6 +175,8 @@ class Controller:
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
         self._stalled = False
+        self._moved = awake()  # when a worker has done anything
+        self._stall_s = stall_limit(job.experiment)
         self._held = set[str]()  # workers whose environments hold them, which was told
 
     @property
@@ -541,6 +545,8 @@ class Controller:
 
     def _take(self, name: str, member: Member, message: Any) -> None:
         member.heard, member.saving = awake(), isinstance(message, Saving)
+        if isinstance(message, (Status, Episodes, Measured, Saving, Saved, Holding)):
+            self._moved = member.heard
         self._cuts.take(name, message)
         match message:
             case Saving():
@@ -596,6 +602,8 @@ class Controller:
     def _take_statistics(self, name: str, member: Member, message: WorkerStatistics) -> None:
         """Count an update that a trainer has finished, or note what any worker tells of
         its time."""
+        if message.update or message.progress != member.progress:
+            self._moved = member.heard
         if message.update:
             self._stalled = False
             first = not self.members[name].update.update
@@ -720,9 +728,22 @@ class Controller:
         return self._launcher.condition(worker)
 
     def _look_for_stall(self) -> None:
+        """Tell that no update comes, and end the run where nothing has progressed for
+        too long."""
         if not self._stalled and (why := self.stalled()):
             self._stalled = True
             self._say(why)
+        if self.paused or not self._running or self.reason or self._stall_s is None:
+            self._moved = awake()
+            return
+        still = awake() - self._moved
+        saving = any(member.saving for member in self.members.values())
+        if still > (max(self._stall_s, LONGEST_SAVING) if saving else self._stall_s):
+            why = explain_stall(self.job.experiment, self.members, self._launcher.condition)
+            raise RunError(
+                f"nothing has progressed for {still:.0f} s (limits.stall_s = {self._stall_s:g}): "
+                f"{mask(why, self._secrets)}"
+            )
 
     def stalled(self) -> str:
         """Return why there is no update, "" as long as one may come."""

@@ -117,8 +117,8 @@ class RunFolder:
                     "another folder with --run-dir"
                 )
             raise RunError(
-                f"{path} already holds a run; go on with it by: {command()} resume {path}, or name another "
-                "folder with --run-dir"
+                f"{path} already holds a run; go on with it by: {command()} resume {path}, start anew by "
+                "--anew (in Python anew=True), which puts it aside, or name another folder with --run-dir"
             )
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, not a folder; name another with --run-dir")

@@ -43,6 +43,7 @@ class Member:
     shares: dict[str, float] = field(default_factory=dict)
     rate: float = 0.0
     polls: int = 0  # so far, in this life
+    progress: int = 0  # likewise: see `WorkerStatistics`
     # its last regular ones, all of them; shares are those since the last record
     statistics: dict[str, float] = field(default_factory=dict)
     recorded: bool = True  # since it was last heard
@@ -75,6 +76,7 @@ class Member:
         """Note that it lives again, at the other end of `link`."""
         self.link, self.life, self.buried, self.leaving = link, self.life + 1, False, False
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
+        self.progress = 0
 
     def works(self, seconds: float) -> bool:
         """True of one that writes a checkpoint, or was heard of in the last so many
@@ -84,7 +86,7 @@ class Member:
     def note_statistics(self, message: WorkerStatistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the
         rest."""
-        self.polls = message.polls
+        self.polls, self.progress = message.polls, message.progress
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
         self.rate = message.time.get("samples_per_second", 0.0)
         if self.recorded:

@@ -35,6 +35,25 @@ class _Member(Protocol):
     cause: str
 
 
+BESIDES = 60.0  # seconds by which a run's own end comes after what its workers wait for
+
+
+def stall_limit(experiment: Experiment) -> float | None:
+    """Return after how many seconds without any progress a run ends, None: never. What
+    its workers wait for by settings of their own has its time before."""
+    stall = experiment.limits.stall_s
+    if stall is None:
+        return None
+    longer = [
+        float(seconds)
+        for worker in experiment.workers.values()
+        for config in (worker, getattr(worker, "environment", None))
+        for name in ("deadline_s", "deadline", "max_no_progress_s")
+        if isinstance(seconds := getattr(config, name, None), (int, float))
+    ]
+    return max([stall, *(seconds + BESIDES for seconds in longer)])
+
+
 def explain_stall(
     experiment: Experiment, members: Mapping[str, _Member], condition: Callable[[str], str]
 ) -> str:

@@ -20,11 +20,13 @@ from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, MEASURE, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.cuts import check_exact, go_back_to_cut
-from tidemill.run.folder import LAUNCHER, RunFolder
+from tidemill.run.folder import LAUNCHER, RunFolder, as_typed
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.resume_point import ResumePoint, without_met_limit
 from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import RunLifecycle, never_began
+from tidemill.run.same_run import GIVEN as ASKED
+from tidemill.run.same_run import asked_before, digest_of, put_aside, unfinished
 from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.start_remarks import remarks
 from tidemill.run.trust import Trust
@@ -52,6 +54,7 @@ def train(
     ratio: str | int | None = None,
     exact: bool = False,
     wrap: Any = (),
+    anew: bool = False,
     **settings: Any,
 ) -> Result:
     """Train an agent to the limits of its run, and return what came of it.
@@ -69,7 +72,9 @@ def train(
     launch: "processes", "threads", "inline" or "ray", with options as in
         ``"ray(hosts=4)"``; or a launcher of one's own, a class or where it is
         ("FILE.py:NAME")
-    run_dir: the run's folder; by default a new one under ./runs
+    run_dir: the run's folder; by default a new one under ./runs. Where it holds this very
+        run (the same experiment, configuration and layout), interrupted or killed, that
+        goes on; any other run there is refused
     source: the file that defines the experiment's own classes; by default that of the
         main script, where it defines any
     quiet: show nothing
@@ -91,6 +96,7 @@ def train(
     wrap: with an environment: wrappers around it, the first one inside: names, as
         ``["flatten", "frame-skip(4)"]``, "module:NAME(argument=value)", or classes and
         functions that take the environment (see `Gymnasium`)
+    anew: start anew in `run_dir`: a run that is there is put aside, renamed
     settings: any setting of the experiment by its name (``lanes=32``,
         ``learning_rate=1e-3``, ``mean_return=475``), or by its path: one whose name is a
         parameter here (`Actors.slots`), or is that of settings of several kinds
@@ -115,7 +121,7 @@ def train(
         made = by_turns(made, launch)
     fixed = [*fixed, *paths]
     return _train(
-        made, launch, run_dir, found if source is None else source, quiet, layout, fixed, log, on_update
+        made, launch, run_dir, found if source is None else source, quiet, layout, fixed, log, on_update, anew
     )
 
 
@@ -129,6 +135,7 @@ def _train(
     fixed: Collection[str],
     log: Sinks,
     on_update: OnUpdate | None,
+    anew: bool,
 ) -> Result:
     launcher, sinks = make_launcher(launch), find_sinks(log)
     decode(Experiment, encode(experiment))  # what workers will do: raises for what they could not read
@@ -136,6 +143,14 @@ def _train(
     if launcher.processes:
         check_other_processes(experiment)
     known = source_file(Path(source)) if source is not None else own_source(experiment)
+    asked = digest_of(experiment, known, layout)
+    if run_dir is None and anew:
+        raise ConfigError("anew (--anew) is for a folder that has a run: name it by run_dir (--run-dir)")
+    if run_dir is not None and anew and (aside := put_aside(Path(run_dir))) is not None:
+        _say(f"the run that was in {run_dir} is in {as_typed(aside)} now", quiet)
+    elif run_dir is not None and (ended := unfinished(Path(run_dir), experiment, asked)):
+        _say(f"goes on with this run, which was {ended} (--anew starts anew)", quiet)
+        return resume(run_dir, launch=launch, quiet=quiet, log=log, on_update=on_update)
     with Interrupts() as interrupts, ExitStack() as stack:
         # before anything is measured
         folder = RunFolder.create(Path(run_dir) if run_dir is not None else None, experiment, known)
@@ -158,7 +173,7 @@ def _train(
         try:
             if experiment != given:
                 folder.write_experiment(experiment, known)
-            folder.write(LAUNCHER, _launched(launch, log))
+            folder.write(LAUNCHER, _launched(launch, log) | {ASKED: asked})
         except OSError as error:
             raise RunError(
                 f"run folder {folder.path} cannot be written: {why(error)}; free the disk, or name another "
@@ -222,7 +237,8 @@ def resume(
             past = ResumePoint.of(folder, experiment)
             past.refuse_reached(folder.path, experiment.limits)
             folder.write_experiment(experiment, source)
-            folder.write(LAUNCHER, _launched(launch, log))
+            # with other limits it is not what was asked for
+            folder.write(LAUNCHER, _launched(launch, log) | ({} if limits else asked_before(folder)))
         except OSError as error:
             folder.unlock()
             raise RunError(
@@ -237,6 +253,11 @@ def resume(
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
         return _result(folder, life.lead(job, launcher, interrupts))
+
+
+def _say(text: str, quiet: bool) -> None:
+    if not quiet:
+        Console().print(Text(f"note: {text}"), soft_wrap=True)
 
 
 def _result(folder: RunFolder, summary: dict[str, Any]) -> Result:

@@ -225,6 +225,9 @@ class ActorWorker(Worker):
         hanging = {"lanes/hanging": float(HANGING.count)} if HANGING.count else {}
         return self.order.stats() | restarts | hanging
 
+    def _progress(self) -> int:
+        return self.order.ticks + self.order.steps
+
     def _paces(self) -> dict[str, float]:
         p99 = self._times.p99()
         return {} if p99 is None else {"tick_p99": p99}

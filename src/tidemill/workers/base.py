@@ -97,6 +97,10 @@ class Worker(WorkerHandle):
         """Return further numbers for the regular statistics."""
         return {}
 
+    def _progress(self) -> int:
+        """Return how much was done so far, in any unit."""
+        return self._samples + self._batches
+
     def _paces(self) -> dict[str, float]:
         """Return further numbers for the regular statistics that depend on the clock."""
         return {}
@@ -313,7 +317,7 @@ class Worker(WorkerHandle):
         time["seconds"] = seconds
         time |= self._paces()
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
-        self.report(WorkerStatistics(self.polls, self._stats(), time))
+        self.report(WorkerStatistics(self.polls, self._stats(), time, progress=self._progress()))
 
 
 def _tail(text: str, most: int) -> str:

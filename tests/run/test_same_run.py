@@ -1,0 +1,96 @@
+"""A run's folder that is named again: the same run goes on, all else is refused."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.run.watching import EXPERIMENTS, Run
+
+from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.user_code_loading import load_file
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.folder import RunFolder
+from tidemill.run.run_control import RunControl
+from tidemill.training.result import Result
+from tidemill.training.train import resume, train
+
+experiments = load_file(EXPERIMENTS, "test")
+UPDATES = 40
+
+
+def run(folder: Path, stop_at: int | None = None, updates: int = UPDATES, **given: object) -> Result:
+    """Train CartPole inline, and end that by SIGTERM after so many updates."""
+
+    def on_update(metrics: dict[str, float], _: RunControl) -> None:
+        if stop_at is not None and metrics["update"] >= stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    made = experiments.cartpole()
+    made = made.replace(limits=made.limits.replace(updates=updates))
+    settings = {"source": EXPERIMENTS, "quiet": True, "launch": "inline", "on_update": on_update, **given}
+    return train(made, run_dir=folder, **settings)
+
+
+def test_an_interrupted_run_goes_on_and_all_else_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    first = run(folder, stop_at=5)
+    assert first.summary["status"] == "interrupted" and 5 <= first.summary["updates"] < UPDATES
+    with pytest.raises(RunError, match=r"already holds a run; go on with it by: .* start anew by --anew"):
+        run(folder, updates=UPDATES + 1)  # other limits are another configuration
+    with pytest.raises(RunError, match="already holds a run"):
+        run(folder, seed=7)
+    with pytest.raises(RunError, match="already holds a run"):
+        run(folder, layout="given")
+    second = run(folder)
+    assert second.summary["status"] == "completed" and second.summary["updates"] == UPDATES
+    updates = [row["update"] for row in read_metrics(folder) if "update" in row]
+    assert updates == sorted(set(updates)) and updates[0] <= 5
+    with pytest.raises(RunError, match="already holds a run"):  # it is complete
+        run(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_run_that_goes_on_again_and_again_is_the_same_but_with_other_limits(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    run(folder, stop_at=5)
+    assert run(folder, stop_at=10).summary["updates"] >= 10
+    assert run(folder).summary["status"] == "completed"
+    resume(folder, limits={"updates": UPDATES + 5}, quiet=True)
+    with pytest.raises(RunError, match="already holds a run"):
+        run(folder)
+
+
+def test_anew_puts_the_old_run_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    run(folder, stop_at=5)
+    held = RunFolder(folder)
+    held.lock()
+    with pytest.raises(RunError, match="being written by another run"):
+        run(folder, anew=True)
+    held.unlock()
+    assert run(folder, anew=True, updates=3).summary["updates"] == 3
+    (aside,) = set(tmp_path.iterdir()) - {folder}
+    assert aside.name.startswith("mine-until-")
+    assert RunFolder(aside).read("summary.json")["status"] == "interrupted"
+    assert resume(aside, quiet=True).summary["updates"] == UPDATES  # it can be gone on with there
+    assert run(tmp_path / "new", anew=True, updates=3).summary["updates"] == 3
+    with pytest.raises(ConfigError, match="anew"):
+        train(experiments.cartpole(), anew=True, source=EXPERIMENTS)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_a_run_that_was_killed_goes_on_by_the_same_command(tmp_path: Path) -> None:
+    words = ["--set", "limits.updates=600"]
+    killed = Run(tmp_path, "cartpole", *words)
+    try:
+        killed.wait_for_file(killed.path / "checkpoints" / "policy" / "update-1", "a checkpoint")
+    finally:
+        killed.kill_all()
+    killed.nothing_is_left()
+    again = Run(tmp_path, "cartpole", *words)
+    status, text = again.ended(60.0)
+    assert status == 0 and "goes on with this run, which was killed (--anew starts anew)" in text
+    assert again.summary()["updates"] == 600
+    again.nothing_is_left()
