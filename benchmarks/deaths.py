@@ -3,12 +3,11 @@ what follows is timed.
 
     python benchmarks/deaths.py                # 20 deaths of each kind: some 15 minutes
     python benchmarks/deaths.py --times 5 actor equal
-    python benchmarks/deaths.py --soak 3600    # a random death every 20 s, for an hour
 
 Of each kind it prints the median and the longest time from a kill until the run has
 noticed, until all that died runs again, and between two updates meanwhile; how many env
-steps are undone; and what is left behind (processes, temporary files). A soak prints, for
-each minute, the memory and the open descriptors of all processes.
+steps are undone; and what is left behind (processes, temporary files). `soak.py` has all
+kinds of faults, for an hour.
 """
 
 import argparse
@@ -46,7 +45,6 @@ from tidemill.run.events import read_events
 
 CARTPOLE = Gymnasium(id="CartPole-v1")
 ENDLESS = Limits(updates=100_000_000)
-GAP = 20.0  # seconds between the deaths of a soak
 IN_A_RUN = 2  # deaths: the next life of a group that dies more often within a minute waits
 
 
@@ -230,41 +228,14 @@ def deaths(kind: str, times: int, draw: random.Random) -> None:
     )
 
 
-def soak(seconds: float, draw: random.Random) -> None:
-    """Kill a random worker now and then, and print what the run holds meanwhile."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with run_of(apart, folder) as main:
-            end, number = time.monotonic() + seconds, 0
-            while time.monotonic() < end:
-                time.sleep(GAP)
-                number += 1
-                one_death(folder / "run", main, draw.choice(sorted(processes(main.pid))))
-                if number % max(round(60 / GAP), 1):
-                    continue
-                every = [psutil.Process(main.pid), *processes(main.pid).values()]
-                memory_used = sum(process.memory_full_info().uss for process in every)
-                print(
-                    f"{number:>4} deaths  {memory_used / 1e6:,.0f} MB  "
-                    f"{sum(process.num_fds() for process in every):,} descriptors "
-                    f"({psutil.Process(main.pid).num_fds():,} of the main process)",
-                    flush=True,
-                )
-        print(f"{number} deaths in {seconds:,.0f} s; left: {left_behind(folder)}")
-
-
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], default=[])
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--soak", type=float, help="seconds")
     given = parser.parse_args()
     draw = random.Random(given.seed)
-    if given.soak:
-        soak(given.soak, draw)
-        return
     for kind in given.kinds or KINDS:
         deaths(kind, given.times, draw)
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,6 +70,35 @@ class _ByObservation(Policy):
 
     def load(self, parameters: Mapping[str, Array], version: int) -> None:
         self.w[:], self.version = parameters["w"], version
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiesAtLast(ByObservation):
+    """Its trainer's process dies, once (then there is a file `flag`), as it writes the
+    last checkpoint, after `updates`; or (`saved`) once it has."""
+
+    flag: str
+    updates: int
+    saved: bool
+
+    def build(self, spaces: Spaces, seed: int) -> Policy:
+        assert isinstance(spaces.action, Discrete)
+        return _DiesAtLast(self, spaces.action.n)
+
+
+class _DiesAtLast(_ByObservation):
+    def __init__(self, config: DiesAtLast, actions: int) -> None:
+        super().__init__(actions)
+        self.config = config
+
+    def parameters(self) -> Arrays:
+        config, flag = self.config, Path(self.config.flag)
+        if getattr(self, "version", 0) == config.updates and not flag.exists():
+            callers = {frame.name for frame in traceback.extract_stack()}
+            if callers & {"_on_exit", "_finish"} and ("_write" in callers) != config.saved:
+                flag.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().parameters()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +309,15 @@ def dawdles() -> Experiment:
 
 def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
+
+
+def dies_at_last(flag: str, saved: bool, trainers: int) -> Experiment:
+    """Trainers, each with an actor in its process, of which one dies as the run ends."""
+    made = experiment(Gymnasium(id="CartPole-v1"), checkpoint_seconds=60.0, database_seconds=1000.0)
+    workers = {name: config.replace(count=trainers) for name, config in made.workers.items()}
+    policy = DiesAtLast(flag=flag, updates=50, saved=saved)
+    together, limits = ("actor", "trainer"), Limits(updates=50)
+    return made.replace(workers=workers, policies={"policy": policy}, together=together, limits=limits)
 
 
 def starts() -> Experiment:

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of
+from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of, wait_until
 
+from tidemill import PPO, ActorCritic
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
-from tidemill.store.checkpoint import read_newest
+from tidemill.run.run_control import RunControl
+from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.train import train
 
 pytestmark = [
@@ -75,3 +77,46 @@ def test_every_row_that_is_trained_was_lived_once(tmp_path: Path) -> None:
     assert updates == sorted(set(updates)) and updates[-1] == UPDATES
     assert leftovers(path) == []
     check_versions(path)
+
+
+@pytest.mark.parametrize(("saved", "trainers"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_a_trainer_that_dies_as_it_ends_ends_in_its_next_life(
+    tmp_path: Path, saved: bool, trainers: int
+) -> None:
+    """At the limit, and not an update beyond it; equal trainers lose nothing."""
+    path = tmp_path / "run"
+    made = experiments.dies_at_last(str(tmp_path / "died"), saved, trainers)
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 50)
+    events = read_events(path)
+    assert [event.worker for event in events if event.what == "died"] == ["actor-0", "trainer-0"]
+    (back,) = [event for event in events if event.what == "went back"]
+    assert (back.steps == 0) == (saved or trainers > 1)
+    updates = [record["update"] for record in read_metrics(path) if "update" in record]
+    assert updates == sorted(set(updates)) and updates[-1] == 50
+    assert checkpoints(path / "checkpoints" / "policy")[-1].name == "update-50"
+    assert read_newest(path / "checkpoints" / "policy").arrays["policy"]["w"][0] == 50
+    assert leftovers(path) == []
+
+
+def test_a_change_of_settings_is_told_to_the_next_life_of_who_was_dead(tmp_path: Path) -> None:
+    path, killed = tmp_path / "run", list[psutil.Process]()
+    made = experiments.cartpole()
+    trainer = made.workers["trainer"].replace(algorithm=PPO(learning_rate=1e-3), checkpoint_seconds=60.0)
+    made = made.replace(
+        policies={"policy": ActorCritic(hidden=(4,))},
+        workers={**made.workers, "trainer": trainer},
+        limits=made.limits.replace(updates=60),
+    )
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killed:
+            killed.extend(p for p in psutil.Process().children() if log_of(p).name == "trainer-0.log")
+            killed[0].kill()
+            wait_until(lambda: killed[0].status() == psutil.STATUS_ZOMBIE, 30, "it is dead")
+            control.change(learning_rate=1e-5)
+
+    train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update, layout="given")
+    assert [event.worker for event in read_events(path) if event.what == "died"] == ["trainer-0"]
+    assert read_metrics(path)[-1]["learning_rate"] == 1e-5
+    assert read_newest(path / "checkpoints" / "policy").facts["settings"] == {"learning_rate": 1e-5}

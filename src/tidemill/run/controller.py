@@ -20,6 +20,7 @@ from typing import Any
 from tidemill.api.conditions import holds
 from tidemill.api.control_messages import (
     ENDED,
+    ChangeSettings,
     Configure,
     Down,
     EnterStage,
@@ -44,6 +45,7 @@ from tidemill.api.control_messages import (
     pack,
     unpack_up,
 )
+from tidemill.api.edges import group_of
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
@@ -175,6 +177,7 @@ class Controller:
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
         self._stalled = False
+        self._changed = dict[str, ChangeSettings]()  # by group: all that was changed
         self._moved = awake()  # when a worker has done anything
         self._stall_s = stall_limit(job.experiment)
         self._held = set[str]()  # workers whose environments hold them, which was told
@@ -505,10 +508,12 @@ class Controller:
         self.events.append(Event(time(), "went back", policy=names, steps=undone))
         self._tell(f"{names} goes back to its newest checkpoint: {undone:,} env steps are undone")
 
-    def _orders(self) -> tuple[list[Down], list[Down]]:
+    def _orders(self, name: str) -> tuple[list[Down], list[Down]]:
         """Return what a worker of a later life is told before it starts, and after."""
         stages = self.job.experiment.curriculum
         before: list[Down] = []
+        if (changed := self._changed.get(group_of(name))) is not None:
+            before.append(changed)
         if self.job.experiment.exact_resume:
             before.append(Hold(on=False, cut=self._cuts.number))
         if stages:
@@ -783,14 +788,18 @@ class Controller:
         if not paused:
             self.resume()
 
-    def change(self, experiment: Experiment, orders: Mapping[str, Down]) -> None:
+    def change(self, experiment: Experiment, orders: Mapping[str, ChangeSettings]) -> None:
         """Go on with `experiment`, in which the limits `mean_return` and `until`, and
         settings of algorithms, may be others; the groups of workers that these concern
         are told by `orders`. Raises `ConfigError` for limits that cannot be."""
         experiment.check_judged()
+        for group, order in orders.items():
+            # later lives are told, too: what they go on from may be of before
+            known = self._changed.get(group, ChangeSettings({})).settings
+            self._changed[group] = ChangeSettings({**known, **order.settings})
         for name in self.members:
-            if (order := orders.get(name.rpartition("-")[0])) is not None:
-                self._send(name, order)
+            if group_of(name) in orders:
+                self._send(name, orders[group_of(name)])
         self.job = replace(self.job, experiment=experiment)
         self._judged = experiment.judged()
 

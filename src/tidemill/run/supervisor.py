@@ -120,8 +120,8 @@ class Supervisor:
     go_back: function that is called with the policies whose trainers go back to their
         newest checkpoints
     facts: function that returns what workers are configured with
-    orders: function that returns what a worker is told besides, before it starts and
-        after
+    orders: function that returns what a worker, by name, is told besides, before it
+        starts and after
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Supervisor:
         tell: Callable[[str], None],
         go_back: Callable[[Sequence[str]], None],
         facts: Callable[[], Facts],
-        orders: Callable[[], tuple[list[Down], list[Down]]],
+        orders: Callable[[str], tuple[list[Down], list[Down]]],
     ) -> None:
         self._members, self._launcher = members, launcher
         self._note, self._tell, self._go_back = note, tell, go_back
@@ -249,7 +249,6 @@ class Supervisor:
     def _bring_up(self, birth: Birth) -> bool:
         """Have each become what the one before was told to be, one after another as at
         the start. True when all are. Raises `RunError` where that takes too long."""
-        before, after = self._orders()
         for state, names in birth.rounds:
             short = _SHORT_OF[state]
             waiting = {
@@ -269,6 +268,7 @@ class Supervisor:
                 awaited += unready  # they live again themselves
                 if birth.told.get(name) is not state and not unready:
                     birth.told[name] = state
+                    before, after = self._orders(name)
                     orders = (
                         [Configure(self._facts())] if state is State.READY else [*before, Start(), *after]
                     )

@@ -70,6 +70,17 @@ class AllReduce:
             parts[rank][...] = yield from self._next(receiver, parts[rank])
             receiver.release()
 
+    def word(self) -> Iterator[None]:
+        """Give the others a word, as the first of them, or wait for the first's, in the
+        order in which they come."""
+        nothing = np.zeros(1)
+        if self.rank == 0:
+            for sender in self._senders.values():
+                yield from self._send(sender, nothing)
+        else:
+            yield from self._next(self._receivers[0], nothing)
+            self._receivers[0].release()
+
     def _exchange(self, own: NDArray[Any], parts: Sequence[NDArray[Any]]) -> Iterator[None]:
         """Send each other trainer its part, and replace `own` by the sum of all copies of
         it."""

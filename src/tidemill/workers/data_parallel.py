@@ -10,7 +10,7 @@ agree on who is to end, so that all end at one update; one that is left alone un
 half-done update and saves.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple, Self, cast
 
 import numpy as np
@@ -65,6 +65,7 @@ class EqualTrainers:
         self._left = False  # without the others
         self.alone = False
         """Another one has died: there is nobody to wait for."""
+        self._patient = False  # the first writes the last checkpoint, however long that takes
 
     @classmethod
     def of(
@@ -184,7 +185,26 @@ class EqualTrainers:
 
     def missing(self) -> bool:
         """True of one that is told to end when the others do not come."""
-        return self._summing is not None and (self.alone or awake() - self._met_at > LEAVE_ALONE)
+        late = not self._patient and awake() - self._met_at > LEAVE_ALONE
+        return self._summing is not None and (self.alone or late)
+
+    def end(self, save: Callable[[], None]) -> Iterator[PollResult]:
+        """Have the first one `save`, and the others stay until it has: should it die, one
+        of them knows what it would have saved."""
+        if self.first:
+            yield from self._word()
+            save()
+            yield from self._word()
+        else:
+            yield from self._word()
+            self._patient = True
+            yield from self._word()
+
+    def _word(self) -> Iterator[PollResult]:
+        if self._summing is not None:
+            for _ in self._summing.word():
+                yield PollResult()
+            self._met_at = awake()
 
     def leave(self, algorithm: Algorithm, policy: Policy, version: int) -> None:
         """Go on without the others. What an unfinished update has done is undone, and

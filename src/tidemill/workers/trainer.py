@@ -48,6 +48,7 @@ class TrainerWorker(Worker):
         self._has_part = self._exact and has_part(context.experiment, context.name)
         self._told = False  # that a checkpoint is due
         self._to_rest = False  # for a cut, together with equal trainers
+        self._finished = False  # the last checkpoint is written
         self._batch_steps = 0  # of the last update
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
@@ -105,6 +106,7 @@ class TrainerWorker(Worker):
         """The trainer's life, in pieces that never wait."""
         learner, result = self.learner, PollResult()
         counters = learner.counters
+        self._end_at_limits()  # those of a life before, that died as it ended
         while True:
             taken: Sequence[BufferedSample] | None = None
             while self._reason is None and not self._to_rest:
@@ -170,6 +172,7 @@ class TrainerWorker(Worker):
             result = PollResult(sum(buffered.trained for buffered in batch), 1)
             if self._reason is None:
                 yield result
+        yield from learner.equal_trainers.end(self._finish)
         super().exit(self._reason or "")
         yield result
 
@@ -235,9 +238,15 @@ class TrainerWorker(Worker):
         except CheckpointError as error:
             self.learner.notice(f"{error}. Training goes on; a resumed run goes on from the cut before")
 
+    def _finish(self) -> None:
+        """Write the last checkpoint and version, once."""
+        if not self._finished:
+            self._finished = True
+            self.learner.limits.count_time()
+            self.learner.end()
+
     def _on_exit(self) -> None:
-        self.learner.limits.count_time()
-        self.learner.end()
+        self._finish()
         self._write_part()
 
     def _close(self) -> None:
