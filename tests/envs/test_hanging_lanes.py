@@ -12,12 +12,12 @@ from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
 
 from tidemill.core.errors import EnvironmentFault, EnvironmentHangs
+from tidemill.core.step_deadlines import FIRST, KNOWN, LEAST, StepTimes, deadline
 from tidemill.envs import hanging_threads, lane_threads
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.lane_restarts import LaneRestarts
 from tidemill.envs.lanes import Gymnasium, LaneLoop
-from tidemill.envs.step_deadlines import FIRST, KNOWN, LEAST, StepTimes, deadline
 from tidemill.remote.rest_config import Rest
 
 PATIENCE = 60.0  # seconds until a test gives up

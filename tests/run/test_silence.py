@@ -116,9 +116,11 @@ def test_the_deadline_follows_from_ticks_and_resets_have_their_own() -> None:
     assert not watched.hung
     watched.after(41.0)
     assert len(watched.hung) == 1
-    watched = Watched([Call("load", "/home/arm.py", 9), Call("reset", "/home/arm.py", 41), *IN_ENVIRONMENT])
-    watched.after(299.0)
-    assert not watched.hung
+    for call in (Call("reset", "/home/arm.py", 41), Call("_restart", "/lib/tidemill/envs/lanes.py", 1)):
+        for seconds, gone in ((299.0, 0), (301.0, 1)):
+            watched = Watched([Call("load", "/home/arm.py", 9), call, *IN_ENVIRONMENT])
+            watched.after(seconds)
+            assert len(watched.hung) == gone
     watched = Watched(IN_ENVIRONMENT)
     watched.members["actor-0"].statistics = {"longest_poll": 0.1}  # too few ticks are known
     watched.after(299.0)

@@ -24,8 +24,8 @@ from tidemill import (
 )
 from tidemill.api.algorithm import Sample
 from tidemill.core.errors import ConfigError
+from tidemill.core.step_deadlines import FIRST
 from tidemill.core.user_code_loading import load_attribute, load_file
-from tidemill.envs.step_deadlines import FIRST
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.policy_lag import PolicyLag

@@ -24,10 +24,10 @@ from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
+from tidemill.core.step_deadlines import FIRST, StepTimes
 from tidemill.core.tally import TallyEntry
 from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.parallel_build import EnvironmentMaker
-from tidemill.envs.step_deadlines import FIRST, StepTimes
 from tidemill.envs.wrapper import Wrapper
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from tidemill.core.clock import awake
 from tidemill.core.cores import same_cores
 from tidemill.core.errors import ConfigError, EnvironmentHangs
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.core.thread_stacks import stack_of, words_of
 from tidemill.envs.hanging_threads import HANGING
-from tidemill.envs.step_deadlines import StepTimes
 
 # how long `close` waits, for all lanes together, from `begin_close` on; less than the
 # controller gives an actor

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from tidemill.api.control_messages import State
 from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
+from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, words_of
 from tidemill.envs import lane_threads
-from tidemill.envs.step_deadlines import deadline
 from tidemill.run.progress import Member
 from tidemill.workers.actor_config import ActorConfig
 
@@ -95,8 +95,8 @@ def in_environment(calls: Sequence[Call]) -> bool:
 
 
 def resetting(calls: Sequence[Call]) -> bool:
-    """True where one of the calls resets an environment."""
-    return any("reset" in call.name for call in calls)
+    """True where one of the calls resets an environment, or makes it anew."""
+    return any("reset" in call.name or "restart" in call.name for call in calls)
 
 
 class TurnWatch:

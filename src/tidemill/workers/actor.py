@@ -18,10 +18,10 @@ from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
 from tidemill.core.cores import every_core
 from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.lane_restarts import LaneRestarts
 from tidemill.envs.parallel_build import close_all, make_all
-from tidemill.envs.step_deadlines import StepTimes
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.actor_environments import build_environment

@@ -16,6 +16,7 @@ from tidemill.bridge.protocol.tables import LAYOUTS
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.spaces import Group
+from tidemill.core import step_deadlines
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import allocate, poison
 from tidemill.core.tally import summary
@@ -388,6 +389,16 @@ def test_a_simulator_that_hangs_is_ended_and_with_a_deadline_started_again():
     with Played(simulator("deaf", deadline=1.0, restarts=1)) as played:
         told = [played.tick()[0].truncated.tolist() for _ in range(6)]
         assert told == [[False], [False], [False], [True], [False], [False]]
+
+
+def test_a_simulator_that_can_be_started_again_has_a_deadline_by_what_its_steps_took(monkeypatch):
+    monkeypatch.setattr(step_deadlines, "FIRST", 2.0)
+    monkeypatch.setattr(step_deadlines, "LEAST", 1.0)
+    with Played(simulator("deaf", restarts=1)) as played:
+        told = [played.tick()[0].truncated.tolist() for _ in range(6)]
+        assert told == [[False], [False], [False], [True], [False], [False]]
+        (lane,) = played.environment._lanes
+        assert len(lane.simulator._times._newest) > 3  # of both: nothing is known anew
 
 
 def test_an_editor_that_nobody_opened_is_asked_for(tmp_path, monkeypatch):

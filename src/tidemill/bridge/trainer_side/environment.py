@@ -18,6 +18,7 @@ from tidemill.bridge.trainer_side.spaces import Group
 from tidemill.core.config import check_counts, decode
 from tidemill.core.errors import ConfigError, SimulatorError, did_you_mean
 from tidemill.core.secrets import reveal
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.core.user_code_loading import is_expected, load_attribute
 
 
@@ -47,7 +48,10 @@ class SimulatorEnvironment(EnvironmentConfig):
     restarts: how often a simulator that died, or exceeded its deadline, is started again;
         its open episodes are cut. 0: the run ends
     start_seconds: how long a simulator may take until its groups are there
-    deadline: seconds that it may take over a step; None: any time
+    deadline: seconds that it may take over a step, or a later reset. None: where it can
+        be started again (`restarts`), 20 times the 99th percentile of what its steps
+        took, 10 s at least, 300 s as long as less than 100 are known and for resets; else
+        any time
     max_episode_steps: a promise, where one is needed: no agent's episode has more steps;
         0: not known
     """
@@ -153,6 +157,7 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     def _lane(self, number: int, seed: int) -> Lane:
         own = (seed + number) % SEEDS
+        times = StepTimes() if self.restarts and self.deadline is None else None
         name = f"simulator {number} ({'an editor' if self.path is None else Path(self.path).name})"
 
         def start(lane: int, channels: Channels) -> Simulator:
@@ -164,6 +169,7 @@ class SimulatorEnvironment(EnvironmentConfig):
                 channels=channels,
                 start_seconds=self.start_seconds,
                 deadline=self.deadline,
+                times=times,
                 # Mono's file in /dev/shm stays behind where it is killed
                 environment={"MONO_DISABLE_SHARED_AREA": "1"},
             )

@@ -41,6 +41,7 @@ from tidemill.core.errors import (
     TidemillError,
     did_you_mean,
 )
+from tidemill.core.step_deadlines import StepTimes
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
 _TIDIES = 2.0  # that one of another make may take to see our close and to delete the files
@@ -80,8 +81,9 @@ class Simulator:
         "ml-agents/default" in the temporary directory
     start_seconds: how long the simulator may take until it first answers, and over the
         first reset; None: any time
-    deadline: how long it may take over any later step, in seconds; None: any time. Its
-        death is noticed within a second, whatever this is
+    deadline: how long it may take over any later step, in seconds; None: any time, or
+        what follows from `times`. Its death is noticed within a second, whatever this is
+    times: what is known of its steps, also by others before it, and is added to
     environment: environment variables besides this process's own
 
     Errors: ConfigError (no such layout or executable, a second trainer at one file),
@@ -103,6 +105,7 @@ class Simulator:
         start_seconds: float | None = 60.0,
         deadline: float | None = None,
         environment: Mapping[str, str] | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         if layout not in LAYOUTS:
             raise ConfigError(f'layout "{layout}" is unknown, {did_you_mean(layout, LAYOUTS)}')
@@ -113,6 +116,7 @@ class Simulator:
             )
         self._what = str(path) if path is not None else "the simulator"
         self._channels, self._start_seconds, self._deadline = channels, start_seconds, deadline
+        self._times = times
         self._process: SimulatorProcess | None = None
         self._watch: PeerWatch | None = None
         self._states: dict[str, _State] = {}
@@ -331,6 +335,8 @@ class Simulator:
     def _take(self, memory: SharedMemory) -> None:
         """Take what came with the turn."""
         self._waiting = False
+        if self._times is not None and self._command == STEP and self._exchanges > 1:
+            self._times.add(awake() - self._since)
         data = memory.take_side_channel()
         if memory.generation != self._generation:
             self._generation = memory.generation
@@ -359,6 +365,8 @@ class Simulator:
         waited = awake() - self._since
         starts = not self._exchanges or (self._command == RESET and not self._reset)
         limit = self._start_seconds if starts else self._deadline
+        if limit is None and self._times is not None and waited > self._times.least:
+            limit = self._times.deadline(self._command == RESET)
         if limit is not None and waited > limit:
             did = "did not hand the turn back"
             if not self._exchanges:
@@ -375,7 +383,9 @@ class Simulator:
             then = (
                 f"press play there while this waits, or raise {setting}" if editor else "it is still running"
             )
-            raise DeadlineError(f"{self._what} {did} within {setting} = {limit:g} s; {then}{self._output()}")
+            raise DeadlineError(
+                f"{self._what} {did} within {setting} = {limit:.4g} s; {then}{self._output()}"
+            )
 
     def _gone(self) -> str | None:
         """Return how the simulator ended; None while it lives."""
