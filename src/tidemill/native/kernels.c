@@ -772,7 +772,7 @@ static double squares(int64_t n, const float *g)
 /* Σ g², rounded to float as numpy's is: it is infinite where that would be. */
 double EXPORT(square)(int64_t n, const float *g) { return (float)squares(n, g); }
 
-/* One step of algorithms/adam.py; its `step` says what the factors are. */
+/* One step of algorithms/adam.py; its `_step` says what the factors are. */
 void EXPORT(adam)(int64_t n, float *restrict weights, const float *restrict gradient, float *restrict first,
                   float *restrict second, const float *factors)
 {
