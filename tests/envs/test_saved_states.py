@@ -103,6 +103,13 @@ KINDS = {
     "LunarLander in threads": (Gymnasium(id="LunarLander-v3", threads=2), 50, 1),
     "FrozenLake, played again": (Gymnasium(id="FrozenLake-v1"), 0, 1),
     "CartPole one by one": (Gymnasium(id="CartPole-v1", vectorized=False), 0, 1),
+    "an Atari game, played again": (
+        Gymnasium(
+            id="ale_py:ALE/Breakout-v5", max_episode_steps=12, kwargs={"obs_type": "ram", "frameskip": 1}
+        ),
+        0,
+        1,
+    ),
     "one that tells": (Gymnasium(make=Counting), 0, 1),
     "CartPole's vector form": (GymnasiumVector(id="CartPole-v1", max_episode_steps=30), 0, 2),
 }

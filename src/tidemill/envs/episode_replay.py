@@ -19,6 +19,7 @@ from tidemill.envs.reset_options import reset_env
 
 LONGEST = 100_000
 """Steps of an episode that are kept; a longer one is cut at a resume."""
+CONSOLE = "console"
 TOO_LONG = f"it has more than {LONGEST:,} steps, and so many are not played again"
 
 
@@ -41,16 +42,28 @@ def tells_state(env: Any) -> bool:
 
 def drawn_from(env: Any) -> Part | None:
     """Return where the generator of a Gymnasium environment is; None where it has none
-    yet, or one of another kind."""
-    generator = getattr(getattr(env, "unwrapped", env), "_np_random", None)
-    return generator_state(generator) if isinstance(generator, np.random.Generator) else None
+    yet, or one of another kind. An Atari game draws from its console as well, whose
+    state is plain bytes."""
+    own = getattr(env, "unwrapped", env)
+    generator, console = getattr(own, "_np_random", None), getattr(own, "ale", None)
+    if not isinstance(generator, np.random.Generator):
+        return None
+    drawn = generator_state(generator)
+    if console is not None and hasattr(console, "cloneSystemState"):
+        drawn[CONSOLE] = np.frombuffer(console.cloneSystemState().serialize(), np.uint8)
+    return drawn
 
 
 def draw_from(env: Any, state: Part | None) -> None:
     """Have the generator of `env` go on from `state`."""
-    if state is not None:
-        env.unwrapped.np_random = generator = np.random.default_rng(0)
-        set_generator_state(generator, state)
+    if state is None:
+        return
+    env.unwrapped.np_random = generator = np.random.default_rng(0)
+    set_generator_state(generator, {name: value for name, value in state.items() if name != CONSOLE})
+    if CONSOLE in state:
+        from ale_py import ALEState
+
+        env.unwrapped.ale.restoreSystemState(ALEState(state[CONSOLE].tobytes()))
 
 
 class KeptEpisodes:

@@ -151,7 +151,7 @@ class InlineInferenceClient(InferenceClient):
         self._policy.load(state["parameters"], state["version"])
         self._policy.set_random_state(state["random"])
         if self._parameters is not None:
-            self._parameters.load_state(state["source"])
+            self._parameters.load_state(state.get("source", {}))
 
 
 def rows_of(arrays: Arrays) -> int:
