@@ -218,8 +218,10 @@ def test_a_lane_that_comes_back_as_its_time_is_over_is_one_or_the_other(monkeypa
     driver = Driver(loop)
     driver.tick()
     loop.watch(1e-4)
-    steps, voided = np.zeros(3), 0
-    for _ in range(60):
+    steps, voided, ticks, until = np.zeros(3), 0, 0, time.monotonic() + PATIENCE
+    while ticks < 60 or not voided:  # some are, sooner or later
+        assert time.monotonic() < until
+        ticks += 1
         loop.send([{"action": np.zeros(3, np.int64)}], np.zeros(3, bool))
         while not loop.ready():
             pass
@@ -230,7 +232,6 @@ def test_a_lane_that_comes_back_as_its_time_is_over_is_one_or_the_other(monkeypa
         voided += int(lost.sum())
         steps = np.where(lost, 0, steps + 1)
         assert driver.ticks[0].observation["obs"][:, 1].tolist() == steps.tolist()
-    assert 0 < voided < 180
     loop.close()
     assert loop.wait_closed(PATIENCE)
 

@@ -35,9 +35,11 @@ def kill_in_turn(path: Path, over: threading.Event, draw: random.Random) -> None
                 return
         if over.wait(draw.uniform(0.2, 1.0)):
             return
-        for process in psutil.Process().children():
-            if log_of(process) == path / "logs" / f"{name}.log":
-                process.kill()
+        log = path / "logs" / f"{name}.log"
+        while not (found := [p for p in psutil.Process().children() if log_of(p) == log]):
+            if over.wait(0.05):
+                return
+        found[0].kill()
 
 
 def test_every_row_that_is_trained_was_lived_once(tmp_path: Path) -> None:

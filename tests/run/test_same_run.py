@@ -80,9 +80,10 @@ def test_anew_puts_the_old_run_aside(tmp_path: Path) -> None:
         train(experiments.cartpole(), anew=True, source=EXPERIMENTS)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 def test_a_run_that_was_killed_goes_on_by_the_same_command(tmp_path: Path) -> None:
-    words = ["--set", "limits.updates=600"]
+    words = ["--set", "limits.updates=400"]
     killed = Run(tmp_path, "cartpole", *words)
     try:
         killed.wait_for_file(killed.path / "checkpoints" / "policy" / "update-1", "a checkpoint")
@@ -90,7 +91,10 @@ def test_a_run_that_was_killed_goes_on_by_the_same_command(tmp_path: Path) -> No
         killed.kill_all()
     killed.nothing_is_left()
     again = Run(tmp_path, "cartpole", *words)
-    status, text = again.ended(60.0)
+    try:
+        status, text = again.ended(200.0)
+    finally:
+        again.kill_all()
     assert status == 0 and "goes on with this run, which was killed (--anew starts anew)" in text
-    assert again.summary()["updates"] == 600
+    assert again.summary()["updates"] == 400
     again.nothing_is_left()
