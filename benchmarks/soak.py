@@ -251,7 +251,7 @@ def soak(seconds: float, gap: float, draw: random.Random) -> None:
 def at_moment(moment: str, fault: str, draw: random.Random) -> str:
     """Have a fault at some moment of a short run. Return how that ended, in words."""
     with tempfile.TemporaryDirectory() as name:
-        run, whose = Run(short, Path(name)), ""
+        run, whose, update = Run(short, Path(name)), "", draw.randint(5, SHORT // 2)
         if moment == "start":
             run.wait_for(lambda: processes(run.main.pid))
             time.sleep(draw.uniform(0.0, 1.5))
@@ -260,14 +260,14 @@ def at_moment(moment: str, fault: str, draw: random.Random) -> str:
             time.sleep(draw.uniform(0.0, 1.5))
             whose = draw.choice(["judge", "evaluation"])
         elif moment == "saving":
-            run.wait_for(lambda: run.newest().get("update", 0) >= draw.randint(5, SHORT // 2))
+            run.wait_for(lambda: run.newest().get("update", 0) >= update)
             run.wait_for(lambda: [*run.path.glob("checkpoints/policy/.update-*")])
             whose = "trainer"
         elif moment == "ending":
             run.wait_for(lambda: run.newest().get("update", 0) >= SHORT - 5)
             time.sleep(draw.uniform(0.0, 0.3))
         else:
-            run.wait_for(lambda: run.newest().get("update", 0) >= draw.randint(1, SHORT))
+            run.wait_for(lambda: run.newest().get("update", 0) >= 2 * update)
         run.suffer(fault, draw, whose)
         status = run.end(asks=False)
         left = left_behind(run.folder)
