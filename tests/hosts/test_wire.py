@@ -502,6 +502,33 @@ def test_a_new_life_of_a_writer_comes_after_what_the_one_before_committed(hosts)
     assert ends[1].outdated == 0
 
 
+@pytest.mark.parametrize("rows", [1, 20_000])
+def test_a_channel_goes_on_to_the_next_agent_of_its_reader_from_what_was_not_released(hosts, closing, rows):
+    first, second = hosts
+    at_first, at_second = join(first, second)
+    channel = Channel(at_first, at_second, hosts)
+    channel.offer(rows)
+    for _ in range(6):  # so that it goes on in the middle of its ring
+        assert channel.put()
+        until(channel.get, *hosts)
+    until(channel.drained, *hosts)
+    assert channel.put() and channel.put()
+    until(lambda: channel.get(release=False), *hosts)  # one that it holds is lost with it
+    at_first.part()
+    at_second.end("it is lost")
+    third = closing(Host("third"))
+    at_first, at_third = join(first, third)
+    new = Channel(None, at_third, (first, third))
+    new.slots, new.producer, new.outgoing = 4, channel.producer, channel.outgoing.anew()
+    new.sent, new.taken = channel.sent, 6
+    at_first.send(new.outgoing)
+    for _ in range(20):
+        until(new.put, first, third)
+        until(new.get, first, third)
+    until(new.drained, first, third)
+    assert new.taken == new.sent == 28
+
+
 def test_what_a_void_life_sends_is_dropped_and_counted(hosts):
     ends = source, target, _ = directions(hosts)[0]
     old = Channel(*ends, epoch=1)

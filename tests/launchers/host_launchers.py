@@ -37,3 +37,11 @@ class BlindHost(HostsLauncher):
     def engine(self) -> HostEngine:
         hide = 'mount -t tmpfs tmpfs "$HIDDEN" && exec "$@"'
         return CommandEngine({"b": CommandHost(LOOPBACK, ("unshare", "-m", "sh", "-c", hide, "sh"))})
+
+
+class SmallRunner(HostsLauncher):
+    """Two hosts beside the runner's, which has one core for workers."""
+
+    def engine(self) -> HostEngine:
+        there = {name: CommandHost(LOOPBACK, cores=2) for name in ("b", "c")}
+        return CommandEngine(there, cores=1)

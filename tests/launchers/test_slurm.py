@@ -33,7 +33,7 @@ def test_a_script_asks_for_what_the_job_says() -> None:
     assert options[:-1] == [
         "--job-name=tidemill-cart", "--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=32",
         "--gpus-per-node=2", "--time=2:00:00", "--partition=gpu", "--output=/runs/cart/slurm.log",
-        "--open-mode=append", "--signal=B:USR1@120", "--requeue", "--account=x",
+        "--open-mode=append", "--signal=B:USR1@120", "--requeue", "--no-kill", "--account=x",
     ]  # fmt: skip
     assert "#SBATCH --exclusive\n" in script(JOB, "/home", "python")
 

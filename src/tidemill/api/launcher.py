@@ -24,6 +24,7 @@ class Job:
     resume: name of the checkpoint to go on from, or None
     files: digests of files that workers may run only as they are, by path (see
         `core.user_code.expect`)
+    epoch: that of the run's folder (`store/fence.py`); 0: nobody else leads the run
     """
 
     experiment: Experiment
@@ -31,6 +32,7 @@ class Job:
     folder: str | None = None
     resume: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    epoch: int = 0
 
     def build(
         self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0, life: int = 0
@@ -141,6 +143,16 @@ class Launcher(ABC):
     def restarts(self) -> bool:
         """True when it can begin new lives of workers; else a death ends the run."""
         return False
+
+    def gone_with(self, worker: str) -> Sequence[str]:
+        """Return all workers that are gone since the host of `worker`, which is gone, is;
+        () where it is not for want of its host."""
+        return ()
+
+    def ready(self, workers: Sequence[str]) -> bool:
+        """True when there is a place for the next lives of `workers`. Where their host is
+        gone, another one is found meanwhile. Raises `RunError` where there is none."""
+        return True
 
     def restart(self, workers: Sequence[str]) -> dict[str, Link]:
         """Begin a new life of `workers`, which are all of those that share their threads

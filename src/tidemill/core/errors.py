@@ -28,6 +28,7 @@ TidemillError
     ├── Untrusted      a folder or file of somebody else's that names code, programs or
     │                  addresses
     ├── Interrupted    a measurement that a signal ended
+    ├── Overtaken      a run that another runner leads by now, which began later
     └── NoProgress     a worker whose others did not do their part for long
 """
 
@@ -156,6 +157,10 @@ class RecordingError(SimulatorError):
 
 class RunError(TidemillError):
     """A run cannot start, or ended in failure."""
+
+
+class Overtaken(RunError):
+    """Another runner, which began later, leads the run."""
 
 
 class Untrusted(RunError):

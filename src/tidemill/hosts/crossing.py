@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Handle, Link
+from tidemill.hosts.peer import Peer
 from tidemill.hosts.pumps import (
     Incoming,
     IncomingCell,
@@ -129,18 +130,32 @@ class Crossing:
 
     edges: all of the experiment
     places: the host of each worker
+    host: this one
+    agents: who has the share of each other host, by the name under which the wire knows
+        it, of those that are there
     """
 
-    def __init__(self, wire: Wire, edges: Sequence[Edge], places: Mapping[str, str]) -> None:
-        self._wire, self.edges, self.places = wire, edges, places
-        self._lives = [0] * len(edges)  # of each edge's writer
+    def __init__(
+        self,
+        wire: Wire,
+        edges: Sequence[Edge],
+        places: Mapping[str, str],
+        host: str,
+        agents: Mapping[str, str],
+        lives: Mapping[str, int],
+    ) -> None:
+        """`lives`: how often workers had died before."""
+        self._wire, self.edges, self.places, self.host = wire, edges, places, host
+        self.agents = dict(agents)
+        self._lives = [lives.get(edge.source, 0) for edge in edges]  # of each edge's writer
+        self._outgoing: dict[tuple[int, str], Outgoing] = {}  # by edge, and host to which it leads
         self._cells: dict[tuple[str, str], dict[int, OutgoingCell]] = {}  # by who writes, and to which host
         self._channels: dict[int, IncomingChannel] = {}
 
     def of(self, workers: Collection[str]) -> list[int]:
         """Return the numbers of the edges that `workers` write, and that cross between
         this host and another one."""
-        host, places, found = self._wire.name, self.places, []
+        host, places, found = self.host, self.places, []
         for number, edge in enumerate(self.edges):
             readers = {places[target] for target in edge.targets}
             crosses = bool(readers - {host}) if places[edge.source] == host else host in readers
@@ -151,7 +166,7 @@ class Crossing:
     def others(self, number: int) -> list[str]:
         """Return the hosts to which an edge that crosses leads from here, or the one from
         which it comes."""
-        edge, host = self.edges[number], self._wire.name
+        edge, host = self.edges[number], self.host
         if (source := self.places[edge.source]) != host:
             return [source]
         return [o for o in dict.fromkeys(self.places[target] for target in edge.targets) if o != host]
@@ -160,7 +175,7 @@ class Crossing:
         """Have the wire carry the next lives of the writers of these edges. `guests`: the
         ends of each other host's, by the host. Return what each worker of this host
         writes and the wire carries."""
-        host, others = self._wire.name, self._wire.others
+        host, agents, others = self.host, self.agents, self._wire.others
         carried: dict[str, list[Carried]] = {}
         for number in numbers:
             edge = self.edges[number]
@@ -173,7 +188,10 @@ class Crossing:
                 else:
                     cell = outgoing = OutgoingCell(number, self._lives[number], ends.reader(edge.name))
                     self._cells.setdefault((edge.source, other), {})[number] = cell
-                self._wire.do(partial(others[other].send, outgoing))
+                self._outgoing[number, other] = outgoing
+                if other not in agents:  # lost: who has its share next is sent it (`carry_on`)
+                    continue
+                self._wire.do(partial(others[agents[other]].send, outgoing))
                 carried.setdefault(edge.source, []).append(Carried(guests[other].memory[edge.name], outgoing))
         for number in numbers:
             edge, epoch = self.edges[number], self._lives[number]
@@ -185,10 +203,43 @@ class Crossing:
                 incoming = self._channels[number] = IncomingChannel(number, epoch, ends.producer(edge.name))
             else:
                 incoming = IncomingCell(number, epoch, ends.writer(edge.name))
-            self._wire.do(partial(others[other].receive, incoming))
+            if other in agents:
+                self._wire.do(partial(others[agents[other]].receive, incoming))
+        self._wire.do(self._order_releases)
+        return carried
+
+    def part(self, host: str) -> str | None:
+        """Carry nothing any more between this host and the agent that has the share of
+        another one; return its name, None where nobody has it."""
+        for (_, other), outgoing in self._outgoing.items():
+            if other == host:
+                outgoing.arrived = True  # no worker's word waits for it
+        return self.agents.pop(host, None)
+
+    def drained(self) -> bool:
+        """True when the other hosts have all that workers of this one have committed. For
+        the wire's thread."""
+        return all(
+            outgoing.drained() for (_, other), outgoing in self._outgoing.items() if other in self.agents
+        )
+
+    def carry_on(self, host: str, but: Collection[int]) -> None:
+        """Have the wire carry to the new agent of a host what writers write who live on:
+        all edges there but those of these numbers."""
+        numbers = [number for number, other in self._outgoing if other == host and number not in but]
+        self._wire.do(partial(self._carry_on, host, self._wire.others[self.agents[host]], numbers))
+
+    def _carry_on(self, host: str, peer: Peer, numbers: Sequence[int]) -> None:  # in the wire's thread
+        for number in numbers:
+            life = self._outgoing[number, host] = self._outgoing[number, host].anew()
+            if isinstance(life, OutgoingCell):
+                self._cells[self.edges[number].source, host][number] = life
+            peer.send(life)
+        self._order_releases()
+
+    def _order_releases(self) -> None:
+        """Have no release overtake the cells that its worker wrote before."""
         for number, channel in self._channels.items():
             edge = self.edges[number]
-            reader = next(target for target in edge.targets if self.places[target] == host)
-            cells = self._cells.get((reader, self.places[edge.source]), {})
-            self._wire.do(partial(setattr, channel, "after", list(cells.values())))
-        return carried
+            reader = next(target for target in edge.targets if self.places[target] == self.host)
+            channel.after = list(self._cells.get((reader, self.places[edge.source]), {}).values())

@@ -1,9 +1,10 @@
 """What the runner orders of a host's agent, and what the agent reports: typed msgpack,
 nothing else is understood. It goes in `Words`, which come once and in order.
 
-Down: `Listen`, `CallHost`, `Work`, `Revive`, `Speak`, `Ask`, `Close`. Up: `Here`,
-`Listening`, `Launched`, `Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`,
-`Closed`.
+Down: `Listen`, `CallHost`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
+`IntroduceAgent`, `LetGo`, `Speak`, `Ask`, `Close`. Up: `Here`, `Listening`, `Launched`,
+`Vacated`, `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`,
+`Whereabouts`, `Leaving`, `Closed`.
 """
 
 from typing import TypeVar
@@ -49,31 +50,34 @@ class Here(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Listen(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The order to wait for host `host`, which has this public key."""
+    """The order to wait for agent `agent`, which has this public key."""
 
-    host: str
+    agent: str
     key: str
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that a host is waited for at these ports."""
+    """The report that an agent is waited for at these ports."""
 
-    host: str
+    agent: str
     ports: Ports
 
 
 class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The order to call host `host`, which waits there."""
+    """The order to call agent `agent`, which waits there."""
 
-    host: str
+    agent: str
     address: str
     ports: Ports
     key: str
 
 
 class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The order to start this host's workers. The rest is of `Job`.
+    """The order to start the workers of a host's share. The rest is of `Job`.
 
+    host: whose share it is
+    agents: who has the shares of the other hosts, of those that are there
+    lives: how often workers had died before, of those that have
     experiment: JSON, in which files are named by their whole paths
     places: the host of each worker, by its name
     seen: a file in the run's folder, by which a host knows that it sees the same one; ""
@@ -82,10 +86,14 @@ class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     code: the user's own files by their paths, for a host that does not have them
     """
 
+    host: str
+    agents: dict[str, str]
+    lives: dict[str, int]
     experiment: str
     places: dict[str, str]
     source: str | None
     folder: str | None
+    epoch: int
     resume: str | None
     seen: str
     files: dict[str, str]
@@ -109,9 +117,63 @@ class Speak(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 class Revive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to begin the next life of those of `workers` that live here, and to have
-    what any of them writes carried anew."""
+    what any of them writes carried anew.
+
+    moved: who has the shares of hosts now that were lost
+    """
 
     workers: list[str]
+    moved: dict[str, str] = {}
+
+
+class Part(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to have no more to do with the agent that has a host's share: it is
+    lost."""
+
+    host: str
+
+
+class Vacate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to end the workers: they were taken for dead, and another agent gets
+    their share."""
+
+
+class Vacated(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that the agent has no share any more, and may hold other agents."""
+
+
+class HoldAgent(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to start another agent beside this one."""
+
+    agent: str
+
+
+class AgentKey(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that an agent was started, and its public key, or why not."""
+
+    agent: str
+    key: str = ""
+    error: str = ""
+
+
+class IntroduceAgent(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to hand a held agent its `Introduction`, as JSON."""
+
+    agent: str
+    introduction: bytes
+
+
+class LetGo(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to end a held agent."""
+
+    agent: str
+
+
+class AgentEnded(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report of how a held agent has ended."""
+
+    agent: str
+    how: str
 
 
 class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -168,12 +230,44 @@ class Close(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that the host is to leave the run (SIGTERM to its agent): its workers
+    have paused, and what they had sent is there."""
+
+
 class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The last report of an agent: nothing of the run is left on its host."""
 
 
-Order = Listen | CallHost | Work | Revive | Speak | Ask | Close
-Report = Here | Listening | Launched | Speak | Logged | Traffic | WorkerGone | Whereabouts | Closed
+Order = (
+    Listen
+    | CallHost
+    | Work
+    | Part
+    | Revive
+    | Vacate
+    | HoldAgent
+    | IntroduceAgent
+    | LetGo
+    | Speak
+    | Ask
+    | Close
+)
+Report = (
+    Here
+    | Listening
+    | Launched
+    | Vacated
+    | AgentKey
+    | AgentEnded
+    | Speak
+    | Logged
+    | Traffic
+    | WorkerGone
+    | Whereabouts
+    | Leaving
+    | Closed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

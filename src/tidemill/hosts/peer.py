@@ -98,6 +98,7 @@ class Peer:
         self._their_clock = self._their_clock_at = 0.0
         self._next_lease = 0.0
         self._next_call = [0.0, 0.0]
+        self._looked = self.heard
 
     @property
     def lines(self) -> tuple[_Line, _Line]:
@@ -163,6 +164,20 @@ class Peer:
     def _say(self, line: _Line, message: Message) -> bool:
         self.said += line is self._control
         return line.connection.send(pack(message))
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds that it has said nothing on control, but for those in which this host
+        could hear nothing: it was stopped (Ctrl-Z, SIGSTOP)."""
+        return self._looked - self.heard
+
+    def part(self) -> None:
+        """Give up all edges between the two: only words go on."""
+        self.joined, self._early_hello = False, None
+        self._data.connection.close()
+        self._data.answered = False
+        for kept in (self.outgoing, self.incoming, self._order, self._versions, self._early):
+            kept.clear()
 
     def end(self, why: str) -> None:
         """Hang up for good."""
@@ -287,6 +302,9 @@ class Peer:
     def tick(self) -> None:
         """Send the lease if it is due, and call anew whoever is not heard."""
         time_now = now()
+        if time_now - self._looked > SILENCE_S:  # nobody turned the wire
+            self.heard += time_now - self._looked
+        self._looked = time_now
         if self.calls is not None:
             silent = self._control.answered and time_now - self.heard > SILENCE_S
             for number, line in enumerate(self.lines if self.joined else self.lines[:1]):

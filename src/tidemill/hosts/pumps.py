@@ -12,6 +12,7 @@ versions that are written meanwhile are to be skipped, and the next one is looke
 this one has arrived.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ class Outgoing(ABC):
     """What one life of an edge's writer sends to one host.
 
     number, epoch: which edge, and which life of its writer
-    sent: bytes that were sent, of all that this life has committed
+    sent: bytes that were sent, of all that this life has committed, and that no agent
+        before had been told to be released
     received: how many of them the other host said that it has
     awaited: whether the other host has said that it waits for this life
     arrived: whether it has said that it has what the writer offers
@@ -42,6 +44,12 @@ class Outgoing(ABC):
         self.sent = self.received = self._furthest = 0
         self.awaited = self.arrived = False
         self._offered = False
+        self._skipped = 0  # bytes that an agent before has said to be released
+
+    @abstractmethod
+    def anew(self) -> "Outgoing":
+        """Return what sends this life on to a new agent of the host, from the first slot
+        on that was not released."""
 
     @abstractmethod
     def _offer(self) -> Offer | None:
@@ -69,8 +77,9 @@ class Outgoing(ABC):
         """Return what is to be sent next, which counts as sent from then on, or None."""
         if not self._offered or (left := self._committed() - self.sent) <= 0:
             return None
-        start = self.sent % len(self._memory)
-        part = self._memory[start : start + min(left, PIECE_BYTES)]
+        ring = len(self._memory)
+        start = (self.sent + self._skipped) % ring
+        part = self._memory[start : start + min(left, PIECE_BYTES, ring - self.sent % ring)]
         piece = Piece(self.number, self.epoch, self.sent, self._version())
         self.sent += len(part)
         self._furthest = max(self._furthest, self.sent)
@@ -126,6 +135,12 @@ class OutgoingChannel(Outgoing):
         self._nbytes = self._freed = 0
         self._released = deque[tuple[int, tuple[tuple[int, int], ...]]]()  # not freed yet, in order
 
+    def anew(self) -> "OutgoingChannel":
+        self.settle(lambda _: sys.maxsize)  # what it waits for comes no more
+        new = OutgoingChannel(self.number, self.epoch, self._slots)
+        new._skipped = self._skipped + self._freed * self._nbytes
+        return new
+
     def _offer(self) -> Offer | None:
         if not self._slots.attach():
             return None
@@ -165,6 +180,9 @@ class OutgoingCell(Outgoing):
         self._cell = cell
         self.version = self._there = -1
         self._values = 0
+
+    def anew(self) -> "OutgoingCell":
+        return OutgoingCell(self.number, self.epoch, self._cell)
 
     @property
     def behind(self) -> int:

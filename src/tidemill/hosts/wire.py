@@ -7,10 +7,11 @@ end of such an edge, and on its sockets.
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import zmq
 
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, place
 from tidemill.core.memory import keep_freed
 from tidemill.hosts.connections import Door, HostConnection, Keys
 from tidemill.hosts.orders import Traffic
@@ -38,6 +39,7 @@ class Wire:
         self._context = zmq.Context(_THREADS)
         self._door = Door(self._context)
         self._listening: dict[str, Sequence[HostConnection]] = {}
+        self._before = Traffic()  # with those that were dropped
         self._tasks = deque[Callable[[], None]]()
         keep_freed()  # pieces come in memory of their own, and go
 
@@ -56,9 +58,12 @@ class Wire:
     @property
     def traffic(self) -> Traffic:
         """What this host has told others and heard of them, so far."""
-        peers = list(self.others.values())
-        sent, received = (sum(p.sent_bytes for p in peers), sum(p.received_bytes for p in peers))
-        return Traffic(sent, received, sum(p.said for p in peers))
+        peers, before = list(self.others.values()), self._before
+        return Traffic(
+            before.sent + sum(p.sent_bytes for p in peers),
+            before.received + sum(p.received_bytes for p in peers),
+            before.said + sum(p.said for p in peers),
+        )
 
     def listen(
         self, other: str, key: bytes, address: str, joined: bool = True
@@ -73,16 +78,26 @@ class Wire:
         except ConfigError:
             peer.end("it cannot be listened for")
             raise
-        self.others[other] = peer
+        self.others = {**self.others, other: peer}  # another one: its thread goes through it
         return peer, ports
 
     def call(self, other: str, key: bytes, address: str, ports: tuple[int, int], joined: bool = True) -> Peer:
         """Call host `other`, which listens at these ports and has this public key, with
         the next turn. Return it. `joined`: see `Peer`."""
         control, data = self._connections(other)
-        peer = self.others[other] = Peer(other, control, data, (address, ports, key))
+        peer = Peer(other, control, data, (address, ports, key))
         peer.joined = joined
+        self.others = {**self.others, other: peer}
         return peer
+
+    def drop(self, other: str) -> None:
+        """Hang up on a host for good, with the next turn, and know it no more."""
+        peer, before = self.others[other], self._before
+        self._before = Traffic(
+            before.sent + peer.sent_bytes, before.received + peer.received_bytes, before.said + peer.said
+        )
+        self.others = {name: each for name, each in self.others.items() if name != other}
+        self.do(partial(peer.end, "it is not of the run any more"))
 
     def tell(self, other: str, message: bytes) -> None:
         """Tell a host something (`Words`), and have this one turn for it."""
@@ -154,6 +169,11 @@ class WireThread(threading.Thread):
         except Exception as error:  # whoever waits for hosts must not wait for nothing
             self.error = error
             self._came()
+
+    @property
+    def failed(self) -> str:
+        """What went wrong with the wire, "" as long as nothing has."""
+        return f"{type(self.error).__name__}: {self.error}{place(self.error)}" if self.error else ""
 
     def end(self) -> None:
         """Have it end, and wait for that."""

@@ -68,6 +68,11 @@ class HostEngine(ABC):
     def ended(self, host: str) -> str:
         """Return how the host's agent has ended, "" as long as it lives."""
 
+    def again(self, host: str) -> StartedAgent | None:
+        """Return the agent that it has started on a host whose agent had ended, once it
+        has: only once, and None where it does no such thing."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """End what is left of every agent."""

@@ -32,6 +32,7 @@ from tidemill.core.user_code_loading import begin_to_work, expect, load_file, tr
 from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup
 from tidemill.launchers.worker_process import ENDING, receive_order
 from tidemill.native.library import use_threads
+from tidemill.store.fence import hold
 from tidemill.transports.shared import EventBell, SocketLink
 from tidemill.transports.table import find_transport
 
@@ -81,6 +82,8 @@ def main() -> None:
             bell.also(link.connection.fileno())
             endpoints = find_transport(order.transport).endpoints(bell, link, ends.edges)
             experiment = decode(Experiment, json.loads(order.experiment))
+            if order.folder is not None:
+                hold(order.folder, order.epoch)
             job = Job(experiment, order.source, order.folder, order.resume)
             workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin, order.life))
         except Exception as error:

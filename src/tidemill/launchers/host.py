@@ -12,22 +12,18 @@ import os
 import platform
 import signal
 import sys
-import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
-from hashlib import sha256
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
 
 import msgspec
 
-from tidemill.api.edges import Edge
+from tidemill.api import control_messages
+from tidemill.api.control_messages import Exit, Pause, Start, State, Status
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
-from tidemill.api.transport import Link
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.cores import cores
@@ -35,50 +31,58 @@ from tidemill.core.errors import ConfigError, SchemaError, TidemillError, place
 from tidemill.core.user_code_loading import (
     begin_to_work,
     expect,
-    file_digest,
     load_file,
     travel,
-    with_files_moved,
 )
-from tidemill.hosts.crossing import Crossing, GuestEnds, LinkInOrder, edges_here, guest, neighbours
 from tidemill.hosts.orders import (
+    AgentEnded,
+    AgentKey,
     Ask,
     CallHost,
     Close,
     Closed,
     Here,
+    HoldAgent,
+    IntroduceAgent,
     Introduction,
     Launched,
+    Leaving,
+    LetGo,
     Listen,
     Listening,
     Logged,
     Order,
+    Part,
     Report,
     Revive,
     Speak,
+    Vacate,
+    Vacated,
     Whereabouts,
     Work,
     WorkerGone,
     pack,
     unpack_order,
 )
-from tidemill.hosts.peer import LEASE_S, now
+from tidemill.hosts.peer import LEASE_S
 from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.examination import serve
-from tidemill.launchers.processes import HostShare, ProcessesLauncher
+from tidemill.launchers.host_workers import HostWorkers
+from tidemill.launchers.own_files import OwnFiles, has_files
+from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.worker_process import ENDING
 from tidemill.transports.shared import EventBell
 from tidemill.workers.trainer_config import TrainerConfig
 
+PAUSE_S = 5.0
+"""Seconds without a word of the runner after which an agent pauses its workers."""
 ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
-_HELD_S = 0.005  # seconds between two looks whether what a worker had offered is there
-MOST_LOGGED_BYTES = 10 << 20
-"""The most bytes of a log that are told to the runner."""
-_LOG_S = 0.5  # seconds between two looks into logs
+_CALM_S = 1.0  # seconds after SIGTERM in which the whole run may turn out to end
+_LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
+_LOOK_S = 0.05  # seconds between two looks at an agent that is being started
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
-_LOG_BYTES = 1 << 16  # that are told at once
 _FAREWELL_S = 2.0  # seconds for the last report to be heard
 
 
@@ -89,143 +93,19 @@ def versions() -> dict[str, str]:
     return {"python": python, **packages}
 
 
-class HostWorkers:
-    """The workers of one host, and the wire that carries their edges to others: what an
-    agent and the runner have alike.
-
-    links: the control link of each worker, by its name
-    """
-
-    def __init__(self, wire: Wire, job: Job, places: Mapping[str, str], logs: Path | None = None) -> None:
-        """`logs`: folder of what workers write; None: the run's."""
-        edges: list[Edge] = job.experiment.edges()
-        self._crossing = Crossing(wire, edges, places)
-        others = neighbours(edges, places, wire.name)
-        mine = [name for name, host in places.items() if host == wire.name]
-        bells = {guest(other): wire.bell.descriptor for other in others}
-        self.launcher = ProcessesLauncher(HostShare(mine, edges_here(edges, places, wire.name), bells, logs))
-        self._wire = wire
-        self._guests: list[GuestEnds] = []  # of all lives
-        self.links: dict[str, LinkInOrder] = {}
-        self._thread: WireThread | None = None
-        self.launcher.check(job.experiment)
-        try:
-            links = self.launcher.launch(job)
-            self._bell = os.dup(self.launcher.bell)  # the thread may outlive the launcher's own
-            self.links = self._join(links, self._crossing.of(places))
-            for other in others:
-                wire.do(partial(setattr, wire.others[other], "joined", True))
-        except BaseException:  # nobody else holds the launcher yet
-            self.launcher.close(0.0)
-            raise
-
-    def _join(self, links: Mapping[str, Link], numbers: Sequence[int]) -> dict[str, LinkInOrder]:
-        """Have the wire carry these edges, by number, for the lives that begin; return
-        their links."""
-        names: dict[str, set[str]] = {}  # of edges, by the other host
-        for number in numbers:
-            for other in self._crossing.others(number):
-                names.setdefault(other, set()).add(self._crossing.edges[number].name)
-        guests = {}
-        for other, carried in names.items():
-            handles = self.launcher.handles(guest(other))
-            guests[other] = GuestEnds(self._wire.bell, {name: handles[name] for name in carried})
-        self._guests += guests.values()
-        late = self._crossing.carry(numbers, guests)
-        return {name: LinkInOrder(link, late.get(name, ())) for name, link in links.items()}
-
-    def revive(self, workers: Sequence[str]) -> dict[str, LinkInOrder]:
-        """Begin the next life of those of `workers` that live here, and have what any of
-        them writes carried anew. Return their links."""
-        numbers = self._crossing.of(workers)
-        edges = [self._crossing.edges[number].name for number in numbers]
-        links = self._join(self.launcher.restart(workers, edges), numbers)
-        self.links |= links
-        return links
-
-    def wait(self, seconds: float, least: float = 0.0) -> None:
-        """Wait for a message of any worker (see `Launcher.wait`)."""
-        held = any(link.held for link in self.links.values())
-        self.launcher.wait(min(seconds, _HELD_S) if held else seconds, least)
-
-    def begin(self) -> None:
-        """Let the wire be turned by a thread of its own from now on."""
-        self._thread = WireThread(self._wire, lambda: os.eventfd_write(self._bell, 1))
-        self._thread.start()
-
-    @property
-    def failed(self) -> str:
-        """What went wrong with the wire, "" as long as nothing has."""
-        error = self._thread.error if self._thread is not None else None
-        return f"{type(error).__name__}: {error}{place(error)}" if error is not None else ""
-
-    def end_wire(self) -> None:
-        """Turn the wire no more, and give up its ends."""
-        if self._thread is not None:
-            self._thread.end()
-        for ends in self._guests:
-            ends.close()
-        os.close(self._bell)
-
-
-def has_files(code: Mapping[str, bytes]) -> bool:
-    """True where this host has all these files, each as it is given."""
-    return all(file_digest(Path(path)) == sha256(data).hexdigest() for path, data in code.items())
-
-
-class OwnFiles:
-    """The files that a host keeps for a run whose own it does not see: the user's code,
-    and what workers write. They are in a folder of the agent's, and go with it."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tidemill-host-")
-        self.logs = Path(self._folder.name, "logs")
-        self._told: dict[Path, int] = {}
-        self._next = 0.0
-
-    def carry(self, order: Work) -> Work:
-        """Write down the user's files, and return the order with their new places."""
-        root = Path(self._folder.name, "code")
-        moved = {path: str(root / Path(path).relative_to("/")) for path in order.code}
-        for path, data in order.code.items():
-            Path(moved[path]).parent.mkdir(parents=True, exist_ok=True)
-            Path(moved[path]).write_bytes(data)
-        experiment = json.dumps(with_files_moved(json.loads(order.experiment), moved))
-        places = [str(root / Path(place).relative_to("/")) for place in order.path]
-        return msgspec.structs.replace(
-            order,
-            experiment=experiment,
-            source=None if order.source is None else moved.get(order.source, order.source),
-            path=[*filter(os.path.isdir, places), *order.path],
-            files={os.path.realpath(moved.get(path, path)): digest for path, digest in order.files.items()},
-        )
-
-    def written(self, all_of_it: bool) -> Iterator[tuple[str, bytes]]:
-        """Yield what workers have written since the last call, by the log's name: now and
-        then, and some of it, unless `all_of_it` is asked for."""
-        if (monotonic() < self._next and not all_of_it) or not self.logs.is_dir():
-            return
-        self._next = monotonic() + _LOG_S
-        for path in self.logs.iterdir():
-            told = self._told.get(path, 0)
-            most = MOST_LOGGED_BYTES if all_of_it else told + _LOG_BYTES
-            with suppress(OSError), path.open("rb") as file:
-                file.seek(told)
-                if text := file.read(min(most, MOST_LOGGED_BYTES) - told):
-                    self._told[path] = told + len(text)
-                    yield path.name, text
-
-    def close(self) -> None:
-        """Remove them."""
-        self._folder.cleanup()
+_PAUSE, _START = control_messages.pack(Pause()), control_messages.pack(Start())
 
 
 class HostAgent:
-    """The agent of a host, once it is introduced. `orphaned`: set when whoever started it
-    is gone."""
+    """The agent of a host, once it is introduced. It has the share of a host: its own or,
+    where it stands in for one that is lost, that one's. `orphaned`: set when whoever
+    started it is gone.
+
+    terminated: whether SIGTERM has told it to end, and the run goes on
+    """
 
     def __init__(self, wire: Wire, introduction: Introduction, orphaned: threading.Event) -> None:
-        self._wire, self._orphaned = wire, orphaned
+        self._wire, self._orphaned, self.terminated = wire, orphaned, False
         self._runner, self._address = introduction.runner, introduction.address
         self._peer = wire.call(
             introduction.runner,
@@ -237,39 +117,65 @@ class HostAgent:
         self._workers: HostWorkers | None = None
         self._own: OwnFiles | None = None
         self._lives = Counter[str]()  # begun anew, of each worker
+        self._running: set[str] = set()  # workers that the runner has told to run
+        self._paused = False  # for want of its word
+        self._leaves_at = 0.0  # when its workers are to have paused, 0: it does not leave
+        self._resting: set[str] = set()  # workers that have paused since
+        self._held: dict[str, StandIn] = {}  # by name
+        self._told: set[str] = set()  # those of them of which the runner was told
         self._over = False
         self._next_traffic = 0.0
+        self._woken = threading.Event()
+        self._thread = self._turn_wire()
+
+    def _turn_wire(self) -> WireThread:
+        thread = WireThread(self._wire, self._wake)
+        thread.start()
+        return thread
+
+    def _wake(self) -> None:
+        self._woken.set()
+        if (workers := self._workers) is not None:
+            workers.wake()
 
     def run(self) -> None:
         """Do what the runner orders until it is over, or the runner is gone."""
         self._report(Here(cores(), versions()))
-        while self._workers is None and not self._over and not self._lost():
-            self._wire.turn(LEASE_S)
-            self._hear()
         while not self._over and not self._lost():
-            assert self._workers is not None
-            self._workers.wait(LEASE_S)
+            if self._workers is not None:
+                self._workers.wait(LEASE_S)
+            elif self._woken.wait(_LOOK_S if self._held.keys() - self._told else LEASE_S):
+                self._woken.clear()
             self._hear()
-            self._listen()
+            self._pause_alone()
+            self._look_at_held()
+            if self._workers is not None:
+                self._listen(self._workers)
+                self._leave(self._workers)
         if self._over:
             self._report(Closed())
             deadline = monotonic() + _FAREWELL_S
             while not self._peer.words.heard_all and monotonic() < deadline and not self._peer.ended:
-                sleep(0.01) if self._workers is not None else self._wire.turn(0.05)
+                sleep(0.01)
 
     def close(self) -> None:
         """End whatever still lives."""
-        if self._workers is not None:
-            self._workers.launcher.close(0.0)
-            self._workers.end_wire()
-        if self._own is not None:
-            self._own.close()
+        with ExitStack() as stack:
+            if self._own is not None:
+                stack.callback(self._own.close)
+            for held in self._held.values():
+                stack.callback(held.close)
+            if self._workers is not None:
+                stack.callback(self._workers.close_ends)
+            stack.callback(self._thread.end)
+            if self._workers is not None:
+                self._workers.launcher.close(0.0)
 
     def _lost(self) -> bool:
-        failed = self._workers is not None and self._workers.failed
+        failed = self._thread.failed
         if failed:
             print(failed, file=sys.stderr, flush=True)
-        silent = now() - self._peer.heard > ALONE_S
+        silent = self._peer.silence_s > ALONE_S
         if self._peer.ended:
             print(f"the runner: {self._peer.ended}", file=sys.stderr, flush=True)
         elif silent:
@@ -288,11 +194,24 @@ class HostAgent:
 
     def _follow(self, order: Order) -> None:
         match order:
-            case Listen(host, key):
-                _, ports = self._wire.listen(host, key.encode(), self._address, joined=False)
-                self._report(Listening(host, ports))
-            case CallHost(host, address, ports, key):
-                self._wire.call(host, key.encode(), address, ports, joined=False)
+            case Listen(agent, key):
+                _, ports = self._wire.listen(agent, key.encode(), self._address, joined=False)
+                self._report(Listening(agent, ports))
+            case CallHost(agent, address, ports, key):
+                self._wire.call(agent, key.encode(), address, ports, joined=False)
+            case Part(host):
+                if self._workers is not None and (lost := self._workers.part(host)) is not None:
+                    self._wire.drop(lost)
+            case Vacate():
+                self._vacate()
+            case HoldAgent(agent):
+                self._held[agent] = StandIn(agent, self._address, None)
+            case IntroduceAgent(agent, introduction):
+                if agent in self._held:
+                    self._held[agent].introduce(introduction)
+            case LetGo(agent):
+                if agent in self._held:
+                    self._held.pop(agent).close()
             case Work():
                 self._report(Launched(self._launch(order)))
             case Close(seconds):
@@ -300,10 +219,11 @@ class HostAgent:
                     self._workers.launcher.close(seconds)
                 self._tell_logs(all_of_it=True)
                 self._over = True
-            case Revive(workers):
+            case Revive(workers, moved):
                 if self._workers is not None:
-                    self._workers.revive(workers)
+                    self._workers.revive(workers, moved)
                     self._lives.update(workers)
+                    self._running -= set(workers)
             case Speak(worker, life, message):
                 if (
                     self._workers is not None
@@ -311,6 +231,12 @@ class HostAgent:
                     and life == self._lives[worker]
                 ):
                     self._workers.links[worker].send(message)
+                    if self._leaves_at and isinstance(control_messages.unpack_down(message), Exit):
+                        self.terminated = False  # all of the run ends
+                    if message == _START:
+                        self._running.add(worker)
+                    elif message == _PAUSE:
+                        self._running.discard(worker)
             case Ask(number, worker, stack):
                 if self._workers is not None and worker in self._workers.links:
                     launcher = self._workers.launcher
@@ -337,9 +263,11 @@ class HostAgent:
                 self._own = self._own or OwnFiles()
                 logs = self._own.logs
             folder = order.folder if sees else None
-            job = Job(experiment, order.source, folder, order.resume, order.files)
-            self._workers = HostWorkers(self._wire, job, order.places, logs)
-            self._workers.begin()
+            job = Job(experiment, order.source, folder, order.resume, order.files, order.epoch)
+            self._lives.update(order.lives)
+            self._workers = HostWorkers(
+                self._wire, job, order.places, order.host, order.agents, order.lives, logs
+            )
         except Exception as error:
             said = str(error) if isinstance(error, TidemillError) else f"{error}{place(error)}"
             return f"{type(error).__name__}: {said}"
@@ -348,7 +276,7 @@ class HostAgent:
     def _refuse_unseen(self, experiment: Experiment, order: Work) -> None:
         """Raise `ConfigError` where workers of this host need the run's folder."""
         members = dict(experiment.members())
-        mine = {name: members[name] for name, host in order.places.items() if host == self._wire.name}
+        mine = {name: members[name] for name, host in order.places.items() if host == order.host}
         trainers = [name for name, config in mine.items() if isinstance(config, TrainerConfig)]
         draw = [name for name, config in mine.items() if any(port.role == "draw" for port in config.ports())]
         why = {
@@ -372,19 +300,73 @@ class HostAgent:
             self._next_traffic = monotonic() + _TRAFFIC_S
             self._report(self._wire.traffic)
 
-    def _listen(self) -> None:
+    def _pause_alone(self) -> None:
+        """Pause what runs while nothing is heard of the runner: it may take this host for
+        lost."""
+        alone = self._peer.silence_s > PAUSE_S
+        if alone is not self._paused and self._workers is not None:
+            self._paused = alone
+            for worker in self._running & self._workers.links.keys():
+                self._workers.links[worker].send(_PAUSE if alone else _START)
+
+    def _leave(self, workers: HostWorkers) -> None:
+        """Once this agent is told to end, and the run goes on: have the workers pause,
+        and what they have sent arrive, and leave."""
+        if not self.terminated or self._over:
+            return
+        if not self._leaves_at:
+            self._leaves_at = monotonic() + _CALM_S + _LEAVE_S
+        if (left := self._leaves_at - monotonic()) > _LEAVE_S:
+            return
+        for worker in self._running & workers.links.keys() - self._resting:
+            workers.links[worker].send(_PAUSE)
+        if left > 0 and not (self._running & workers.links.keys() <= self._resting and workers.drained):
+            workers.look_whether_drained()
+            return
+        self._report(Leaving())
+        self._over = True
+
+    def _vacate(self) -> None:
+        """Give up the share."""
+        if self._workers is not None:
+            self._workers.launcher.close(0.0)
+            self._thread.end()
+            self._wire.turn(0.0)  # what was to be done is, as long as there is what it is done to
+            for other, peer in self._wire.others.items():
+                peer.part() if peer is self._peer else self._wire.drop(other)
+            self._wire.turn(0.0)
+            self._workers.close_ends()
+            self._workers, self._running, self._paused = None, set(), False
+            self._lives.clear()
+            self._tell_logs(all_of_it=True)
+            self._thread = self._turn_wire()
+        self._report(Vacated())
+
+    def _look_at_held(self) -> None:
+        for name, held in list(self._held.items()):
+            if name not in self._told and (held.key or held.error):
+                self._told.add(name)
+                self._report(AgentKey(name, held.key.decode(), held.error))
+            if how := held.ended():
+                self._held.pop(name).close()
+                self._report(AgentEnded(name, how))
+
+    def _listen(self, workers: HostWorkers) -> None:
         """Report what workers say, and which are gone."""
-        assert self._workers is not None
         self._tell_logs()
         self._tell_traffic()
-        for worker, link in list(self._workers.links.items()):
+        for worker, link in list(workers.links.items()):
             messages = link.receive() if not self._over else []
             if messages is None:
-                del self._workers.links[worker]
-                obituary = self._workers.launcher.obituary(worker)
+                del workers.links[worker]
+                obituary = workers.launcher.obituary(worker)
                 self._report(WorkerGone(worker, self._lives[worker], obituary))
             for message in messages or ():
                 self._report(Speak(worker, self._lives[worker], message))
+                if self._leaves_at:
+                    told = control_messages.unpack_up(message, worker)
+                    if isinstance(told, Status) and told.state is State.PAUSED:
+                        self._resting.add(worker)
 
 
 def main(name: str) -> None:
@@ -411,6 +393,8 @@ def main(name: str) -> None:
             serve(wire, introduction, versions(), orphaned.is_set)
             return
         agent = HostAgent(wire, introduction, orphaned)
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            signal.signal(signal.SIGTERM, lambda *_: setattr(agent, "terminated", True))
         stack.callback(agent.close)
         try:
             with noticing_stops():

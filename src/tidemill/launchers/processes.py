@@ -87,6 +87,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     experiment: str  # JSON
     source: str | None
     folder: str | None
+    epoch: int  # of the folder
     resume: str | None
     spin: float
     math_threads: int
@@ -140,7 +141,7 @@ class WorkerGroup:
     log: Path
     core: int | None
     spin: float
-    life: int = -1
+    life: int
     process: "subprocess.Popen[bytes] | None" = None
     pidfd: int = -1
     kills: MemoryKills = field(default_factory=memory_kills)
@@ -155,12 +156,14 @@ class HostShare:
         name of a guest
     guests: those who carry edges on to other hosts, by name: the eventfd that wakes each
     logs: folder of what workers write; None: the run's
+    lives: how often workers had died before, elsewhere
     """
 
     workers: Collection[str]
     edges: Sequence[Edge]
     guests: Mapping[str, int]
     logs: Path | None = None
+    lives: Mapping[str, int] = field(default_factory=dict)
 
 
 def layer_threads(experiment: Experiment, names: Sequence[str], processes: Sequence[Sequence[str]]) -> int:
@@ -227,8 +230,10 @@ class ProcessesLauncher(Launcher):
         self._text = json.dumps(encode(experiment))
         for names, core in zip(processes, self._cores(experiment, processes), strict=True):
             spin = SPIN if own_cores and core is None else 0.0
-            group = WorkerGroup(names, logs / log_name(names), core, spin)
-            group.log.unlink(missing_ok=True)
+            lives = share.lives.get(names[0], 0)
+            group = WorkerGroup(names, logs / log_name(names), core, spin, lives - 1)
+            if not lives:
+                group.log.unlink(missing_ok=True)
             self._groups.append(group)
             self._group_of |= dict.fromkeys(names, group)
             self._live(group, job)
@@ -267,6 +272,7 @@ class ProcessesLauncher(Launcher):
             self._text,
             job.source,
             job.folder,
+            job.epoch,
             job.resume,
             group.spin,
             math_threads,

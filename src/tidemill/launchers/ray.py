@@ -22,7 +22,16 @@ if lacking := [name for name in ("ray", "zmq") if importlib.util.find_spec(name)
 
 from tidemill.launchers.engine import START_S, HostEngine, StartedAgent
 from tidemill.launchers.hosts import HostsLauncher, check_hosts
-from tidemill.launchers.ray_driver import PLACE_S, Brought, Ended, Failed, Introduce, Wanted
+from tidemill.launchers.ray_driver import (
+    PLACE_S,
+    Back,
+    Brought,
+    BroughtHost,
+    Ended,
+    Failed,
+    Introduce,
+    Wanted,
+)
 
 _DRIVER = ("-P", "-m", "tidemill.launchers.ray_driver")
 _END_S = 8.0  # seconds that Ray's driver has to give all back
@@ -65,6 +74,7 @@ class RayEngine(HostEngine):
         self._driver: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
         self._ended: dict[str, str] = {}
+        self._back: dict[str, StartedAgent] = {}
         self._unread = b""
 
     def start(self, logs: Path | None) -> dict[str, StartedAgent]:
@@ -98,19 +108,32 @@ class RayEngine(HostEngine):
                 file=sys.stderr,
             )
         self.own_address, self.own_cores = told.address, told.cores
-        return {
-            name: StartedAgent(host.key.encode("ascii"), host.address, host.cores)
-            for name, host in told.hosts.items()
-        }
+        return {name: self._started(host) for name, host in told.hosts.items()}
 
     def introduce(self, host: str, introduction: bytes) -> None:
         self._write(Introduce(host, introduction.decode()))
 
     def ended(self, host: str) -> str:
-        for line in self._lines(0.0):
-            end = msgspec.json.decode(line, type=Ended)
-            self._ended[end.host] = end.how
+        self._read()
         return self._ended.get(host) or self._gone()
+
+    def again(self, host: str) -> StartedAgent | None:
+        self._read()
+        if (agent := self._back.pop(host, None)) is not None:
+            del self._ended[host]
+        return agent
+
+    def _read(self) -> None:
+        for line in self._lines(0.0):
+            told = msgspec.json.decode(line, type=Ended | Back)
+            if isinstance(told, Ended):
+                self._ended[told.host] = told.how
+            else:
+                self._back[told.name] = self._started(told.host)
+
+    @staticmethod
+    def _started(host: BroughtHost) -> StartedAgent:
+        return StartedAgent(host.key.encode("ascii"), host.address, host.cores)
 
     def close(self) -> None:
         if self._driver is None:

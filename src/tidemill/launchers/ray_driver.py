@@ -2,9 +2,10 @@
 that what ends the one (a cluster that is gone) does not end the other.
 
 On standard input come lines of JSON: a `Wanted` first, then an `Introduce` for each
-agent; on standard output go a `Failed`, or a `Brought` and an `Ended` for each agent that
-ends. With the end of its input all is ended that it has begun. Nothing is handed to Ray
-but a class of ours (`AgentHolder`) and plain text.
+agent; on standard output go a `Failed`, or a `Brought`, an `Ended` for each agent that
+ends, and a `Back` for each host that has another one then. With the end of its input all
+is ended that it has begun. Nothing is handed to Ray but a class of ours (`AgentHolder`)
+and plain text.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from time import monotonic
 from typing import IO, Any
 
 import msgspec
@@ -31,6 +33,7 @@ PLACE_S = 30.0
 _KEY_S = 60.0  # seconds that an agent has to tell its key
 _END_S = 3.0  # seconds that an agent has to end
 _LOOK_S = 0.5  # seconds between two looks whether an agent has ended
+_AGAIN_S = 3.0  # seconds between two attempts to start one anew
 _TAIL = 2000  # characters of what Ray says that are shown
 
 
@@ -79,6 +82,14 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     how: str
 
 
+class Back(msgspec.Struct, frozen=True, tag=True):
+    """A host whose agent had ended has another one: on the same node or, where that is
+    gone, on one that Ray has given in its place."""
+
+    name: str
+    host: BroughtHost
+
+
 class Introduce(msgspec.Struct, frozen=True):
     """A line for an agent."""
 
@@ -88,23 +99,30 @@ class Introduce(msgspec.Struct, frozen=True):
 
 class AgentHolder:
     """A Ray actor that holds the agent of its host: it starts it, hands it what it is
-    told, and ends it; an agent ends with its holder, as its standard input does."""
+    told, and ends it; an agent ends with its holder, as its standard input does. Where it
+    has ended, the holder starts another one when it is asked to; a holder that has ended
+    begins anew."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
+
+    def start(self) -> tuple[str, str]:
+        """Start the agent; return this host's address, and the first line that the agent
+        tells, "" where it has ended."""
+        from ray.util import get_node_ip_address
+
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (for as long as the agent lives)
         self._agent = subprocess.Popen(
-            [sys.executable, *AGENT, name],
+            [sys.executable, *AGENT, self._name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=environment_of_ours(),
             start_new_session=True,
         )
-
-    def key(self) -> str:
-        """Return the first line that the agent tells; "" where it has ended."""
         assert self._agent.stdout is not None
-        return self._agent.stdout.readline(1 << 12).decode()
+        address = str(get_node_ip_address())  # type: ignore[no-untyped-call]
+        return address, self._agent.stdout.readline(1 << 12).decode()
 
     def introduce(self, line: str) -> None:
         """Tell the agent who it is."""
@@ -188,6 +206,9 @@ class RayHosts:
         self._group: Any = None
         self._holders: dict[str, Any] = {}
         self._waiting: dict[Any, str] = {}  # for the ends of agents
+        self._cores: dict[str, int] = {}
+        self._away: dict[str, float] = {}  # hosts without an agent, and when to try again
+        self._starting: dict[Any, str] = {}
 
     def bring(self, wanted: Wanted) -> Brought:
         """Join Ray, and have it give the hosts. Raises `NoHosts`, and what Ray does."""
@@ -259,19 +280,50 @@ class RayHosts:
             self._holders[name] = holder.options(
                 num_cpus=0,
                 num_gpus=node["Resources"].get("GPU", 0),
-                max_concurrency=3,  # the end is waited for meanwhile
+                max_concurrency=4,  # the end is waited for meanwhile
+                max_restarts=-1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
             ).remote(name)
-        keys = {name: one.key.remote() for name, one in self._holders.items()}
+        starts = {name: one.start.remote() for name, one in self._holders.items()}
         hosts = dict[str, BroughtHost]()
         for name, node in names.items():
+            self._cores[name] = cpus(node)
             try:
-                key = msgspec.json.decode(ray.get(keys[name], timeout=_KEY_S), type=dict[str, str])["key"]
+                hosts[name] = self._begun(name, starts[name])
             except (ray.exceptions.RayError, msgspec.DecodeError, KeyError) as error:
                 raise NoHosts(f"host {name} has no agent: {self._why(name, error)}") from None
-            hosts[name] = BroughtHost(node["NodeManagerAddress"], cpus(node), key)
-            self._waiting[self._holders[name].ended.remote()] = name
         return hosts
+
+    def _begun(self, name: str, start: Any) -> BroughtHost:
+        """Return a host whose agent is being started. Raises what Ray does, and
+        `DecodeError` or `KeyError` for an agent that has ended."""
+        address, line = self._ray.get(start, timeout=_KEY_S)
+        key = msgspec.json.decode(line, type=dict[str, str])["key"]
+        self._waiting[self._holders[name].ended.remote()] = name
+        return BroughtHost(address, self._cores[name], key)
+
+    def back(self) -> list[Back]:
+        """Have another agent started on each host whose own has ended; return those that
+        were."""
+        for name, at in list(self._away.items()):
+            if at <= monotonic():
+                del self._away[name]
+                self._starting[self._holders[name].start.remote()] = name
+        found = []
+        for start in self._done(self._starting):
+            name = self._starting.pop(start)
+            try:
+                found.append(Back(name, self._begun(name, start)))
+            except (self._ray.exceptions.RayError, msgspec.DecodeError, KeyError):  # the node is gone
+                self._away[name] = monotonic() + _AGAIN_S
+        return found
+
+    def _done(self, references: dict[Any, str]) -> list[Any]:
+        """Return which of Ray's answers have come."""
+        if not references:
+            return []
+        done, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0)
+        return list(done)
 
     def _why(self, name: str, error: Exception) -> str:
         """Return why a host's agent has told no key."""
@@ -292,17 +344,15 @@ class RayHosts:
 
     def ended(self) -> list[Ended]:
         """Return which agents have ended since the last call, and how."""
-        if not self._waiting:
-            return []
-        done, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         found = []
-        for reference in done:
+        for reference in self._done(self._waiting):
             host = self._waiting.pop(reference)
             try:
                 how = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
                 how = f"Ray says of it: {str(error).strip()[:_TAIL]}"
             found.append(Ended(host, how))
+            self._away[host] = monotonic() + _AGAIN_S
         return found
 
     def close(self) -> None:
@@ -330,7 +380,7 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what Ray prints is for the log
 
-    def tell(message: Failed | Brought | Ended) -> None:
+    def tell(message: Failed | Brought | Ended | Back) -> None:
         with contextlib.suppress(OSError):  # the runner is gone, and so is the input
             output.write(msgspec.json.encode(message) + b"\n")
             output.flush()
@@ -352,6 +402,8 @@ def main() -> None:
             hosts.introduce(order)
         for ended in hosts.ended():
             tell(ended)
+        for back in hosts.back():
+            tell(back)
     hosts.close()
 
 

@@ -69,6 +69,7 @@ def script(job: SlurmJob, folder: str, python: str) -> str:
         "--open-mode=append",
         f"--signal=B:USR1@{NOTICE_S}",
         "--requeue",
+        "--no-kill",  # a node that is lost ends no job: its workers live again elsewhere
         *job.sbatch,
     ]
     for option in options:

@@ -9,6 +9,7 @@ memory.json      what it takes, as planned when it began
 metrics.jsonl    of updates (and TensorBoard events)
 logs/            what workers printed, tracebacks
 checkpoints/     POLICY/update-N
+epochs/          which runner leads it (`store/fence.py`)
 parameters/      the parameter database
 episodes.json    the last ones before its checkpoints
 summary.json     how it ended
@@ -30,7 +31,7 @@ import msgspec
 
 from tidemill.api.experiment import Experiment
 from tidemill.core.config import brought_up_to_date, check_name, decode, encode
-from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.errors import ConfigError, Overtaken, RunError, TidemillError
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import check_revealed, hide, known
@@ -39,6 +40,7 @@ from tidemill.core.user_code_loading import expect, load_file, own_code
 from tidemill.run.source_info import source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
 from tidemill.store.checkpoint import checkpoints
+from tidemill.store.fence import check, let_go, take
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 
 CONFIG = "config.json"
@@ -59,10 +61,14 @@ class OpenedRun(NamedTuple):
 
 
 class RunFolder:
-    """The folder of one run. `lock` keeps two runs from sharing it."""
+    """The folder of one run. `lock` keeps two runs from sharing it.
+
+    epoch: the run's that the lock has taken, 0 before
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.epoch = 0
         self._lock = -1
         # by `create`, for `discard`; the run's own folder first, then those above it
         self._made: list[Path] = []
@@ -125,7 +131,8 @@ class RunFolder:
 
     def discard(self, keep: str = "") -> None:
         """Remove all that was made since `create`, but for what is called `keep`: the run
-        never began."""
+        never began. Raises `Overtaken` where it is another runner's by now."""
+        check(self.path)
         for path in set(self.path.iterdir()) - self._found - {self.path / keep} if self.path.is_dir() else ():
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self.unlock()
@@ -155,10 +162,19 @@ class RunFolder:
                 f"{self.path} is being written by another run; stop it with: {command()} stop {self.path}"
             ) from None
         except OSError:
-            pass  # a network share without such locks: nothing keeps two runs apart there
+            pass  # a network share without such locks: whoever comes later leads the run
+        try:
+            self.epoch = take(self.path)
+        except OSError as error:
+            self.unlock()
+            raise RunError(
+                f"run folder {self.path} cannot be written: {why(error)}; free the disk, or let yourself "
+                "write there"
+            ) from None
 
     def unlock(self) -> None:
         """Let others have the folder."""
+        let_go(self.path)
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
@@ -181,12 +197,16 @@ class RunFolder:
         return ParameterDatabase(self.path / PARAMETERS)
 
     def write(self, name: str, content: Any) -> None:
-        """Write plain data as JSON, aside and renamed."""
+        """Write plain data as JSON, aside and renamed. Raises `Overtaken`."""
         aside = self.path / f".{name}.{os.getpid()}"
         try:
             with open(aside, "wb", opener=private) as file:
                 file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+            check(self.path)
             aside.rename(self.path / name)
+        except Overtaken:
+            aside.unlink(missing_ok=True)
+            raise
         except OSError as error:
             with suppress(OSError):
                 aside.unlink(missing_ok=True)

@@ -252,7 +252,8 @@ class Progress:
         """Keep the last episodes of the whole run, which has written its last
         checkpoints."""
         for policy, points in list(self.checkpoint_episodes.items()):
-            self.keep(policy, points[-1].updates)
+            if points:  # none: it has written no checkpoint since it was resumed from one without episodes
+                self.keep(policy, points[-1].updates)
 
     @property
     def where(self) -> str:

@@ -16,7 +16,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.config import encode
-from tidemill.core.errors import RunError, TidemillError
+from tidemill.core.errors import Overtaken, RunError, TidemillError
 from tidemill.core.forgiving_output import unawaited_output
 from tidemill.core.private_files import private
 from tidemill.core.secrets import hide
@@ -33,6 +33,7 @@ from tidemill.run.resume_point import ResumePoint
 from tidemill.run.run_control import OnUpdate, RunControl
 from tidemill.run.snapshot import snapshot
 from tidemill.run.status import status_of
+from tidemill.store.fence import check
 from tidemill.store.refuge import refuge_of
 from tidemill.workers.actor_config import ActorConfig
 
@@ -66,9 +67,11 @@ class RunLifecycle:
 
     def lead(self, job: Job, launcher: Launcher, interrupts: Interrupts) -> dict[str, Any]:
         """Lead the run to its end, let others have the folder, and return the summary.
-        Raises the error that ended it. A new run that never began leaves nothing; one
-        that failed before an update, its logs."""
+        Raises the error that ended it; `Overtaken` where the folder is another runner's
+        by now. A new run that never began leaves nothing; one that failed before an
+        update, its logs."""
         folder, resumed, view = self._folder, self._resumed, self._view
+        check(folder.path)
         (folder.path / SUMMARY).unlink(missing_ok=True)
         with ExitStack() as stack:
             stack.callback(lambda: folder.discard(self._discard_except) if self._lost else folder.unlock())
@@ -78,12 +81,14 @@ class RunLifecycle:
             self._orders = stack.enter_context(closing(ControlFolder(folder.path)))
 
             def record(values: dict[str, float]) -> None:
+                check(folder.path)
                 metrics.write(values)
                 if self._on_update is not None and "update" in values:
                     self._on_update(dict(values), RunControl(controller, lambda more: metrics.write(more)))
 
             def go_back(policies: Sequence[str], others: Progress) -> Progress:
                 nonlocal metrics
+                check(folder.path)
                 saved = [policy for policy in policies if folder.has_checkpoints([policy])]
                 point = ResumePoint.of(folder, job.experiment, saved).progress
                 metrics.close()
@@ -103,6 +108,11 @@ class RunLifecycle:
                         view.show(snapshot(controller))  # what was told last
             except BaseException as caught:
                 error = caught
+            try:
+                check(folder.path)
+            except Overtaken:
+                self._lost = False  # all of it is the other one's
+                raise
             metrics.close()
             if error is None:
                 controller.progress.keep_last()
@@ -174,6 +184,8 @@ class RunLifecycle:
         """Write down what has happened, and what the user is about to be told."""
         new = controller.notices[self._noticed :]
         told = [Event(time(), "told", cause=text) for text in new if text not in controller.of_events]
+        if told or controller.events:
+            check(self._folder.path)
         self._events.write([*controller.events, *told])
         controller.events.clear()
 

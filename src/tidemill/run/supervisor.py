@@ -12,7 +12,7 @@ twice before it ever ran ends the run at once.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import time
 
 from tidemill.api.control_messages import Configure, Down, Exit, Facts, Start, State, pack
@@ -149,18 +149,31 @@ class Supervisor:
 
     def with_it(self, name: str) -> Sequence[str]:
         """Return the workers that die with `name`, itself among them."""
-        return self._together[name]
+        names = {other for dead in self._dead(name) for other in self._together[dead]}
+        return [other for other in self._members if other in names]
+
+    def _dead(self, name: str) -> Sequence[str]:
+        """Return the workers that are dead as `name` is: all of its process, or of its
+        host where that is gone."""
+        return self._launcher.gone_with(name) or self._processes[name]
 
     def died(self, name: str, cause: str) -> None:
         """Bury worker `name`, and all that die with it. Raises `RunError` where they are
         to have no other life."""
         said, now = f"{name} is gone: {cause}", awake()
-        member, dead, names = self._members[name], self._processes[name], self._together[name]
-        ran, self._births = member.state in _RAN, [birth for birth in self._births if name not in birth.names]
+        member, dead, names = self._members[name], self._dead(name), self.with_it(name)
+        # a host's end says nothing of whether its workers can run
+        lost = bool(self._launcher.gone_with(name))
+        ran = member.state in _RAN or lost
+        self._births = [
+            replace(birth, names=left)
+            for birth in self._births
+            if (left := [other for other in birth.names if other not in names])
+        ]
         for other in dead:
             self._note(Event(time(), "died", other, self._members[other].life + 1, cause=cause))
             self._members[other].bury(cause)
-        if any(name in burial.names for burial in self._buried):
+        if any(set(burial.names) >= set(names) for burial in self._buried):
             return  # it goes with those that died before it: one death more costs nothing
         pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
         if ran:
@@ -181,11 +194,26 @@ class Supervisor:
         for other in awaited:
             self._members[other].leaving = True
             self._members[other].link.send(pack(Exit(said, alone=True)))
-        self._buried.append(Burial(names, now + pause, awaited, now + SAVING))
+        self._bury_with(Burial(names, now + pause, awaited, now + SAVING))
         with_it = [other for other in names if other != name]
         goes = f" (and {', '.join(with_it)} with it)" if with_it else ""
-        when = f"in {pause:.0f} s" if pause else "now"
+        when = "once a host has its place" if lost else f"in {pause:.0f} s" if pause else "now"
         self._tell(f"{said}; life {member.life + 2} of {name}{goes} begins {when}")
+
+    def _bury_with(self, burial: Burial) -> None:
+        """Have these begin their next life, together with all whom a lost host has added
+        to those that were buried before."""
+        for other in list(self._buried):
+            if set(other.names) & set(burial.names):
+                self._buried.remove(other)
+                names = {*other.names, *burial.names}
+                burial = Burial(
+                    [name for name in self._members if name in names],
+                    max(burial.at, other.at),
+                    [*other.awaited, *(name for name in burial.awaited if name not in other.awaited)],
+                    max(burial.patience, other.patience),
+                )
+        self._buried.append(burial)
 
     def _count(self, group: str, now: float, said: str) -> float:
         """Count a death in `group`, and return the seconds that its next life waits."""
@@ -215,7 +243,8 @@ class Supervisor:
                 member.state in _RAN and awake() < burial.patience + LONG_SAVING * member.saving
                 for member in awaited
             )
-            if (ending or burial.at <= awake()) and not saving:
+            due = ending or burial.at <= awake()
+            if due and not saving and self._launcher.ready(burial.names):
                 self._buried.remove(burial)
                 self._revive(burial.names)
         self._births = [birth for birth in self._births if not self._bring_up(birth)]

@@ -5,6 +5,7 @@ A checkpoint is whole or it is not there: files are written into a hidden folder
 synced, the manifest last, and the folder renamed. Names sort by number, and a folder
 without a valid manifest is never taken for a checkpoint. One of the same name is renamed
 first (`REPLACED`) and removed last: where a writer is killed between, it still counts.
+Those of a newer epoch of the run count as newer, whatever their numbers (`fence.py`).
 """
 
 import json
@@ -16,12 +17,13 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidemill.core.errors import CheckpointError, SchemaError
+from tidemill.core.errors import CheckpointError, Overtaken, SchemaError
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.resource_shortage import why
 from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.untrusted_files import open_plain, read_json, read_plain
+from tidemill.store.fence import check, epoch_of
 
 MANIFEST = "manifest.json"
 REPLACED = "replaced"
@@ -35,7 +37,7 @@ def checkpoint_name(update: int) -> str:
 
 def _place(path: Path) -> tuple[int, bool]:
     """Return a checkpoint's number, -1 for what is none, and whether it is not the one
-    that was replaced: so they sort by age."""
+    that was replaced: so those of an epoch sort by age."""
     head, _, number = path.stem.rpartition("-")
     named = head == "update" and number.isdigit() and path.suffix in ("", f".{REPLACED}")
     return int(number) if named else -1, not path.suffix
@@ -54,8 +56,9 @@ def write_checkpoint(
     then remove all but the newest `keep`.
 
     Raises `CheckpointError` (with the folder and the system's reason) when it cannot be
-    written; the checkpoints before it stay.
+    written, and `Overtaken`; the checkpoints before it stay.
     """
+    check(folder)
     target, aside = folder / name, folder / f".{name}.{os.getpid()}"
     try:
         for place in (folder.parent, folder):
@@ -71,15 +74,19 @@ def write_checkpoint(
             (aside / inner).mkdir(mode=0o700)
             write(aside / inner)
             sums |= {f"{inner}/{file.name}": _digest(file) for file in _synced(aside / inner)}
-        manifest = {"format": FORMAT, "facts": dict(facts), "sha256": sums}
+        manifest = {"format": FORMAT, "epoch": epoch_of(folder), "facts": dict(facts), "sha256": sums}
         write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
         replaced = target.with_name(f"{name}.{REPLACED}")
+        check(folder)
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             target.rename(replaced)
         aside.rename(target)
         sync(folder)
         _remove(replaced)
+    except Overtaken:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(
@@ -101,10 +108,21 @@ def _remove(path: Path) -> None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint folders, oldest first, in numeric order."""
+    """Return the checkpoint folders, oldest first: in the order of epochs, and in numeric
+    order within one."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if _place(p)[0] >= 0 and (p / MANIFEST).exists()), key=_place)
+    found = (p for p in folder.iterdir() if _place(p)[0] >= 0 and (p / MANIFEST).exists())
+    return sorted(found, key=lambda path: (_epoch(path), *_place(path)))
+
+
+def _epoch(path: Path) -> int:
+    """Return the epoch in which a checkpoint was written; 0 where it does not say."""
+    with suppress(OSError, ValueError):
+        manifest = read_json(read_plain(path / MANIFEST))
+        epoch = manifest.get("epoch") if isinstance(manifest, dict) else None
+        return epoch if type(epoch) is int else 0
+    return 0
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:

@@ -45,6 +45,7 @@ from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.schema import Array, Arrays, check_finite
 from tidemill.core.untrusted_files import check_database, read_json, read_plain
 from tidemill.store.checkpoint import sync, write_synced
+from tidemill.store.fence import check
 from tidemill.store.query import Query, check_field
 
 PARAMETERS = "parameters"
@@ -434,6 +435,7 @@ class ParameterDatabase:
         and return its path."""
         folder = self.folder / policy
         lock = -1
+        check(self.folder)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -476,6 +478,8 @@ class ParameterDatabase:
                         self._index.chmod(0o600)
                 self._check_format(db, kind == "create")
                 yield db
+                if kind != "read":
+                    check(self.folder)
                 db.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._explain(error) from None

@@ -183,7 +183,8 @@ def _train(
             with suppress(OSError):  # a full disk does not stop training
                 folder.write(LAYOUT, laid_out.plain())
         stack.pop_all()  # from now on its life says what is kept
-        job = Job(experiment, str(known) if known else None, str(folder.path.resolve()))
+        source = str(known) if known else None
+        job = Job(experiment, source, str(folder.path.resolve()), epoch=folder.epoch)
         life = RunLifecycle(folder, None, quiet, sinks, on_update)
         return _result(folder, life.lead(job, launcher, interrupts))
 
@@ -249,7 +250,12 @@ def resume(
             folder.unlock()
             raise
         job = Job(
-            experiment, str(source) if source else None, str(folder.path.resolve()), past.checkpoint, files
+            experiment,
+            str(source) if source else None,
+            str(folder.path.resolve()),
+            past.checkpoint,
+            files,
+            folder.epoch,
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
         return _result(folder, life.lead(job, launcher, interrupts))

@@ -1,0 +1,472 @@
+"""The agents of a run's hosts, as the runner knows them: who is there, who has which
+host's share of the workers, and who gets the share of a host that is lost.
+
+Each share has a name, that of its host, and edges know no other. Its agent is the one
+that the engine has started there or, once that is lost, another one, held by an agent
+that is left, or by the runner. What such a stand-in is told differs in nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+import msgspec
+
+from tidemill.api.edges import Edge
+from tidemill.api.experiment import Experiment
+from tidemill.core.cores import cores
+from tidemill.core.errors import RunError, SchemaError
+from tidemill.core.private_files import private
+from tidemill.hosts.crossing import neighbours
+from tidemill.hosts.orders import (
+    AgentEnded,
+    AgentKey,
+    Ask,
+    CallHost,
+    Closed,
+    Here,
+    HoldAgent,
+    IntroduceAgent,
+    Introduction,
+    Launched,
+    Leaving,
+    LetGo,
+    Listen,
+    Listening,
+    Logged,
+    Order,
+    Part,
+    Report,
+    Speak,
+    Traffic,
+    Vacate,
+    Vacated,
+    Whereabouts,
+    WorkerGone,
+    pack,
+    unpack_report,
+)
+from tidemill.hosts.wire import Wire, WireThread
+from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent
+from tidemill.launchers.host import ALONE_S, versions
+from tidemill.launchers.known_agents import KnownAgent, Share
+from tidemill.launchers.own_files import MOST_LOGGED_BYTES
+from tidemill.launchers.processes import log_name
+from tidemill.launchers.stand_in import StandIn
+from tidemill.transports.shared import EventBell
+
+JOIN_S = 60.0
+"""Seconds that a host has to answer an order at the start."""
+VOID_S = 6.0
+"""Seconds without a word of a host after which its workers are taken for dead."""
+_ANSWER_S = 1.0  # seconds to wait for where a worker's thread is
+_LOOK_S = 0.005  # seconds between two looks for what is waited for
+
+
+class Agents:
+    """All agents of a run.
+
+    wire: the runner's
+    known: those that are not gone, by name
+    shares: by host, once there is an experiment
+    cores: how many of each host are the run's, by its name
+    part: function that has the runner's own workers part with the agent that has a host's
+        share
+    """
+
+    def __init__(self, engine: HostEngine, bell: int, logs: Path | None, came: Callable[[], None]) -> None:
+        """`bell`: an eventfd. `logs`: the folder of logs. `came`: function that is
+        called, in any thread, when there is something to hear."""
+        self._engine, self._logs = engine, logs
+        self.wire = Wire(RUNNER, EventBell(bell))
+        self.known: dict[str, KnownAgent] = {}
+        self.shares: dict[str, Share] = {}
+        self.cores: dict[str, int] = {}
+        self.part: Callable[[str], object] = lambda _: None
+        self._held: dict[str, StandIn] = {}  # that the runner holds itself
+        self._edges: Sequence[Edge] = ()
+        self._places: Mapping[str, str] = {}
+        self._processes: Sequence[Sequence[str]] = ()
+        self._seating: Iterator[None] | None = None
+        self._asked = self._stand_ins = 0
+        self._over = False
+        self._thread = WireThread(self.wire, came)
+        self._thread.start()
+
+    # Who is there.
+
+    def meet(self) -> None:
+        """Have the engine start the agents, and let each call. Raises `RunError`."""
+        started = self._engine.start(self._logs)
+        for host, agent in started.items():
+            self._greet(host, host, None, agent, partial(self._engine.introduce, host))
+        own = self._engine.own_cores
+        self.cores[RUNNER] = cores() if own is None else min(own, cores())
+        for known in list(self.known.values()):
+            self.wait_for(self._until(known, "call the runner", lambda known: known.here is not None))
+            self._check(known)
+            assert known.here is not None
+            given = known.started.cores
+            self.cores[known.home] = known.here.cores if given is None else min(given, known.here.cores)
+
+    def _greet(
+        self,
+        name: str,
+        home: str,
+        holder: str | None,
+        started: StartedAgent,
+        introduce: Callable[[bytes], None],
+    ) -> KnownAgent:
+        """Wait for an agent that was started, and tell it how it calls the runner."""
+        own, key = self._engine.own_address, self.wire.keys.public.decode()
+        peer, ports = self.wire.listen(name, started.key, own, joined=False)
+        agent = self.known[name] = KnownAgent(name, home, holder, started, peer)
+        introduce(msgspec.json.encode(Introduction(name, started.address, RUNNER, own, ports, key)))
+        return agent
+
+    @staticmethod
+    def _check(agent: KnownAgent) -> None:
+        """Raise `RunError` for a host of other versions."""
+        assert agent.here is not None
+        if wrong := [
+            f"{name} {agent.here.versions.get(name, 'none')}, here {version}"
+            for name, version in versions().items()
+            if agent.here.versions.get(name) != version
+        ]:
+            raise RunError(
+                f"host {agent.home} has other versions, and results could differ: {'; '.join(wrong)}; "
+                "install the same there"
+            )
+
+    def share_out(self, experiment: Experiment, places: Mapping[str, str]) -> None:
+        """Give each agent the share of its host, and have those call each other whose
+        workers have edges in common. Raises `RunError`."""
+        self._edges, self._places = experiment.edges(), places
+        self._processes = experiment.processes()
+        for host in [home for home in self.cores if home != RUNNER]:
+            agent = self.known.get(host)
+            if agent is None:
+                raise RunError(f"host {host} is gone before the run began")
+            agent.share = host
+            self.shares[host] = Share(host, agent)
+            self.wait_for(self._join(agent))
+
+    def _join(self, agent: KnownAgent) -> Iterator[None]:
+        """Have an agent call those that are there, and whose workers have edges in common
+        with its share's."""
+        for host in neighbours(self._edges, self._places, agent.share):
+            share = self.shares.get(host)
+            if share is None or (other := share.agent) is None or other is agent:
+                continue
+            self.tell(other, Listen(agent.name, agent.started.key.decode()))
+            yield from self._until(other, f"wait for {agent.name}", lambda o: agent.name in o.listening)
+            ports, started = other.listening[agent.name].ports, other.started
+            self.tell(agent, CallHost(other.name, started.address, ports, started.key.decode()))
+
+    def _until(self, agent: KnownAgent, what: str, done: Callable[[KnownAgent], bool]) -> Iterator[None]:
+        """Yield until the agent has done something. Raises `RunError`."""
+        deadline = monotonic() + JOIN_S
+        while not done(agent):
+            if agent.lost:
+                raise RunError(f"host {agent.name} did not {what}: {agent.lost}")
+            if monotonic() > deadline:
+                raise RunError(
+                    f"host {agent.name} did not {what} within {JOIN_S:.0f} s; can it reach "
+                    f"{self._engine.own_address}, or does something between the hosts refuse connections? "
+                    f"{'; '.join(self.wire.refused)}"
+                )
+            yield
+
+    def wait_for(self, steps: Iterable[None]) -> None:
+        """Wait until something that takes a while is done."""
+        for _ in steps:
+            sleep(_LOOK_S)
+            self.hear()
+
+    def launched(self, share: Share) -> Iterator[None]:
+        """Yield until the workers of a share were started. Raises `RunError`."""
+        agent = share.agent
+        if agent is None:
+            raise RunError(f"host {share.host} did not start its workers: {share.lost}")
+        yield from self._until(agent, "start its workers", lambda agent: agent.launched is not None)
+        assert agent.launched is not None
+        if agent.launched.error:
+            raise RunError(f"host {share.host} cannot start its workers: {agent.launched.error}")
+
+    # What is said.
+
+    def tell(self, agent: KnownAgent, order: Order) -> None:
+        """Order an agent to do something."""
+        if agent.name in self.wire.others:
+            self.wire.tell(agent.name, pack(order))
+
+    def tell_share(self, share: Share, order: Order) -> None:
+        """Tell whoever has a share, if anybody has it."""
+        if share.agent is not None:
+            self.tell(share.agent, order)
+
+    def hear(self) -> None:
+        """Take what the hosts have reported, and note which are lost. Raises
+        `RunError`."""
+        if self._thread.failed:
+            raise RunError(f"the wire to other hosts has ended: {self._thread.failed}")
+        for agent in list(self.known.values()):
+            while (data := agent.peer.words.read()) is not None:
+                try:
+                    self._take(agent, unpack_report(data))
+                except SchemaError as error:
+                    agent.peer.dismiss(str(error))
+            if agent.name not in self.known:
+                continue
+            if agent.closed and agent.lost:
+                self._forget(agent)
+            elif not agent.closed:
+                self._look_at(agent)
+        for share in self.shares.values():
+            if share.host not in self.known and (started := self._engine.again(share.host)) is not None:
+                introduce = partial(self._engine.introduce, share.host)
+                self._greet(share.host, share.host, None, started, introduce)
+            self._give_back(share)
+
+    def _look_at(self, agent: KnownAgent) -> None:
+        silence, gone = agent.peer.silence_s, agent.peer.ended or self._how_it_ended(agent)
+        if not agent.lost:
+            if gone:
+                self._lose(agent, gone)
+            elif agent.here is not None and silence > VOID_S:
+                self._lose(agent, f"it has not been heard for {VOID_S:.0f} s")
+        elif gone or silence > ALONE_S:  # by now it has ended itself
+            self._forget(agent)
+
+    def _how_it_ended(self, agent: KnownAgent) -> str:
+        """Return how an agent has ended, "" as long as it is not known to have."""
+        if agent.holder is None:
+            return self._engine.ended(agent.name)
+        if agent.holder == RUNNER:
+            return self._held[agent.name].ended()
+        return agent.how if agent.holder in self.known else f"host {agent.home} is gone"
+
+    def _take(self, agent: KnownAgent, report: Report) -> None:
+        share = self.shares.get(agent.share)
+        links = share.links if share is not None and share.agent is agent else {}
+        match report:
+            case Logged():
+                self._keep_log(agent, report)
+            case Traffic():
+                agent.traffic = report
+            case Here():
+                agent.here = report
+                if agent.holder is None and (own := self.shares.get(agent.home)) is not None:
+                    self._take_in(agent, own)
+            case Listening(name):
+                agent.listening[name] = report
+            case Launched(error):
+                agent.launched = report
+                if error and share is not None and share.given:  # a stand-in: another one may
+                    share.refused.add(agent.holder or agent.name)
+                    self._lose(agent, f"it cannot start its workers: {error}")
+            case Vacated():
+                agent.lost = ""
+            case AgentKey(name):
+                agent.held[name] = report
+            case AgentEnded(name, how):
+                if (held := self.known.get(name)) is not None and held.holder == agent.name:
+                    held.how = how
+            case Whereabouts():
+                agent.answer = report
+            case Leaving():
+                self._lose(agent, "it leaves", f"its host {agent.home} was told to leave (SIGTERM)")
+            case Closed():
+                agent.closed = True
+            case Speak() | WorkerGone() if agent.lost or share is None:
+                pass  # its workers are void
+            case Speak(worker) | WorkerGone(worker) if worker not in links:
+                raise SchemaError(f"it speaks for {worker}, which does not live there")
+            case Speak(worker, life) | WorkerGone(worker, life) if life != links[worker].life:
+                pass  # the life before, which was ended with one that it cannot go on without
+            case Speak(worker, _, message):
+                links[worker].messages.append(message)
+            case WorkerGone(worker, _, obituary):
+                assert share is not None
+                share.obituaries[worker] = obituary
+                links[worker].gone = True
+
+    def _keep_log(self, agent: KnownAgent, logged: Logged) -> None:
+        """Append to a log in the run's folder what its host has told. Raises
+        `SchemaError`."""
+        kept = agent.logged.get(logged.log, 0) + len(logged.text)
+        logs = {log_name(names) for names in self._processes if self._places[names[0]] == agent.share}
+        if logged.log not in logs or kept > MOST_LOGGED_BYTES:
+            raise SchemaError(f"it tells {kept} bytes of a log called {logged.log[:100]!r}")
+        agent.logged[logged.log] = kept
+        if self._logs is not None:
+            with suppress(OSError), open(self._logs / logged.log, "ab", opener=private) as file:
+                file.write(logged.text)
+
+    def ask(self, share: Share, worker: str, stack: bool) -> Whereabouts:
+        """Return how a worker of another host is, as far as it can be known."""
+        self._asked += 1
+        deadline = monotonic() + _ANSWER_S
+        self.tell_share(share, Ask(self._asked, worker, stack))
+        while (agent := share.agent) is not None and monotonic() < deadline:
+            sleep(_LOOK_S)
+            self.hear()
+            if agent.answer is not None and agent.answer.number == self._asked:
+                return agent.answer
+        return Whereabouts(self._asked, [], "")
+
+    # Who is lost, and who has its share then.
+
+    def _lose(self, agent: KnownAgent, cause: str, told: str = "") -> None:
+        """Take an agent for dead, and its workers with it. `told`: what is said of them,
+        where it is not the cause."""
+        agent.lost = cause
+        share = self.shares.get(agent.share)
+        if share is not None and share.agent is agent:
+            share.agent, share.given = None, False
+            share.lost = told or f"its host {share.host} is gone: {cause}"
+            for link in share.links.values():
+                link.gone = True
+            self.part(share.host)
+            for host in neighbours(self._edges, self._places, share.host):
+                if host in self.shares:
+                    self.tell_share(self.shares[host], Part(share.host))
+        if agent.holder is None:
+            self.tell(agent, Vacate())
+        else:
+            self._forget(agent)
+
+    def _take_in(self, agent: KnownAgent, share: Share) -> None:
+        """Note whether a host that its engine has brought back may have its share
+        again."""
+        agent.share = share.host
+        share.refused.discard(share.host)
+        try:
+            self._check(agent)
+        except RunError:  # the node that Ray has given in its place has another Python, say
+            share.refused.add(share.host)
+
+    def _give_back(self, share: Share) -> None:
+        """Take a share from its stand-in, once that has begun, where its own host is
+        there again."""
+        own, other = self.known.get(share.host), share.agent
+        if other is None or other.launched is None or other.home == share.host or share.host in share.refused:
+            return
+        if own is not None and own.here is not None and not own.lost:
+            self._lose(other, "it is let go", f"its host {share.host} is back, and has it again")
+
+    def _forget(self, agent: KnownAgent) -> None:
+        """Have no more to do with an agent that is lost."""
+        del self.known[agent.name]
+        self.wire.drop(agent.name)
+        if agent.holder == RUNNER:
+            self._held.pop(agent.name).close()
+        elif agent.holder is not None and (holder := self.known.get(agent.holder)) is not None:
+            self.tell(holder, LetGo(agent.name))
+
+    def gone_with(self, worker: str) -> Sequence[str]:
+        """Return the workers of the worker's host where that is lost."""
+        share = self.shares.get(self._places[worker])
+        return list(share.links) if share is not None and not share.given else ()
+
+    def ready(self, workers: Sequence[str]) -> bool:
+        """True when all of these workers have a place for their next lives. Brings that
+        about, where they have lost theirs. Raises `RunError` where no host is left that
+        can have them."""
+        names = set(workers)
+        lost = [share for share in self.shares.values() if not share.given and share.links.keys() & names]
+        if not all(share.links.keys() <= names for share in lost):
+            return False  # not all of its workers are known to be dead
+        if self._seating is None:
+            for share in lost:
+                if share.agent is None and (holder := self._holder_for(share)):
+                    self._seating = self._seat(share, holder)
+                    break
+        if self._seating is not None:
+            try:
+                next(self._seating)
+            except StopIteration:
+                self._seating = None
+        return all(share.agent is not None for share in lost)
+
+    def _holder_for(self, share: Share) -> str:
+        """Return who is to hold the next agent of a share that is lost: its own host's
+        agent, where that is back, or else whoever has most cores left; "" as long as its
+        own may come back. Raises `RunError`."""
+        own = self.known.get(share.host)
+        if own is not None and share.host not in share.refused:
+            return "" if own.lost else own.name
+        holders = [RUNNER, *(a.name for a in self.known.values() if a.holder is None and not a.lost)]
+        if not (left := [name for name in holders if name not in share.refused]):
+            raise RunError(f"no host is left that can have the workers of host {share.host}: {share.lost}")
+        homes = {s.host: s.agent.home for s in self.shares.values() if s.agent is not None}
+        busy = Counter(homes.get(host, host) for host in (self._places[n[0]] for n in self._processes))
+        return max(left, key=lambda name: self.cores[name] - busy[name])
+
+    def _seat(self, share: Share, holder: str) -> Iterator[None]:
+        """Have a new agent, held by `holder`, for a share that is lost. Whoever cannot
+        hold it is asked no more."""
+        self._stand_ins += 1
+        name = f"{share.host}#{self._stand_ins}"
+        agent = None
+        try:
+            if holder == RUNNER:
+                address = self._engine.own_address
+                held = self._held[name] = StandIn(name, address, self._logs)
+                while not (held.key or held.error):
+                    yield
+                if held.error:
+                    raise RunError(held.error)
+                introduce: Callable[[bytes], None] = held.introduce
+                key = held.key
+            else:
+                keeper = self.known[holder]
+                address = keeper.started.address
+                self.tell(keeper, HoldAgent(name))
+                yield from self._until(keeper, f"hold {name}", lambda keeper: name in keeper.held)
+                if error := keeper.held[name].error:
+                    raise RunError(error)
+                key = keeper.held[name].key.encode("ascii")
+
+                def hand_on(line: bytes) -> None:
+                    self.tell(keeper, IntroduceAgent(name, line))
+
+                introduce = hand_on
+            agent = self._greet(name, holder, holder, StartedAgent(key, address), introduce)
+            yield from self._until(agent, "call the runner", lambda agent: agent.here is not None)
+            agent.share = share.host
+            yield from self._join(agent)
+            share.agent = agent
+        except RunError as error:
+            share.refused.add(holder)
+            share.lost = str(error)
+            if agent is not None and agent.name in self.known:
+                self._forget(agent)
+            elif holder == RUNNER and name in self._held:
+                self._held.pop(name).close()
+
+    def tell_all(self, order: Order) -> None:
+        """Order all agents that are left to do something."""
+        for agent in self.known.values():
+            if not agent.lost:
+                self.tell(agent, order)
+
+    def wait_closed(self, seconds: float) -> None:
+        """Wait, so long at most, until all have told their end that are left."""
+        deadline = monotonic() + seconds
+        while monotonic() < deadline and not all(a.closed or a.lost for a in self.known.values()):
+            sleep(_LOOK_S)
+            with suppress(RunError):
+                self.hear()
+
+    def end(self) -> None:
+        """Turn the wire no more, and end what the runner holds."""
+        with ExitStack() as stack:
+            stack.callback(self._engine.close)
+            for held in self._held.values():
+                stack.callback(held.close)
+            stack.callback(self.wire.close)
+            self._thread.end()

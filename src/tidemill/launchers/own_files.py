@@ -1,0 +1,72 @@
+"""The files that a host keeps for a run whose own it does not see."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from tidemill.core.user_code_loading import file_digest, with_files_moved
+from tidemill.hosts.orders import Work
+
+MOST_LOGGED_BYTES = 10 << 20
+"""The most bytes of a log that are told to the runner."""
+_LOG_S = 0.5  # seconds between two looks into logs
+_LOG_BYTES = 1 << 16  # that are told at once
+
+
+def has_files(code: Mapping[str, bytes]) -> bool:
+    """True where this host has all these files, each as it is given."""
+    return all(file_digest(Path(path)) == sha256(data).hexdigest() for path, data in code.items())
+
+
+class OwnFiles:
+    """The files that a host keeps for a run whose own it does not see: the user's code,
+    and what workers write. They are in a folder of the agent's, and go with it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tidemill-host-")
+        self.logs = Path(self._folder.name, "logs")
+        self._told: dict[Path, int] = {}
+        self._next = 0.0
+
+    def carry(self, order: Work) -> Work:
+        """Write down the user's files, and return the order with their new places."""
+        root = Path(self._folder.name, "code")
+        moved = {path: str(root / Path(path).relative_to("/")) for path in order.code}
+        for path, data in order.code.items():
+            Path(moved[path]).parent.mkdir(parents=True, exist_ok=True)
+            Path(moved[path]).write_bytes(data)
+        experiment = json.dumps(with_files_moved(json.loads(order.experiment), moved))
+        places = [str(root / Path(place).relative_to("/")) for place in order.path]
+        return msgspec.structs.replace(
+            order,
+            experiment=experiment,
+            source=None if order.source is None else moved.get(order.source, order.source),
+            path=[*filter(os.path.isdir, places), *order.path],
+            files={os.path.realpath(moved.get(path, path)): digest for path, digest in order.files.items()},
+        )
+
+    def written(self, all_of_it: bool) -> Iterator[tuple[str, bytes]]:
+        """Yield what workers have written since the last call, by the log's name: now and
+        then, and some of it, unless `all_of_it` is asked for."""
+        if (monotonic() < self._next and not all_of_it) or not self.logs.is_dir():
+            return
+        self._next = monotonic() + _LOG_S
+        for path in self.logs.iterdir():
+            told = self._told.get(path, 0)
+            most = MOST_LOGGED_BYTES if all_of_it else told + _LOG_BYTES
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(told)
+                if text := file.read(min(most, MOST_LOGGED_BYTES) - told):
+                    self._told[path] = told + len(text)
+                    yield path.name, text
+
+    def close(self) -> None:
+        """Remove them."""
+        self._folder.cleanup()
