@@ -92,7 +92,6 @@ class Agents:
         self._processes: Sequence[Sequence[str]] = ()
         self._seating: Iterator[None] | None = None
         self._asked = self._stand_ins = 0
-        self._over = False
         self._thread = WireThread(self.wire, came)
         self._thread.start()
 
@@ -429,7 +428,7 @@ class Agents:
                 yield from self._until(keeper, f"hold {name}", lambda keeper: name in keeper.held)
                 if error := keeper.held[name].error:
                     raise RunError(error)
-                key = keeper.held[name].key.encode("ascii")
+                key = keeper.held.pop(name).key.encode(errors="replace")
 
                 def hand_on(line: bytes) -> None:
                     self.tell(keeper, IntroduceAgent(name, line))
