@@ -12,6 +12,7 @@ import pytest
 from tests.run.watching import EXPERIMENTS, Run, wait_until
 
 from tidemill.core.errors import Overtaken
+from tidemill.run.control_folder import FOLDER
 from tidemill.store import fence
 from tidemill.store.checkpoint import checkpoints, read_newest, write_checkpoint
 from tidemill.store.fence import EPOCHS, check, hold, let_go, newest, take
@@ -78,6 +79,8 @@ def test_a_runner_that_was_stopped_while_another_one_resumed_ends_and_writes_not
         os.killpg(new.main.pid, signal.SIGINT)
         status, text = new.ended()
         assert status == 130, text
+        (new.path / FOLDER).mkdir()
+        (new.path / FOLDER / "requests").touch()  # as a runner has it that goes on
         before = whole(tmp_path / "run")
         stopped.resume()
         status, text = old.ended()

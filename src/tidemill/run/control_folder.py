@@ -18,9 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from tidemill.core.errors import RunError
+from tidemill.core.errors import Overtaken, RunError
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import open_plain
+from tidemill.store.fence import check
 
 FOLDER = "control"
 _RUNNER, _REQUESTS, _ANSWERS = "runner.json", "requests", "answers"
@@ -104,8 +105,10 @@ class ControlFolder:
             aside.replace(self._path / _ANSWERS)
 
     def close(self) -> None:
-        """Remove the files."""
-        shutil.rmtree(self._path, ignore_errors=True)
+        """Remove the files, unless they are another runner's by now."""
+        with suppress(Overtaken):
+            check(self._path)
+            shutil.rmtree(self._path, ignore_errors=True)
 
 
 def runner_elsewhere(folder: Path) -> str:
