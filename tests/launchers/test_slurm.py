@@ -29,7 +29,7 @@ def test_a_script_asks_for_what_the_job_says() -> None:
     asked = SlurmJob(
         JOB.run, JOB.first, JOB.again, 4, "2:00:00", "gpu", 32, 2, ["--account=x"]
     )  # fmt: skip
-    options = [line.removeprefix("#SBATCH ") for line in script(asked, "/home", "python").splitlines()[1:14]]
+    options = [line.removeprefix("#SBATCH ") for line in script(asked, "/home", "python").splitlines()[1:15]]
     assert options[:-1] == [
         "--job-name=tidemill-cart", "--nodes=4", "--ntasks-per-node=1", "--cpus-per-task=32",
         "--gpus-per-node=2", "--time=2:00:00", "--partition=gpu", "--output=/runs/cart/slurm.log",

@@ -122,7 +122,8 @@ class ReplayTrainerWorker(Worker):
 
     def _train(self) -> Iterator[PollResult]:
         limiter, exact = self.limiter, self._config.exact
-        self._end_at_limits()  # those of a life before, that died as it ended
+        if not self._phases.iteration_reached(self.learner.counters.steps):
+            self._end_at_limits()  # those of a life before, that died as it ended
         while True:
             with BatchedRings():  # an actor is woken once, and finds its credits
                 moved, ran = self._receive(), 0

@@ -5,6 +5,7 @@ turns in the main thread, another one tells of an environment that hangs (`TurnW
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from tidemill.api.control_messages import State
 from tidemill.api.launcher import Call
@@ -113,7 +114,8 @@ class TurnWatch:
         self._over = threading.Event()
 
     def __enter__(self) -> "TurnWatch":
-        threading.Thread(target=self._watch, name="turn watch", daemon=True).start()
+        with suppress(RuntimeError):  # a run in one thread goes on where there can be no other
+            threading.Thread(target=self._watch, name="turn watch", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
