@@ -196,5 +196,6 @@ def test_a_lane_that_hangs_in_a_thread_costs_its_step_alone(tmp_path: Path, laun
     assert not [event for event in events if event.what == "died"]
     rows = list(read_metrics(tmp_path / "run"))
     assert [row for row in rows if row.get("time/actor-0/lanes/restarts") == 1]
-    assert [row for row in rows if row.get("time/actor-0/lanes/hanging") == 1]
+    # of this process, where other tests may have left some
+    assert [row for row in rows if row.get("time/actor-0/lanes/hanging", 0) >= 1]
     assert leftovers(tmp_path / "run") == []
