@@ -1,6 +1,8 @@
 """Plain layers of the native core, and the learners that are made of them: numpy's
 results, by any number of threads."""
 
+import os
+import signal
 from threading import Thread
 
 import numpy as np
@@ -156,6 +158,23 @@ def test_the_number_of_threads_changes_no_bit(kernels):
     for results in found:
         for ours, theirs in zip(results, alone, strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_waits_for_no_thread_of_the_other_one(kernels):
+    case = Case(kernels, "critics")
+    before = case.results(case.native)
+    assert kernels.helpers(2) >= 2
+    if not (child := os.fork()):
+        signal.alarm(60)
+        told = 1
+        try:
+            assert (kernels.helpers(0), kernels.helpers(1)) == (0, 1)
+            assert all(map(np.array_equal, case.results(case.native), before))
+            told = 0
+        finally:
+            os._exit(told)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_target_moves_as_numpy_s_does(kernels):

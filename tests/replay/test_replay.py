@@ -487,6 +487,16 @@ def test_a_damaged_file_is_named(damage, tmp_path):
         make().buffer.restore(folder)
 
 
+@pytest.mark.parametrize(("name", "value"), [("span", -1), ("span", 1000), ("heads", -1)])
+def test_rows_that_lead_out_of_the_memory_are_not_restored(name, value, tmp_path):
+    play = make()
+    live(play, 0, 5)
+    play.buffer.sequences.state()[name][0] = value
+    save(play, tmp_path / "replay")
+    with pytest.raises(CheckpointError, match="ValueError: a lane has fewer than 0 rows, or a transition"):
+        make().buffer.restore(tmp_path / "replay")
+
+
 def test_a_replay_of_other_settings_is_not_restored(tmp_path):
     play = make()
     live(play, 0, 5)

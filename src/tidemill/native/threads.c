@@ -72,13 +72,25 @@ static void *help(void *unused)
     return unused;
 }
 
+/* A process that was forked has the calling thread alone, and what the others held or waited for
+   stays so for ever. */
+static void begin_in_child(void)
+{
+    pthread_mutex_init(&pool.used, NULL), pthread_mutex_init(&pool.lock, NULL), pthread_cond_init(&pool.wake, NULL);
+    pool.helpers = 0;
+    atomic_store(&pool.left, 0), atomic_store(&pool.open, 0), atomic_store(&pool.asleep, 0);
+}
+
 /* Have up to so many threads beside the calling one take part from now on; return how many there
    are, which are never fewer than before. */
 int64_t EXPORT(helpers)(int64_t count)
 {
+    static int heeds_forks;
     sigset_t all, before; /* signals are for the threads of the program */
     sigfillset(&all);
     pthread_mutex_lock(&pool.used);
+    if (!heeds_forks)
+        heeds_forks = !pthread_atfork(NULL, NULL, begin_in_child);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     for (pthread_t made; pool.helpers < count && !pthread_create(&made, NULL, help, NULL); pool.helpers++)
         pthread_detach(made);

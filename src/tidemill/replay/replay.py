@@ -403,6 +403,7 @@ class UniformReplay(ReplayBuffer):
                 part[...] = _read(folder / f"{name}.npy", manifest["sha256"][name], part)
             self._rng.bit_generator.state = manifest["random"]
             self._blank = bool(manifest["blank"])
+            self.sequences.recount()
             if manifest["warm"]:
                 self._begin_to_draw()
             self._take_facts(manifest)
@@ -410,7 +411,6 @@ class UniformReplay(ReplayBuffer):
             raise CheckpointError(
                 f"the replay in {folder} cannot be read: {type(error).__name__}: {error}"
             ) from None
-        self.sequences.recount()
 
     def _take_facts(self, manifest: dict[str, Any]) -> None:
         """Take back what `_more_facts` returned."""

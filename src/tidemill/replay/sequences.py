@@ -248,5 +248,8 @@ class Sequences:
         return {name: getattr(self, name) for name in names}
 
     def recount(self) -> None:
-        """Count the transitions anew, after the arrays of `state` were written."""
+        """Count the transitions anew, after the arrays of `state` were written. Raises
+        `ValueError` for what would lead out of the memory."""
+        if (self.heads < 0).any() or ((self.span < 0) | (self.span > self._steps)).any():
+            raise ValueError(f"a lane has fewer than 0 rows, or a transition not 0 to {self._steps} steps")
         self.count = int(np.count_nonzero(self.span))
