@@ -497,6 +497,16 @@ def test_rows_that_lead_out_of_the_memory_are_not_restored(name, value, tmp_path
         make().buffer.restore(tmp_path / "replay")
 
 
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
+def test_priorities_that_lead_out_of_the_memory_are_not_restored(value, tmp_path):
+    play = make(PrioritisedReplay)
+    live(play, 0, 5)
+    play.buffer._priorities.powers.numbers[0] = value
+    save(play, tmp_path / "replay")
+    with pytest.raises(CheckpointError, match="ValueError: a priority is not a finite number from 0 on"):
+        make(PrioritisedReplay).buffer.restore(tmp_path / "replay")
+
+
 def test_a_replay_of_other_settings_is_not_restored(tmp_path):
     play = make()
     live(play, 0, 5)

@@ -98,5 +98,9 @@ class Prioritised(UniformReplay):
         return {"greatest": self._priorities.greatest}
 
     def _take_facts(self, manifest: dict[str, Any]) -> None:
-        self._priorities.greatest = float(manifest["greatest"])
-        self._priorities.powers.refill(self._priorities.powers.numbers)
+        greatest, powers = float(manifest["greatest"]), self._priorities.powers
+        told = np.append(powers.numbers, greatest)
+        if not (np.isfinite(told) & (told >= 0)).all():
+            raise ValueError("a priority is not a finite number from 0 on")
+        self._priorities.greatest = greatest
+        powers.refill(powers.numbers)
