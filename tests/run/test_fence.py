@@ -12,7 +12,7 @@ import pytest
 from tests.run.watching import EXPERIMENTS, Run, wait_until
 
 from tidemill.core.errors import Overtaken
-from tidemill.run.control_folder import FOLDER
+from tidemill.run.control_folder import FOLDER, ControlFolder
 from tidemill.store import fence
 from tidemill.store.checkpoint import checkpoints, read_newest, write_checkpoint
 from tidemill.store.fence import EPOCHS, check, hold, let_go, newest, take
@@ -119,6 +119,16 @@ def test_nothing_is_written_for_an_epoch_that_is_over(overtaken: Path) -> None:
         write_checkpoint(overtaken / "checkpoints" / "policy", "update-8", {"policy": {}}, {}, 3)
     with pytest.raises(Overtaken):
         ParameterDatabase(overtaken / "parameters").push("policy", 2, {"w": np.ones(2, np.float32)})
+    assert whole(overtaken) == before
+
+
+def test_who_is_overtaken_follows_no_order_that_is_left_for_the_other_one(overtaken: Path) -> None:
+    control = ControlFolder(overtaken)
+    (overtaken / FOLDER / "requests").write_bytes(b'{"number": "1", "order": "stop"}\n')
+    before = whole(overtaken)
+    with pytest.raises(Overtaken):
+        list(control.commands())
+    control.close()
     assert whole(overtaken) == before
 
 

@@ -79,20 +79,21 @@ class ControlFolder:
                 file.write(msgspec.json.encode(Runner(platform.node(), own_network())))
 
     def commands(self) -> Iterator[Asked]:
-        """Yield what has come since the last look; the caller answers by `reply`."""
+        """Yield what has come since the last look; the caller answers by `reply`. Raises
+        `Overtaken` where the files are another runner's by now."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY
+        check(self._path)
         data = b""
-        with suppress(OSError), open_plain(self._path / _REQUESTS) as file:
-            file.seek(self._read)
-            data = file.read(_MOST)
+        with suppress(OSError, RunError):
+            data = _read(self._path / _REQUESTS, self._read, _MOST)
         whole = data[: data.rfind(b"\n") + 1]
         if not whole and len(data) == _MOST:
             whole = data  # a line without end is none
         self._read += len(whole)
         for line in whole.splitlines():
-            with suppress(msgspec.DecodeError):
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
                 yield msgspec.json.decode(line, type=Asked)
 
     def reply(self, number: str, text: str) -> None:
@@ -114,18 +115,20 @@ class ControlFolder:
 def runner_elsewhere(folder: Path) -> str:
     """Return on which host the runner of the run in `folder` is, if that is another one
     than this; else ""."""
-    with suppress(OSError, msgspec.DecodeError):
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         runner = msgspec.json.decode(_read(folder / FOLDER / _RUNNER), type=Runner)
         return "" if runner.network == own_network() else runner.host
     return ""
 
 
-def _read(path: Path) -> bytes:
-    """Return what a file holds that this user has written. Raises `OSError`."""
+def _read(path: Path, start: int = 0, most: int = _LONGEST) -> bytes:
+    """Return what a file of this user's holds from byte `start` on, `most` of it. Raises
+    `OSError`, and `RunError` for another user's."""
     with open_plain(path) as file:
         if os.fstat(file.fileno()).st_uid not in (0, os.getuid()):
             raise RunError(f"{path}: another user wrote it; only the user who started a run may speak to it")
-        return file.read(_LONGEST)
+        file.seek(start)
+        return file.read(most)
 
 
 def ask(folder: Path, order: str, host: str) -> str:
@@ -140,7 +143,7 @@ def ask(folder: Path, order: str, host: str) -> str:
         while time.monotonic() < deadline and path.is_dir():
             time.sleep(0.1)
             for line in _read(path / _ANSWERS).splitlines():
-                with suppress(msgspec.DecodeError):
+                with suppress(msgspec.DecodeError, UnicodeDecodeError):
                     answer = msgspec.json.decode(line, type=Answered)
                     if answer.number == number:
                         return answer.text
@@ -150,6 +153,8 @@ def ask(folder: Path, order: str, host: str) -> str:
         raise RunError(
             f"{path}: it cannot be asked from this host: {error.strerror}; ask on host {host}"
         ) from None
+    if not path.is_dir() and order == "stop":  # before its answer was read
+        return "the run has ended"
     if not path.is_dir():
         raise RunError(f"{folder}: the run on host {host} ended before it answered")
     raise RunError(
