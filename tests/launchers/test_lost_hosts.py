@@ -3,20 +3,24 @@ that is left, or on their own once that is back."""
 
 import json
 import os
+import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.launchers.host_launchers import SmallRunner
+from tests.launchers.host_launchers import LOOPBACK, SmallRunner
 from tests.launchers.test_hosts import LAUNCHERS, experiment
 from tests.run.watching import Run, wait_until
 
 from tidemill import train
 from tidemill.launchers.placement import place
+from tidemill.launchers.stand_in import StandIn
 
 
 @pytest.fixture
@@ -35,7 +39,12 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, str], Run]]:
 
 def agents(run: Run) -> dict[str, psutil.Process]:
     """Return the processes of agents, by their names."""
-    return {p.cmdline()[-1]: p for p in run.processes() if "tidemill.launchers.host" in p.cmdline()}
+    found = {}
+    for process in run.processes():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if "tidemill.launchers.host" in (words := process.cmdline()):
+                found[words[-1]] = process
+    return found
 
 
 def events(run: Run, what: str) -> list[Any]:
@@ -67,7 +76,7 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[[str, str], Run]) -> 
     goes_on(run)
     there["c"].kill()  # and what it holds goes with it
     wait_until(lambda: len(events(run, "lives")) >= 4, 60, "they live again with the runner")
-    assert agents(run).keys() == {"b#2"}
+    wait_until(lambda: agents(run).keys() == {"b#2"}, 20, "what the lost host held has ended")
     goes_on(run)
     assert {event["worker"] for event in events(run, "died")} == {"actor-0", "server-0"}
     ends_cleanly(run)
@@ -93,6 +102,11 @@ def test_a_host_that_is_back_in_time_keeps_its_share(start: Callable[[str, str],
     goes_on(run)
     assert agents(run)["b#1"].parent() == own
     assert not before & {p.pid for p in run.processes()}  # who was taken for dead is
+    own.terminate()  # and whom it holds leaves first
+    wait_until(lambda: len(events(run, "lives")) >= 4, 60, "its workers live again with the runner")
+    assert events(run, "died")[-1]["cause"] == "its host b was told to leave (SIGTERM)"
+    wait_until(lambda: not agents(run).keys() & {"b", "b#1"}, 20, "both agents end")
+    goes_on(run)
     ends_cleanly(run)
 
 
@@ -101,11 +115,13 @@ def test_a_runner_that_is_stopped_for_a_while_loses_no_host(start: Callable[[str
     there, runner = agents(run), psutil.Process(run.main.pid)
     worker = next(p for p in there["b"].children() if "tidemill.launchers.entry" in p.cmdline())
     runner.suspend()
-    counts = [worker.num_ctx_switches().voluntary]
+    counts: list[tuple[float, int]] = []
 
     def is_still() -> bool:
-        counts.append(worker.num_ctx_switches().voluntary)
-        return len(counts) > 400 and counts[-1] - counts[-300] < 30
+        now = time.monotonic()
+        counts.append((now, worker.num_ctx_switches().voluntary))
+        earlier = [count for at, count in counts if at < now - 1.5]
+        return bool(earlier) and counts[-1][1] - earlier[-1] < 30
 
     try:
         wait_until(is_still, 13, "its workers pause")
@@ -154,3 +170,20 @@ def test_what_a_policy_worker_held_is_asked_of_its_next_life(tmp_path: Path) -> 
     assert summary["status"] == "completed" and summary["updates"] == 100 and killed.is_set()
     lives = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert {e["worker"] for e in lives if e["what"] == "died"} == {"actor-0", "actor-2", "server-0"}
+
+
+def test_whoever_has_many_descriptors_open_can_hold_an_agent() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1024:
+            opened.append(os.dup(opened[0]))
+        held = StandIn("b#1", LOOPBACK, None)
+        wait_until(lambda: held.key or held.error, 60, "it has told its key")
+        held.close()
+        assert held.error == "" and len(held.key) == 40
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

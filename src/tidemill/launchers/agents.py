@@ -446,6 +446,8 @@ class Agents:
                 self._forget(agent)
             elif holder == RUNNER and name in self._held:
                 self._held.pop(name).close()
+            elif holder in self.known:  # it may have it by now, or later
+                self.tell(self.known[holder], LetGo(name))
 
     def tell_all(self, order: Order) -> None:
         """Order all agents that are left to do something."""

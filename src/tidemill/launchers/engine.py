@@ -137,8 +137,10 @@ class CommandEngine(HostEngine):
         """Return what the agent tells first."""
         output, line = self._agents[name].stdout, b""
         assert output is not None
+        poll = select.poll()  # `select` knows no descriptor above 1023
+        poll.register(output, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not select.select([output], [], [], max(deadline - monotonic(), 0.0))[0]:
+            if not poll.poll(max(deadline - monotonic(), 0.0) * 1000):
                 words = [*self._hosts[name].command, self._hosts[name].python, *AGENT, name]
                 raise RunError(
                     f"host {name} did not tell its key within {START_S:.0f} s; try its command by hand: "
@@ -168,6 +170,11 @@ class CommandEngine(HostEngine):
             return ""
         log = self._logs.get(host)
         return how_it_ended(code, log.read_bytes() if log is not None and log.exists() else b"")
+
+    def terminate(self) -> None:
+        """Tell the agents to leave the run."""
+        for agent in self._agents.values():
+            agent.terminate()
 
     def close(self) -> None:
         for agent in self._agents.values():

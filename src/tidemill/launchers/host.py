@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -151,7 +151,7 @@ class HostAgent:
             self._look_at_held()
             if self._workers is not None:
                 self._listen(self._workers)
-                self._leave(self._workers)
+            self._leave(self._workers)
         if self._over:
             self._report(Closed())
             deadline = monotonic() + _FAREWELL_S
@@ -204,6 +204,8 @@ class HostAgent:
                     self._wire.drop(lost)
             case Vacate():
                 self._vacate()
+            case HoldAgent(agent) if self.terminated:
+                self._report(AgentKey(agent, error="it was told to leave (SIGTERM)"))
             case HoldAgent(agent):
                 self._held[agent] = StandIn(agent, self._address, None)
             case IntroduceAgent(agent, introduction):
@@ -309,18 +311,26 @@ class HostAgent:
             for worker in self._running & self._workers.links.keys():
                 self._workers.links[worker].send(_PAUSE if alone else _START)
 
-    def _leave(self, workers: HostWorkers) -> None:
-        """Once this agent is told to end, and the run goes on: have the workers pause,
-        and what they have sent arrive, and leave."""
+    def _leave(self, workers: HostWorkers | None) -> None:
+        """Once this agent is told to end, and the run goes on: have whom it holds leave,
+        the workers pause, and what they have sent arrive, and leave."""
         if not self.terminated or self._over:
             return
         if not self._leaves_at:
             self._leaves_at = monotonic() + _CALM_S + _LEAVE_S
+            for held in self._held.values():
+                held.terminate()
         if (left := self._leaves_at - monotonic()) > _LEAVE_S:
+            return
+        if workers is None:
+            if not self._held:
+                self._report(Leaving())
+                self._over = True
             return
         for worker in self._running & workers.links.keys() - self._resting:
             workers.links[worker].send(_PAUSE)
-        if left > 0 and not (self._running & workers.links.keys() <= self._resting and workers.drained):
+        at_rest = self._running & workers.links.keys() <= self._resting and workers.drained
+        if left > 0 and (self._held or not at_rest):
             workers.look_whether_drained()
             return
         self._report(Leaving())
@@ -364,9 +374,10 @@ class HostAgent:
             for message in messages or ():
                 self._report(Speak(worker, self._lives[worker], message))
                 if self._leaves_at:
-                    told = control_messages.unpack_up(message, worker)
-                    if isinstance(told, Status) and told.state is State.PAUSED:
-                        self._resting.add(worker)
+                    with suppress(SchemaError):  # the runner says so
+                        told = control_messages.unpack_up(message, worker)
+                        if isinstance(told, Status) and told.state is State.PAUSED:
+                            self._resting.add(worker)
 
 
 def main(name: str) -> None:

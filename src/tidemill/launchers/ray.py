@@ -160,8 +160,9 @@ class RayEngine(HostEngine):
     def _lines(self, seconds: float) -> list[bytes]:
         """Return the whole lines that the driver has told, waiting so long for one."""
         assert self._driver is not None and self._driver.stdout is not None
-        output = self._driver.stdout.fileno()
-        if select.select([output], [], [], seconds)[0]:
+        output, poll = self._driver.stdout.fileno(), select.poll()
+        poll.register(output, select.POLLIN)
+        if poll.poll(seconds * 1000):
             self._unread += os.read(output, 1 << 16)
         *lines, self._unread = self._unread.split(b"\n")
         return lines

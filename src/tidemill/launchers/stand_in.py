@@ -41,6 +41,10 @@ class StandIn:
         """Return how it has ended, "" as long as it has not."""
         return self.error or (self._engine.ended(self._name) if self.key else "")
 
+    def terminate(self) -> None:
+        """Tell it to leave the run."""
+        self._engine.terminate()
+
     def close(self) -> None:
         """End it."""
         self._closed = True
