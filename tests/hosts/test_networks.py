@@ -24,6 +24,7 @@ from tests.run.watching import Run, wait_until
 
 from tidemill.core.schema import Field
 from tidemill.hosts.connections import Keys
+from tidemill.launchers import agents
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.training.check_resume import compare
 
@@ -148,8 +149,9 @@ def launcher(network: Network, monkeypatch: pytest.MonkeyPatch) -> type[Networke
 
 @pytest.mark.parametrize("network", [2], indirect=True)
 def test_a_run_over_a_line_that_loses_frames_and_breaks_learns_what_one_machine_learns(
-    network: Network, launcher: type[Networked], tmp_path: Path
+    network: Network, launcher: type[Networked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(agents, "VOID_S", 12.0)  # of a machine that is busy
     network.set(delay=0.005, loss=0.01, rate=10e6)
     made, folder = experiment(updates=40), tmp_path / "together"
     breaks = threading.Thread(target=break_for_3_s, args=(network, folder / "metrics.jsonl"))

@@ -477,6 +477,16 @@ def test_a_caller_tells_a_host_with_another_key_from_the_one_it_means(hosts):
     assert at_there.hellos == 0
 
 
+@pytest.mark.parametrize(("ports", "key"), [((1, -3), None), ((1, 1), b"?"), ((1, 1), b"%" * 40)])
+def test_a_port_or_key_that_cannot_be_ends_that_connection_alone(hosts, ports, key):
+    here, there = hosts
+    join(here, there)
+    third = there.call("third", key or Keys.new().public, LOOPBACK, ports)
+    until(lambda: third.ended and there.others["here"].round_trip_s is not None, *hosts)
+    assert "third/" in third.ended and "cannot be called at 127.0.0.1" in third.ended
+    assert there.others["here"].ended == ""
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0", "*", "::", ""])
 def test_no_socket_listens_on_all_addresses(hosts, address):
     with pytest.raises(ConfigError, match="all of this host's"):

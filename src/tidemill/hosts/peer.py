@@ -147,7 +147,11 @@ class Peer:
         assert self.calls is not None
         address, ports, key = self.calls
         number = self.lines.index(line)
-        line.connection.call(address, ports[number], key)
+        try:
+            line.connection.call(address, ports[number], key)
+        except zmq.ZMQError as error:  # another host has told a port or a key that cannot be
+            self.end(f"{line.connection.name}: it cannot be called at {address}, {ports[number]}: {error}")
+            return
         line.session, line.answered = line.session + 1, False
         self._next_call[number] = now() + SILENCE_S
         self._hello(line)
@@ -319,6 +323,8 @@ class Peer:
                     self._next_call[number] = time_now
                 if not line.answered and time_now >= self._next_call[number]:
                     self.call(line)
+                if self.ended:
+                    return
         if self._control.answered and time_now >= self._next_lease:
             self._next_lease = time_now + LEASE_S
             echo = self._their_clock + time_now - self._their_clock_at if self._their_clock else 0.0

@@ -84,7 +84,8 @@ class ControlFolder:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY
-        check(self._path)
+        with suppress(OSError):  # a share that does not answer just now
+            check(self._path)
         data = b""
         with suppress(OSError, RunError):
             data = _read(self._path / _REQUESTS, self._read, _MOST)
