@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -144,6 +145,21 @@ def test_a_host_whose_agent_ends_is_taken_in_again(run: Callable[[], Run]) -> No
     wait_until(is_back, 100, "an agent of its own host has its share")
     before = events(begun).count('"lives"')
     wait_until(lambda: events(begun).count('"lives"') >= max(before, 2), 100, "its workers live there")
+    os.killpg(begun.main.pid, signal.SIGINT)
+    status, text = begun.ended()
+    assert status == 130, text
+    wait_until(lambda: not ours(), 20, "nothing is left")
+
+
+def test_a_host_that_is_told_to_leave_is_not_taken_in_again_at_once(run: Callable[[], Run]) -> None:
+    begun = run()
+    (own,) = agents()
+    own.terminate()
+    wait_until(lambda: events(begun).count('"lives"') >= 2, 60, "its workers live again")
+    wait_until(lambda: own not in agents(), 30, "its agent ends")
+    (stand_in,) = agents()
+    time.sleep(5.0)  # one that had died would be back by now
+    assert agents() == [stand_in] and stand_in.ppid() == begun.main.pid
     os.killpg(begun.main.pid, signal.SIGINT)
     status, text = begun.ended()
     assert status == 130, text

@@ -24,6 +24,8 @@ AGENT = ("-P", "-m", "tidemill.launchers.host")
 """What a host's Python is given, and the host's name behind it."""
 RUNNER = "runner"
 """The name of the runner's own host."""
+LEFT = 75
+"""The status with which an agent ends that was told to leave the run (SIGTERM)."""
 START_S = 60.0
 """Seconds that an agent has to tell its key."""
 _END_S = 3.0  # seconds that an agent has to end once its standard input has

@@ -66,6 +66,7 @@ from tidemill.hosts.orders import (
 )
 from tidemill.hosts.peer import LEASE_S
 from tidemill.hosts.wire import Wire, WireThread
+from tidemill.launchers.engine import LEFT
 from tidemill.launchers.examination import serve
 from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.own_files import OwnFiles, has_files
@@ -220,7 +221,7 @@ class HostAgent:
                 if self._workers is not None:
                     self._workers.launcher.close(seconds)
                 self._tell_logs(all_of_it=True)
-                self._over = True
+                self._over, self.terminated = True, False
             case Revive(workers, moved):
                 if self._workers is not None:
                     self._workers.revive(workers, moved)
@@ -410,6 +411,8 @@ def main(name: str) -> None:
         try:
             with noticing_stops():
                 agent.run()
+            if agent.terminated:
+                raise SystemExit(LEFT)
         except SchemaError as error:
             raise SystemExit(f"the runner: {error}") from None
 

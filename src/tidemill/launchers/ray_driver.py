@@ -25,7 +25,7 @@ from typing import IO, Any
 import msgspec
 
 from tidemill.core.user_code_loading import environment_of_ours
-from tidemill.launchers.engine import AGENT, RUNNER, how_it_ended
+from tidemill.launchers.engine import AGENT, LEFT, RUNNER, how_it_ended
 
 _REACH_S = 5.0  # seconds that Ray's address has to answer
 PLACE_S = 30.0
@@ -34,6 +34,7 @@ _KEY_S = 60.0  # seconds that an agent has to tell its key
 _END_S = 3.0  # seconds that an agent has to end
 _LOOK_S = 0.5  # seconds between two looks whether an agent has ended
 _AGAIN_S = 3.0  # seconds between two attempts to start one anew
+_LEFT_S = 60.0  # and after one has left: what drains (a pod has 30 s) is gone by then
 _TAIL = 2000  # characters of what Ray says that are shown
 
 
@@ -131,11 +132,11 @@ class AgentHolder:
             self._agent.stdin.write(line.encode() + b"\n")
             self._agent.stdin.flush()
 
-    def ended(self) -> str:
-        """Wait until the agent ends; return how."""
+    def ended(self) -> tuple[int, str]:
+        """Wait until the agent ends; return its status, and how it has."""
         code = self._agent.wait()
         self._log.seek(0)
-        return how_it_ended(code, self._log.read())
+        return code, how_it_ended(code, self._log.read())
 
     def end(self) -> None:
         """End the agent."""
@@ -334,7 +335,7 @@ class RayHosts:
                 return f"{lack}; install Tidemill for its Ray's Python: pip install 'tidemill[ray]'"
             return text[-_TAIL:]
         try:
-            return str(self._ray.get(self._holders[name].ended.remote(), timeout=1.0))
+            return str(self._ray.get(self._holders[name].ended.remote(), timeout=1.0)[1])
         except self._ray.exceptions.RayError:
             return f"it told {error}"
 
@@ -348,11 +349,11 @@ class RayHosts:
         for reference in self._done(self._waiting):
             host = self._waiting.pop(reference)
             try:
-                how = self._ray.get(reference)
+                code, how = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
-                how = f"Ray says of it: {str(error).strip()[:_TAIL]}"
+                code, how = -1, f"Ray says of it: {str(error).strip()[:_TAIL]}"
             found.append(Ended(host, how))
-            self._away[host] = monotonic() + _AGAIN_S
+            self._away[host] = monotonic() + (_LEFT_S if code == LEFT else _AGAIN_S)
         return found
 
     def close(self) -> None:
