@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tidemill.envs.hanging_threads import HANGING
+
 # No test depends on how busy the machine is.
 settings.register_profile("tidemill", deadline=None)
 settings.load_profile("tidemill")
@@ -40,3 +42,10 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_hanging_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no test count threads that tests before it have left in what hangs."""
+    monkeypatch.setattr(HANGING, "_hanging", set())
+    monkeypatch.setattr(HANGING, "_stepping", 0)

@@ -58,6 +58,12 @@ def watched(envs, made, threads, deadline_s=PATIENCE, most=9):
     return loop, told
 
 
+def hangs_alone(crew, lane):
+    """True once the threads of all other lanes have finished this tick, but for those
+    that come after it in its own."""
+    return len(crew._left) == 1 and [owner for _, owner in crew._under_way if owner] == [[lane]]
+
+
 def wait_until(holds):
     until = time.monotonic() + PATIENCE
     while not holds() and time.monotonic() < until:
@@ -70,7 +76,7 @@ def tick_in_which(lane, loop, driver):
     could: however slow the machine is, nobody else is."""
     crew, before, lanes = loop._stepper, HANGING.count, loop.lanes
     loop.send([{"action": np.full(lanes, 5)}], np.zeros(lanes, bool))
-    wait_until(lambda: [owner for _, owner in crew._under_way if owner] == [[lane]])
+    wait_until(lambda: hangs_alone(crew, lane))
     crew._times.given = 0.01
 
     def left():
@@ -122,16 +128,21 @@ def test_the_step_is_void_and_the_others_have_their_rows(threads, lane):
 
 def test_a_reset_that_hangs_in_place_of_a_lane_is_left_likewise():
     hung, again = Hanging(), HangingReset()
-    loop, told = watched([hung, Counter(length=9)], [again, Counter()], 2)
+
+    def anew():
+        yield again
+        crew._times.given = PATIENCE  # this one has time
+        yield Counter()
+
+    loop, told = watched([hung, Counter(length=9)], anew(), 2)
     driver = Driver(loop)
     driver.tick()
     driver.tick()
     crew = loop._stepper
     loop.send([{"action": np.full(2, 5)}], np.zeros(2, bool))
-    wait_until(lambda: [owner for _, owner in crew._under_way if owner] == [[0]])
+    wait_until(lambda: hangs_alone(crew, 0))
     crew._times.given = 0.01  # lane 1 is not under way, nor is it watched in the reset
     loop.recv(driver.ticks)
-    crew._times.given = PATIENCE
     tick = driver.ticks[0]
     assert tick.voided.tolist() == [True, False]
     assert tick.observation["obs"][:, 1].tolist() == [0, 2]
@@ -194,8 +205,10 @@ def test_without_leave_to_restart_a_lane_that_hangs_ends_it():
     driver.tick()
     with pytest.raises(EnvironmentHangs, match="lane 0 has not come back from a step"):
         hang(loop, driver, 1)
-    hung.freed.set()
     loop.close()
+    assert not hung.closed  # nobody else touches it
+    hung.freed.set()
+    assert loop.wait_closed(PATIENCE) and hung.threads == {hung.closed}
 
 
 class Sleeping(Counter):

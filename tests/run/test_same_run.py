@@ -13,6 +13,7 @@ from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
+from tidemill.run.same_run import digest_of
 from tidemill.training.result import Result
 from tidemill.training.train import resume, train
 
@@ -62,6 +63,15 @@ def test_a_run_that_goes_on_again_and_again_is_the_same_but_with_other_limits(tm
         run(folder)
 
 
+def test_a_file_that_was_edited_is_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("LENGTH = 1\n")
+    first = digest_of(experiments.cartpole(), file, "auto")
+    assert digest_of(experiments.cartpole(), file, "auto") == first
+    file.write_text("LENGTH = 2\n")
+    assert digest_of(experiments.cartpole(), file, "auto") != first
+
+
 def test_anew_puts_the_old_run_aside(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     run(folder, stop_at=5)
@@ -76,6 +86,9 @@ def test_anew_puts_the_old_run_aside(tmp_path: Path) -> None:
     assert RunFolder(aside).read("summary.json")["status"] == "interrupted"
     assert resume(aside, quiet=True).summary["updates"] == UPDATES  # it can be gone on with there
     assert run(tmp_path / "new", anew=True, updates=3).summary["updates"] == 3
+    (linked := tmp_path / "linked").symlink_to(folder)
+    assert run(linked, anew=True, updates=2).summary["updates"] == 2
+    assert not linked.is_symlink() and RunFolder(folder).read("summary.json")["updates"] == 3
     with pytest.raises(ConfigError, match="anew"):
         train(experiments.cartpole(), anew=True, source=EXPERIMENTS)
 

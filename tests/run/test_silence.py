@@ -130,8 +130,9 @@ def test_the_deadline_follows_from_ticks_and_resets_have_their_own() -> None:
     assert len(watched.hung) == 1
 
 
-def test_who_waits_for_lanes_in_threads_is_not_gone() -> None:
-    watched = Watched([Call("take", lane_threads.__file__, 1), *IN_ENVIRONMENT])
+@pytest.mark.parametrize("file", [lane_threads.__file__, "/elsewhere/tidemill/envs/lane_threads.py"])
+def test_who_waits_for_lanes_in_threads_is_not_gone(file: str) -> None:
+    watched = Watched([Call("take", file, 1), *IN_ENVIRONMENT])
     watched.after(400.0)
     assert len(watched.told) == 1 and not watched.hung
 

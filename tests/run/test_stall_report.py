@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from time import time
+from time import sleep, time
 
 import pytest
 from tests.run.watching import EXPERIMENTS
@@ -14,6 +14,7 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.run.progress import Member
+from tidemill.run.run_control import RunControl
 from tidemill.run.stall_report import BESIDES, explain_stall, stall_limit
 from tidemill.store.checkpoint import checkpoints
 from tidemill.training.train import train
@@ -102,6 +103,26 @@ def test_a_slow_environment_is_progress(tmp_path: Path) -> None:
         experiments.dawdles(), run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch="threads"
     )
     assert result.summary["updates"] == 6 and result.summary["status"] == "completed"
+
+
+@pytest.mark.timeout(120)
+def test_what_a_callback_takes_is_no_stall(tmp_path: Path) -> None:
+    made = experiments.cartpole()
+    made = made.replace(limits=made.limits.replace(updates=4, stall_s=1.5))
+
+    def on_update(metrics: dict[str, float], _: RunControl) -> None:
+        if metrics["update"] == 2:
+            sleep(2.0)
+
+    result = train(
+        made,
+        run_dir=tmp_path / "run",
+        source=EXPERIMENTS,
+        quiet=True,
+        launch="inline",
+        on_update=on_update,
+    )
+    assert result.summary["status"] == "completed"
 
 
 def test_what_workers_wait_for_by_settings_of_their_own_comes_before() -> None:

@@ -19,7 +19,7 @@ from tidemill.api.spaces import schema_of_space
 from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, EnvironmentFault, EnvironmentHangs
+from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
@@ -229,9 +229,8 @@ class LaneLoop(Environment):
         self._writer = ActionWriter(self._spaces.action, plain=stepper is not None)
         self._results: list[Any] = []  # of each lane a `Result`, or `RaisedError`
         self._arguments: list[Any] = []
-        self._stepper = stepper or (
-            LaneThreads(name, self.lanes, threads, lambda lane: self.envs[lane].close) if threads else None
-        )
+        self._left: set[int] = set()  # lanes whose environments hang, and are their threads' to close
+        self._stepper = stepper or (LaneThreads(name, self.lanes, threads, self._leave) if threads else None)
         self._none = np.zeros(self.lanes, np.bool_)
         self._resets: NDArray[np.bool_] = self._none  # lanes that this tick resets
         self._pending = False  # with a crew: sent and not yet received
@@ -313,7 +312,7 @@ class LaneLoop(Environment):
         self._anew.append(lane)
         while True:
             number = self._permit(fault)
-            if not isinstance(fault, EnvironmentHangs):
+            if lane not in self._left:
                 with suppress(Exception):
                     self.envs[lane].close()
             who = f"{self.name}: lane {lane}"
@@ -325,6 +324,7 @@ class LaneLoop(Environment):
                     f"another version of it, now. It failed by this: {fault}"
                 )
             self.envs[lane], self._steps[lane] = env, env.step
+            self._left.discard(lane)
             self._seeds[lane] = self._seed + SEEDS_APART * number + lane
             self._counts[lane] = 0
             answer = self._do(lane, self._beginner(lane))
@@ -332,6 +332,13 @@ class LaneLoop(Environment):
                 self._results[lane] = answer
                 return
             fault = self._fault_of(lane, answer.error, resetting=True)
+
+    def _leave(self, lane: int) -> Callable[[], object]:
+        """Leave the environment of a lane to the thread that hangs in it. Return what
+        closes it."""
+        self._left.add(lane)
+        close: Callable[[], object] = self.envs[lane].close
+        return close
 
     def _do(self, lane: int, call: Callable[[Any], Any]) -> Any:
         """Return what this call returns, or raised (`RaisedError`), where `lane` is
@@ -505,12 +512,12 @@ class LaneLoop(Environment):
         back: nobody else may touch them."""
         envs, self.envs = self.envs, []
         self._aliases.close()
-        stuck = (
-            self._stepper.close(lambda lane: envs[lane].close()) if self._stepper is not None and envs else []
-        )
-        for lane, env in enumerate(envs):
-            if lane not in stuck:
-                env.close()
+        ours = {lane: env for lane, env in enumerate(envs) if lane not in self._left}
+        stuck: list[int] = []
+        if self._stepper is not None and envs:
+            stuck = self._stepper.close(lambda lane: ours[lane].close())
+        for lane in ours.keys() - {*stuck}:
+            ours[lane].close()
 
     def wait_closed(self, seconds: float) -> bool:
         return self._stepper is None or self._stepper.left(seconds)

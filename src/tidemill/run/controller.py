@@ -79,6 +79,9 @@ UNHEARD = 0.05
 # it waits: they tell now and then
 BEFORE = 10.0
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
+# seconds between two looks for progress; more are not counted: a callback or a cut took
+# them
+UNWATCHED = 1.0
 LONGEST_SAVING = 3600.0  # seconds in which who writes a checkpoint counts as doing something
 
 
@@ -179,6 +182,7 @@ class Controller:
         self._stalled = False
         self._changed = dict[str, ChangeSettings]()  # by group: all that was changed
         self._moved = awake()  # when a worker has done anything
+        self._looked = self._moved  # when that was last asked
         self._stall_s = stall_limit(job.experiment)
         self._held = set[str]()  # workers whose environments hold them, which was told
 
@@ -738,10 +742,14 @@ class Controller:
         if not self._stalled and (why := self.stalled()):
             self._stalled = True
             self._say(why)
+        now = awake()
+        if (unwatched := now - self._looked) > UNWATCHED:  # nobody has heard what was done meanwhile
+            self._moved = min(now, self._moved + unwatched)
+        self._looked = now
         if self.paused or not self._running or self.reason or self._stall_s is None:
-            self._moved = awake()
+            self._moved = now
             return
-        still = awake() - self._moved
+        still = now - self._moved
         saving = any(member.saving for member in self.members.values())
         if still > (max(self._stall_s, LONGEST_SAVING) if saving else self._stall_s):
             why = explain_stall(self.job.experiment, self.members, self._launcher.condition)

@@ -171,8 +171,8 @@ class RunLifecycle:
 
     def _alarm(self, text: str) -> None:
         """Tell what the controller cannot, which hangs. Called in another thread."""
-        print(f"note: {text}", file=sys.stderr)
         self._events.write([Event(time(), "told", cause=text)])
+        print(f"note: {text}", file=sys.stderr)
 
     def _keep_episodes(self, progress: Progress) -> None:
         if progress.unsaved:

@@ -22,8 +22,9 @@ GIVEN = "given"
 
 def digest_of(experiment: Experiment, source: Path | None, layout: str) -> str:
     """Return a digest of what `train` was asked for: the experiment as it was given, its
-    file's name, the layout's."""
-    asked = [hide(encode(experiment)), None if source is None else str(source), layout]
+    file, the layout's name."""
+    code = "" if source is None else hashlib.sha256(source.read_bytes()).hexdigest()
+    asked = [hide(encode(experiment)), None if source is None else str(source), code, layout]
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
@@ -63,7 +64,7 @@ def put_aside(path: Path) -> Path | None:
     folder = RunFolder(path)
     folder.lock()
     try:
-        whole = path.resolve()
+        whole = path.absolute() if path.is_symlink() else path.resolve()  # of a link, the link
         stem = f"{whole.name[:40]}-until-{strftime('%Y%m%d-%H%M%S')}"
         aside, number = whole.with_name(stem), 1
         while os.path.lexists(aside):

@@ -12,7 +12,6 @@ from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
 from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, words_of
-from tidemill.envs import lane_threads
 from tidemill.run.progress import Member
 from tidemill.workers.actor_config import ActorConfig
 
@@ -21,6 +20,7 @@ FIRST = 30.0  # while a trainer of its process has finished no update: it may be
 TIMES = 5.0  # so many times the longest poll so far
 ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
 # who is called by a worker's poll where it is in its environment
+_LANES = "/tidemill/envs/lane_threads.py"  # on whichever host
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
 
 
@@ -91,7 +91,7 @@ class SilenceWatch:
 def in_environment(calls: Sequence[Call]) -> bool:
     """True of a worker's calls where it is in its environment, but for one that waits for
     lanes in threads: these have deadlines of their own."""
-    waits = any(call.file == lane_threads.__file__ for call in calls)
+    waits = any(call.file.endswith(_LANES) for call in calls)
     return not waits and any(room in call.file for call in calls for room in _ENVIRONMENTS)
 
 

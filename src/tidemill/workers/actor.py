@@ -29,7 +29,7 @@ from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import HEARTBEAT, PollResult, Worker
-from tidemill.workers.cut_files import has_part, read_part, write_part
+from tidemill.workers.cut_files import OTHERWISE, has_part, read_part, write_part
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.lockstep import check_lockstep
@@ -132,10 +132,7 @@ class ActorWorker(Worker):
         for client in self._clients.values():
             client.state()  # so that a policy which cannot tell its random stream is refused now
         if self.context.life:
-            self._tell(
-                "it begins another life, so that the run does not go on as it would have without this death "
-                "(exact_resume goes back further: stop the run, and resume it)"
-            )
+            self._tell(OTHERWISE)
         elif self.context.resume is not None:
             part = read_part(self.context)
             for number, client in enumerate(self._clients.values()):

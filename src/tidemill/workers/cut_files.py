@@ -18,6 +18,11 @@ KEPT = 4
 """Cuts of which a worker keeps its part: one more than trainers keep checkpoints, since
 theirs are written first."""
 PART = "part"
+OTHERWISE = (
+    "it begins another life, so that the run does not go on as it would have without this death "
+    "(exact_resume goes back further: stop the run, and resume it)"
+)
+"""What a worker tells that cannot be where the one before it was."""
 
 
 def has_part(experiment: Experiment, worker: str) -> bool:

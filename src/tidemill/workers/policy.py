@@ -30,7 +30,7 @@ from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import read_part, write_part
+from tidemill.workers.cut_files import OTHERWISE, read_part, write_part
 from tidemill.workers.mapping import MappingThread
 
 
@@ -265,7 +265,9 @@ class PolicyWorker(Worker):
             if name in asked
         )
         self._served = list(self._service_order)
-        if context.experiment.exact_resume and context.resume is not None and not context.life:
+        if context.experiment.exact_resume and context.life:
+            self.report(Notice(OTHERWISE))
+        elif context.experiment.exact_resume and context.resume is not None:
             part = read_part(context)
             for number, served in enumerate(self._served):
                 served.load_state(part[str(number)])
