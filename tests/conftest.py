@@ -45,7 +45,10 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_hanging_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no test count threads that tests before it have left in what hangs."""
-    monkeypatch.setattr(HANGING, "_hanging", set())
-    monkeypatch.setattr(HANGING, "_stepping", 0)
+def _own_hanging_threads() -> Iterator[None]:
+    """Have no test count threads that tests before it have left in what hangs. Not by the
+    fixture `monkeypatch`, which would then outlive the folders of tests that use it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HANGING, "_hanging", set())
+        patch.setattr(HANGING, "_stepping", 0)
+        yield
