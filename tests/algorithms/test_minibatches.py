@@ -284,6 +284,7 @@ def test_equal_trainers_keep_the_same_weights(settings):
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_each_minibatch_takes_its_own_normalised_advantages(recurrent, monkeypatch):
+    monkeypatch.setenv("TIDEMILL_NATIVE", "off")  # numpy's loss is looked into
     net = NETS["gru"] if recurrent else ActorCritic(hidden=(8,))
     chunks = {"chunk_steps": 4} if recurrent else {}
     learner = learner_of(net, minibatch_size=12, normalise_advantages="minibatch", epochs=3, **chunks)
