@@ -9,21 +9,13 @@ enum { TANH, RELU, ELU, GELU, SILU }; /* from GELU on slopes are kept: results d
 #define CUBIC 0.044715f
 #define ROOT 0.79788456080286536f /* of 2 / pi */
 
-/* tanh, to 2 units in the last place: Moshier's polynomials (Cephes, tanhf and expf). Written so
-   that a loop over it becomes vectors; NaN stays. */
-static inline float tanh_of(float x)
+/* e^x of x from -80 to 80: Moshier's polynomial (Cephes, expf). Written, as tanh_of is, so that a
+   loop over it becomes vectors; NaN stays. */
+static inline float exp_within(float x)
 {
-    float a = fabsf(x), s = x * x;
-    float small = -5.70498872745e-3f;
-    small = small * s + 2.06390887954e-2f;
-    small = small * s - 5.37397155531e-2f;
-    small = small * s + 1.33314422036e-1f;
-    small = small * s - 3.33332819422e-1f;
-    small = small * s * x + x;
-    /* e = exp(2a): 2a = n log 2 + r; adding 1.5 · 2²³ rounds to n, which is in the lowest bits then */
-    float y = a > 10 ? 20 : 2 * a;
-    float shifted = y * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
-    float r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    /* x = n log 2 + r; adding 1.5 · 2²³ rounds to n, which is in the lowest bits then */
+    float shifted = x * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float e = 1.9875691500e-4f;
     e = e * r + 1.3981999507e-3f;
     e = e * r + 8.3334519073e-3f;
@@ -36,7 +28,20 @@ static inline float tanh_of(float x)
     memcpy(&bits, &shifted, 4);
     bits = (bits - 0x4b400000u + 127u) << 23;
     memcpy(&power, &bits, 4);
-    float large = 1 - 2 / (e * power + 1);
+    return e * power;
+}
+
+/* tanh, to 2 units in the last place: Moshier's polynomials (Cephes, tanhf and expf). */
+static inline float tanh_of(float x)
+{
+    float a = fabsf(x), s = x * x;
+    float small = -5.70498872745e-3f;
+    small = small * s + 2.06390887954e-2f;
+    small = small * s - 5.37397155531e-2f;
+    small = small * s + 1.33314422036e-1f;
+    small = small * s - 3.33332819422e-1f;
+    small = small * s * x + x;
+    float large = 1 - 2 / (exp_within(a > 10 ? 20 : 2 * a) + 1);
     large = x < 0 ? -large : large;
     return a < 0.625f ? small : large;
 }

@@ -8,25 +8,8 @@
 #define LEAST (-20.0f)
 #define MOST 2.0f
 
-/* e^x of x from -80 to 80, as in `tanh_of`; of what is less 2e-35. NaN stays. */
-static inline float exp_of(float x)
-{
-    float cut = x < -80 ? -80 : x, shifted = cut * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
-    float r = cut - n * 0.693359375f + n * 2.12194440e-4f;
-    float e = 1.9875691500e-4f;
-    e = e * r + 1.3981999507e-3f;
-    e = e * r + 8.3334519073e-3f;
-    e = e * r + 4.1665795894e-2f;
-    e = e * r + 1.6666665459e-1f;
-    e = e * r + 5.0000001201e-1f;
-    e = e * r * r + r + 1;
-    uint32_t bits;
-    float power;
-    memcpy(&bits, &shifted, 4);
-    bits = (bits - 0x4b400000u + 127u) << 23;
-    memcpy(&power, &bits, 4);
-    return e * power;
-}
+/* e^x of x up to 80; of what is less than -80 that of -80, 2e-35. NaN stays. */
+static inline float exp_of(float x) { return exp_within(x < -80 ? -80 : x); }
 
 /* log(1 + x) of x from 0 to 1: 2 artanh(x / (2 + x)), whose series ends below a unit in the last
    place. */
