@@ -89,12 +89,15 @@ if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
 else
     set -- {shlex.join(job.first)}
 fi
+# Before its time is over, the job is queued again, and goes on later. What is told
+# before there is a runner is passed on to it once there is one.
+again= told= runner=
+tell() {{ told=yes; if [ -n "$runner" ]; then kill -TERM "$runner"; fi; }}
+trap 'again=yes; tell' USR1
+trap tell TERM INT
 {command} "$@" &
 runner=$!
-# Before its time is over, the job is queued again, and goes on later.
-again=
-trap 'again=yes; kill -TERM $runner' USR1
-trap 'kill -TERM $runner' TERM INT
+if [ -n "$told" ]; then tell; fi
 wait $runner
 while kill -0 $runner 2>/dev/null; do wait $runner; done
 wait $runner
