@@ -3,7 +3,7 @@ CartPole in processes with a policy worker and an evaluation.
 
     python benchmarks/soak.py                     # an hour
     python benchmarks/soak.py --seconds 300 --gap 10
-    python benchmarks/soak.py --moments 20        # each fault at 20 moments of each kind
+    python benchmarks/soak.py --moments 4         # each fault at 20 moments, of five kinds
 
 A fault is one of: kill -9 of any worker; SIGSTOP of any for some seconds; and in an
 actor's environment an exception, NaN in an observation, a reward of 3e38 (which makes
@@ -54,7 +54,7 @@ from tidemill.run.events import read_events
 
 LOOK_EVERY = 64  # steps of a lane between looks at whether it is to have a fault
 DEADLINE = 5.0  # seconds after which a step counts as hung
-SHORT = 400  # updates of a run that gets one fault
+SHORT = 100  # updates of a run that gets one fault
 ASKED = 128 + signal.SIGTERM  # the exit status of a run that was told to end
 LONGEST = 120.0  # seconds that such a run has
 ENVIRONMENT = ("raise", "nan", "huge", "hang")
