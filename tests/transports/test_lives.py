@@ -120,6 +120,24 @@ def test_lives_that_offered_nothing_are_passed_over(memory: Memory) -> None:
     assert take(consumer) == 6
 
 
+def test_what_a_dead_producer_has_sent_from_another_host_is_awaited(memory: Memory) -> None:
+    theirs, ours = memory()
+    wire, consumer = producer_of(theirs), SlotConsumer(ours, LocalBell())
+    consumer.attach()
+    send(wire, 1)
+    (second, ours), (third, last) = memory(), memory()
+    consumer.renew(ours)
+    assert (take(consumer), take(consumer)) == (1, None)
+    send(wire, 2)  # it was under way when the consumer was told of the new life
+    assert take(consumer) == 2
+    consumer.renew(last)
+    assert take(consumer) is None
+    send(wire, 3)  # and right before the wire offers what the next lives do
+    send(producer_of(second), 4)
+    send(producer_of(third), 5)
+    assert [take(consumer) for _ in range(4)] == [3, 4, 5, None]
+
+
 def test_a_new_life_must_offer_what_the_one_before_did(memory: Memory) -> None:
     theirs, ours = memory()
     consumer = SlotConsumer(ours, LocalBell())

@@ -62,7 +62,12 @@ def _create(segment: Segment, description: _Description, stride: int) -> tuple[m
     return memory, words, start
 
 
-def _attach(segment: Segment) -> tuple[memoryview, Words, _Description, int] | None:
+_Offered = tuple[memoryview, Words, _Description, int]
+"""What an end that offers has made: its memory, the words at its start, and where its
+data begin."""
+
+
+def _attach(segment: Segment) -> _Offered | None:
     memory = segment.attach()
     if memory is None or len(memory) < _DESCRIPTION:
         return None
@@ -171,25 +176,37 @@ class SlotConsumer(Consumer):
         self._renewed.append(segment)
         self._steady = False
 
-    def _go_over(self) -> bool:
-        """Go over to the next life of the producer. True when it has offered, or one
-        after it."""
+    def _next(self) -> tuple[int, _Offered] | None:
+        """Return which of the producer's later lives comes next, and what it has offered;
+        None before one has. All that lives before it have sent is there by then, from
+        another host, too, whose wire offers a life behind them; until then there may be
+        more of them."""
+        if not any(_attach(segment) for segment in self._renewed):
+            return None
+        found = ((number, _attach(segment)) for number, segment in enumerate(self._renewed))
+        return next((number, offered) for number, offered in found if offered is not None)
+
+    def _go_over(self, number: int, offered: _Offered) -> None:
+        """Go over to the life that comes next. Those between died before they offered."""
+        for _ in range(number + 1):
+            self._segment.close()
+            self._segment = self._renewed.popleft()
         self._outlived += self._taken - self._released
-        self._taken = self._released = 0
-        self._views = []
-        self._segment.close()
-        self._segment = self._renewed.popleft()
-        return self.attach()
+        self._use(offered)
 
     def attach(self) -> bool:
         if self._views:
             return True
-        found = _attach(self._segment)
-        if found is None and self._renewed:  # it died before it offered
-            return self._go_over()
-        if found is None:
-            return False
-        memory, words, description, start = found
+        later = self._next()
+        if (offered := _attach(self._segment)) is not None:
+            self._use(offered)
+        elif later is not None:
+            self._go_over(*later)
+        return bool(self._views)
+
+    def _use(self, offered: _Offered) -> None:
+        """Take from what a life has offered. Raises `SchemaError`."""
+        memory, words, description, start = offered
         schema, lead = getattr(self, "schema", description.schema), getattr(self, "lead", description.lead)
         if (schema, lead) != (description.schema, description.lead):
             raise SchemaError(
@@ -209,7 +226,6 @@ class SlotConsumer(Consumer):
         self.slots = description.slots
         self.memory = memory[start : start + stride * description.slots]
         self._taken = self._released = self._words[_TAIL]
-        return True
 
     def take(self) -> Arrays | None:
         taken = self._taken
@@ -219,10 +235,15 @@ class SlotConsumer(Consumer):
         return self._views[taken % self.slots]
 
     def _take_of_next_life(self) -> Arrays | None:
-        offered = self._go_over() if self._renewed else self.attach()
-        if not offered:
-            self._words = _NOTHING
-            return None
+        later = self._next()
+        if not self._views:
+            if not self.attach():
+                return None
+        elif self._words[_HEAD] <= self._taken:
+            if later is None and self._renewed:
+                return None
+            if later is not None:
+                self._go_over(*later)
         self._steady = not self._renewed
         return self.take()
 
