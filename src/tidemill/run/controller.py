@@ -63,6 +63,7 @@ from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.progress import Member, Progress
 from tidemill.run.silence import SilenceWatch, TurnWatch
 from tidemill.run.stall_report import SILENT, explain_stall, stall_limit
+from tidemill.run.stall_watch import LONGEST_WORK, StallWatch, in_update
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
@@ -79,10 +80,6 @@ UNHEARD = 0.05
 # it waits: they tell now and then
 BEFORE = 10.0
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
-# seconds between two looks for progress; more are not counted: a callback or a cut took
-# them
-UNWATCHED = 1.0
-LONGEST_SAVING = 3600.0  # seconds in which who writes a checkpoint counts as doing something
 
 
 class _Cut(Exception):
@@ -179,11 +176,9 @@ class Controller:
         self._deadline: float | None = None  # until which trainers have, once they were told to
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
-        self._stalled = False
+        self._stalled = False  # that no update comes was told
         self._changed = dict[str, ChangeSettings]()  # by group: all that was changed
-        self._moved = awake()  # when a worker has done anything
-        self._looked = self._moved  # when that was last asked
-        self._stall_s = stall_limit(job.experiment)
+        self._stall = StallWatch(stall_limit(job.experiment), lambda: any(map(self._trains, self.members)))
         self._held = set[str]()  # workers whose environments hold them, which was told
 
     @property
@@ -303,6 +298,15 @@ class Controller:
             if condition := self._launcher.condition(name):
                 self.notices.append(f"{name} {condition}; the run is over, and it was ended by force")
                 continue
+            if member.state is State.CONFIGURING:
+                self.notices.append(f"{name} had not started yet when the run ended: it was ended by force")
+                continue
+            if self._trains(name):
+                self.notices.append(
+                    f"{name} was in an update, which did not end within {CLOSE_DEADLINE:.0f} s after the "
+                    "run had; it was ended by force, and that update is lost"
+                )
+                continue
             where = ", most likely in its environment" if member.config.owns_environment else ""
             self.notices.append(
                 f"{name} hangs{where}: it did not end within {CLOSE_DEADLINE:.0f} s after it was told to, "
@@ -388,9 +392,10 @@ class Controller:
                     for name, member in limited.items()
                     if member.state not in ENDED and not self._left(name)
                 }
-                if awake() > self._deadline + self._farewell or not all(
-                    member.works(EXIT_DEADLINE) for member in living.values()
-                ):
+                late = [name for name, member in living.items() if not member.works(EXIT_DEADLINE)]
+                if late and all(map(self._trains, late)):  # an update takes as long as it does
+                    self._deadline = awake() + EXIT_DEADLINE
+                elif late or awake() > self._deadline + self._farewell:
                     seconds = EXIT_DEADLINE + awake() - self._deadline
                     raise RunError(
                         f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
@@ -555,7 +560,7 @@ class Controller:
     def _take(self, name: str, member: Member, message: Any) -> None:
         member.heard, member.saving = awake(), isinstance(message, Saving)
         if isinstance(message, (Status, Episodes, Measured, Saving, Saved, Holding)):
-            self._moved = member.heard
+            self._stall.move()
         self._cuts.take(name, message)
         match message:
             case Saving():
@@ -612,7 +617,7 @@ class Controller:
         """Count an update that a trainer has finished, or note what any worker tells of
         its time."""
         if message.update or message.progress != member.progress:
-            self._moved = member.heard
+            self._stall.move()
         if message.update:
             self._stalled = False
             first = not self.members[name].update.update
@@ -742,21 +747,23 @@ class Controller:
         if not self._stalled and (why := self.stalled()):
             self._stalled = True
             self._say(why)
-        now = awake()
-        if (unwatched := now - self._looked) > UNWATCHED:  # nobody has heard what was done meanwhile
-            self._moved = min(now, self._moved + unwatched)
-        self._looked = now
-        if self.paused or not self._running or self.reason or self._stall_s is None:
-            self._moved = now
-            return
-        still = now - self._moved
-        saving = any(member.saving for member in self.members.values())
-        if still > (max(self._stall_s, LONGEST_SAVING) if saving else self._stall_s):
+        if still := self._stall.look(self._running and not (self.paused or self.reason)):
             why = explain_stall(self.job.experiment, self.members, self._launcher.condition)
             raise RunError(
-                f"nothing has progressed for {still:.0f} s (limits.stall_s = {self._stall_s:g}): "
-                f"{mask(why, self._secrets)}"
+                f"nothing has progressed for {still:.0f} s (limits.stall_s = "
+                f"{self.job.experiment.limits.stall_s:g}): {mask(why, self._secrets)}"
             )
+
+    def _trains(self, name: str) -> bool:
+        """True of a silent trainer that writes a checkpoint, or is in an update, for less
+        than an hour."""
+        member = self.members[name]
+        silent = awake() - member.heard
+        if not member.config.limited or member.buried or silent > LONGEST_WORK:
+            return False
+        return member.saving or (
+            silent > SILENT and not self._launcher.condition(name) and in_update(self._launcher.stack(name))
+        )
 
     def stalled(self) -> str:
         """Return why there is no update, "" as long as one may come."""

@@ -155,8 +155,10 @@ def doing(member: _Member, awaited: Mapping[str, str], condition: str) -> str:
     if member.state is not State.RUNNING:
         return f"is {member.state.value}"
     if silent > SILENT:
-        where = " in its environment" if member.config.owns_environment else ""
-        return f"is silent for {silent:.0f} s, stuck{where}"
+        where = " stuck in its environment" if member.config.owns_environment else " stuck"
+        if member.config.limited:  # it waits for nobody in a poll
+            where = " most likely in an update"
+        return f"is silent for {silent:.0f} s,{where}"
     if (busiest := _busiest(member)) != "wait":
         return f"works ({member.shares[busiest]:.0%} {busiest})"
     sources = [

@@ -1,0 +1,193 @@
+"""A run in which nothing progresses ends; one whose trainer takes long for an update does
+not."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer, train
+from tidemill.algorithms.ppo import PPOLearner
+from tidemill.api.algorithm import Algorithm, Sample
+from tidemill.api.launcher import Call
+from tidemill.api.policy import Policy
+from tidemill.core.thread_stacks import stack_of
+from tidemill.run import controller as controller_module
+from tidemill.run import stall_watch
+from tidemill.run.controller import Controller
+from tidemill.run.run_control import RunControl
+from tidemill.run.stall_watch import LONGEST_WORK, StallWatch, in_update
+from tidemill.store.checkpoint import checkpoints
+
+
+class Clock:
+    """A watch on a clock of its own; in `works` is what it is answered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: float | None = 600.0) -> None:
+        self.now, self.works, self.asked = 1000.0, False, 0
+        monkeypatch.setattr(stall_watch, "awake", lambda: self.now)
+        self.watch = StallWatch(most, self._ask)
+
+    def _ask(self) -> bool:
+        self.asked += 1
+        return self.works
+
+    def after(self, seconds: float, counts: bool = True) -> float:
+        """Look ten times a second for so long; return what the last look said, or the
+        first that was too much."""
+        for _ in range(round(seconds * 10)):
+            self.now += 0.1
+            if still := self.watch.look(counts):
+                return still
+        return 0.0
+
+
+def test_what_lasts_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert not clock.after(599)
+    clock.watch.move()
+    assert not clock.after(599)
+    assert clock.after(2) == pytest.approx(600, abs=0.2)
+    assert clock.asked == 1
+
+
+def test_a_trainer_that_works_has_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.works = True
+    assert not clock.after(LONGEST_WORK - 1)
+    assert 250 < clock.asked < 310  # to ask takes a moment
+    assert clock.after(20) > LONGEST_WORK
+    clock.watch.move()
+    assert not clock.after(700)
+    clock.works = False  # it is done, and waits
+    assert clock.after(11)
+
+
+def test_what_is_set_longer_than_an_hour_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 2 * LONGEST_WORK)
+    clock.works = True
+    assert not clock.after(2 * LONGEST_WORK - 1)
+    assert clock.after(2)
+    assert not Clock(monkeypatch, None).after(3 * LONGEST_WORK)
+
+
+def test_pauses_and_what_nobody_could_hear_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert not clock.after(700, counts=False)
+    assert not clock.after(599)
+    clock.now += 500  # a callback
+    assert not clock.watch.look(True)
+    assert clock.after(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking(PPO):
+    """Looks where its thread is in an update."""
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _Looking(self, self.trainable(policy), seed)
+
+
+class _Looking(PPOLearner):
+    seen: ClassVar[list[list[Call]]] = []
+
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
+        self.seen.append(stack_of(threading.get_ident()))
+        return super().update(samples, steps)
+
+
+class LookingGame(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    seen: ClassVar[list[list[Call]]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.seen.append(stack_of(threading.get_ident()))
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def looking(algorithm: PPO, updates: int) -> Experiment:
+    """An actor and a trainer that share a thread."""
+    return Experiment(
+        name="looking",
+        policies={"policy": ActorCritic(hidden=(4,))},
+        workers={
+            "actor": Actors(
+                environment=Gymnasium(make=LookingGame), lanes=1, agents=(AgentSpec(sample_steps=8),)
+            ),
+            "trainer": Trainer(algorithm=algorithm),
+        },
+        together=("actor", "trainer"),
+        limits=Limits(updates=updates),
+    )
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+def test_an_update_is_told_from_an_environment_by_where_its_thread_is(tmp_path: Path, launch: str) -> None:
+    _Looking.seen.clear()
+    LookingGame.seen.clear()
+    made = looking(Looking(minibatch_size=8, epochs=1), 2)
+    train(made, layout="given", run_dir=tmp_path / "run", quiet=True, launch=launch, source=Path(__file__))
+    assert len(_Looking.seen) == 2 and all(map(in_update, _Looking.seen))
+    assert LookingGame.seen and not any(map(in_update, LookingGame.seen))
+    assert not in_update([])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lasting(PPO):
+    """Its second update lasts until somebody has asked whether it is in one."""
+
+    begun: ClassVar[threading.Event]
+    asked: ClassVar[threading.Event]
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _Lasting(self, self.trainable(policy), seed)
+
+
+class _Lasting(PPOLearner):
+    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
+        if self.policy.version == 1:
+            Lasting.begun.set()
+            assert Lasting.asked.wait(60)
+        return super().update(samples, steps)
+
+
+@pytest.mark.timeout(120)
+def test_who_is_told_to_end_in_a_long_update_ends_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Lasting.begun, Lasting.asked = threading.Event(), threading.Event()
+    ask = Controller._trains
+
+    def trains(controller: Controller, name: str) -> bool:
+        found = ask(controller, name)
+        Lasting.asked.set()
+        return found
+
+    monkeypatch.setattr(Controller, "_trains", trains)
+    monkeypatch.setattr(controller_module, "EXIT_DEADLINE", 3.0)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if metrics["update"] == 1:
+            assert Lasting.begun.wait(60)
+            control.stop("enough")
+
+    result = train(
+        looking(Lasting(minibatch_size=8, epochs=1), 100),
+        layout="given",
+        run_dir=tmp_path / "run",
+        quiet=True,
+        launch="threads",
+        source=Path(__file__),
+        on_update=on_update,
+    )
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 2)
+    assert checkpoints(tmp_path / "run" / "checkpoints" / "policy")[-1].name == "update-2"
