@@ -1,6 +1,8 @@
 """Several runners of one folder, on a share that keeps no locks: the newest one leads,
 and the others write nothing."""
 
+import errno
+import fcntl
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +13,18 @@ import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, Run, wait_until
 
-from tidemill.core.errors import Overtaken
+from tidemill import Gymnasium, Limits
+from tidemill.core.errors import Overtaken, RunError
+from tidemill.core.user_code_loading import load_file
 from tidemill.run.control_folder import FOLDER, ControlFolder
+from tidemill.run.folder import RunFolder
 from tidemill.store import fence
 from tidemill.store.checkpoint import checkpoints, read_newest, write_checkpoint
 from tidemill.store.fence import EPOCHS, check, hold, let_go, newest, take
 from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.training.train import resume, train
+
+experiments = load_file(EXPERIMENTS, "test")
 
 # another host: the folder's lock is not kept there, and sockets are its own; it stops
 # between two writes once there is a file called "stop"
@@ -145,3 +153,40 @@ def test_a_checkpoint_of_a_newer_epoch_is_newer_whatever_its_number(overtaken: P
 @pytest.fixture(autouse=True)
 def no_epochs_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "_held", {})
+
+
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_resume_that_is_refused_takes_the_run_from_nobody(tmp_path: Path) -> None:
+    made = experiments.experiment(Gymnasium(id="CartPole-v1")).replace(limits=Limits(updates=2))
+    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch="inline")
+    before = whole(tmp_path / "run")
+    with pytest.raises(RunError, match="has already reached its limit of 2 updates"):
+        resume(tmp_path / "run", quiet=True)
+    assert whole(tmp_path / "run") == before
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_start_where_another_one_was_quicker_takes_the_run_from_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock = tmp_path / "run", RunFolder.lock
+    made = experiments.cartpole()
+
+    def late(self: RunFolder) -> None:
+        monkeypatch.setattr(RunFolder, "lock", lock)
+        RunFolder.create(path, made, None)
+        lock(self)
+
+    monkeypatch.setattr(RunFolder, "lock", late)
+    with pytest.raises(RunError, match="already holds a run"):
+        RunFolder.create(path, made, None)
+    assert newest(path) == 1
+    let_go(path)

@@ -63,7 +63,7 @@ class OpenedRun(NamedTuple):
 class RunFolder:
     """The folder of one run. `lock` keeps two runs from sharing it.
 
-    epoch: the run's that the lock has taken, 0 before
+    epoch: the run's that `lead` has taken, 0 before
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,10 +101,14 @@ class RunFolder:
             folder._found = set(path.iterdir())
             folder.lock()
             folder._refuse_taken(experiment)  # again: by somebody who was quicker
+            folder.lead()
             if not folder._found:
                 path.chmod(0o700)
             folder.write_experiment(experiment, source)
             folder.write(VERSIONS, versions(known(content)))
+        except RunError:
+            folder.unlock()
+            raise
         except OSError as error:
             if path is not None:
                 folder.discard()
@@ -163,6 +167,10 @@ class RunFolder:
             ) from None
         except OSError:
             pass  # a network share without such locks: whoever comes later leads the run
+
+    def lead(self) -> None:
+        """Take the run's next epoch: from now on nobody else writes into the locked
+        folder. Raises `RunError`."""
         try:
             self.epoch = take(self.path)
         except OSError as error:

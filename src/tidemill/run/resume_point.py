@@ -29,9 +29,15 @@ class ResumePoint:
     unfinished: bool
 
     @classmethod
-    def of(cls, folder: RunFolder, experiment: Experiment, policies: Iterable[str] | None = None) -> Self:
-        """Return that of the run in `folder`, or of those of its policies. Damaged
-        checkpoints are renamed, so that they are never counted again."""
+    def of(
+        cls,
+        folder: RunFolder,
+        experiment: Experiment,
+        policies: Iterable[str] | None = None,
+        leads: bool = True,
+    ) -> Self:
+        """Return that of the run in `folder`, or of those of its policies. Who `leads` it
+        renames damaged checkpoints, so that they are never counted again."""
         progress, name, unfinished = Progress(), "", False
         checkpoint_episodes = {}
         with suppress(OSError):  # none: the run was killed early
@@ -44,11 +50,12 @@ class ResumePoint:
                     "that there is nothing to go on from; train anew, in another folder"
                 )
             path, _, facts, warnings = read_newest(folder.checkpoints(policy))
-            newer = checkpoints(path.parent)
-            for damaged in newer[newer.index(path) + 1 :]:
-                damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
-            for warning in warnings:
-                print(f"warning: {warning}; going on from {path}", file=sys.stderr)
+            if leads:
+                newer = checkpoints(path.parent)
+                for damaged in newer[newer.index(path) + 1 :]:
+                    damaged.rename(damaged.with_name(f"damaged-{damaged.name}"))
+                for warning in warnings:
+                    print(f"warning: {warning}; going on from {path}", file=sys.stderr)
             try:
                 progress.steps = max(progress.steps, int(facts["steps"]))
                 progress.updates = max(progress.updates, int(facts["updates"]))

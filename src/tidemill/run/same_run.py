@@ -63,6 +63,7 @@ def put_aside(path: Path) -> Path | None:
         return None
     folder = RunFolder(path)
     folder.lock()
+    folder.lead()
     try:
         whole = path.absolute() if path.is_symlink() else path.resolve()  # of a link, the link
         stem = f"{whole.name[:40]}-until-{strftime('%Y%m%d-%H%M%S')}"

@@ -233,6 +233,9 @@ def resume(
     with Interrupts() as interrupts:
         folder.lock()
         try:
+            if not experiment.exact_resume:  # who is refused takes the run from nobody
+                ResumePoint.of(folder, experiment, leads=False).refuse_reached(folder.path, experiment.limits)
+            folder.lead()
             folder.tidy()
             go_back_to_cut(folder, experiment)
             past = ResumePoint.of(folder, experiment)
