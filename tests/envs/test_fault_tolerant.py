@@ -4,7 +4,7 @@ that keeps failing is left out."""
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,14 +15,16 @@ from tests.envs.games import Hanging
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.cores import keep_to
-from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.envs.fault_tolerant import Slots
+from tidemill.core.errors import ConfigError, EnvironmentFault, EnvironmentHangs
+from tidemill.envs.fault_tolerant import SlotEnvironment, Slots
+from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.parallel_build import close_all
 from tidemill.envs.vector import GymnasiumVector
 
 SPACES = Spaces(Box((2,), "float32"), Discrete(2))
 PLACES = ("send", "ready", "recv")
+FRAGILE = ("fails", "unmade", "stuck", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +33,21 @@ class Fragile(EnvironmentConfig):
 
     fails: tuple[tuple[int, int, str], ...] = ()
     unmade: tuple[int, ...] = ()  # copies that cannot be made
+    stuck: tuple[int, ...] = ()  # copies that are made once `gate` is open
     other: int = -1  # the copy that has other spaces
     built: ClassVar[list["FragileEnvironment"]] = []
     attempts: ClassVar[list[int]] = [0]
+    gate: ClassVar[threading.Event]
+    waiting: ClassVar[list[int]] = []
 
     def build(self, lanes: int, seed: int, render: bool = False) -> "FragileEnvironment":
         number = Fragile.attempts[0]
         Fragile.attempts[0] += 1
         if number in self.unmade:
             raise ConnectionRefusedError(f"copy {number} cannot be made")
+        if number in self.stuck:
+            Fragile.waiting.append(number)
+            assert Fragile.gate.wait(60)
         Fragile.built.append(FragileEnvironment(self, number))
         return Fragile.built[-1]
 
@@ -87,7 +95,9 @@ class Driver:
     def __init__(self, **settings: Any) -> None:
         Fragile.built.clear()
         Fragile.attempts[0] = 0
-        fragile = {name: settings.pop(name) for name in ("fails", "unmade", "other") if name in settings}
+        Fragile.gate = threading.Event()
+        Fragile.waiting.clear()
+        fragile = {name: settings.pop(name) for name in FRAGILE if name in settings}
         self.slot = Slots(environment=Fragile(**fragile), **{"backoff_s": 0.0, **settings}).build(1, 5)
         self.slot.bind([[0]])
         self.rung = threading.Event()
@@ -146,6 +156,55 @@ def test_one_that_hangs_is_given_up_at_its_deadline(at: int) -> None:
     seen = [driver.step() for _ in range(4)]
     assert seen == ([(1, 0), (1, 1), (1, 2), (1, 3)] if at == 0 else [(0, 0), (0, 1), "voided", (1, 0)])
     assert "did not answer within 0.05 s" in driver.slot.faults[0]
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def give_up(slot: SlotEnvironment, copy: int) -> None:
+    """Let the deadline of the copy that is being made be over, once that hangs."""
+    wait_until(lambda: copy in Fragile.waiting)
+    slot._times.given, before = 0.01, HANGING.count
+    try:
+        wait_until(lambda: slot.ready() or HANGING.count > before)
+    finally:
+        slot._times.given = 60.0
+
+
+def test_copies_whose_making_hangs_are_counted_until_they_come_back() -> None:
+    driver = Driver(fails=((0, 1, "send"),), stuck=(1, 2), deadline_s=60.0)
+    assert [driver.step() for _ in range(2)] == [(0, 0), "voided"]
+    driver.slot.send([{"action": np.zeros(1, np.int64)}], np.array([True]))
+    for copy in (1, 2):
+        give_up(driver.slot, copy)
+        assert HANGING.count == copy
+        text = driver.slot.faults[-1]
+        assert "another one was not made within 0.01 s: " in text and "build (test_fault_tolerant.py:" in text
+    wait_until(driver.slot.ready)
+    driver.slot.recv([driver.tick])
+    assert driver.tick.observation["obs"][0].tolist() == [3, 0]
+    Fragile.gate.set()
+    wait_until(lambda: not HANGING.count)
+    wait_until(lambda: sum(copy.closed for copy in Fragile.built) == 3)  # what nobody waits for
+    assert not next(copy for copy in Fragile.built if copy.number == 3).closed
+
+
+def test_more_than_so_many_that_hang_end_it_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.envs.hanging_threads.LEAST_BOUND", 2)
+    driver = Driver(fails=((0, 1, "send"),), stuck=(1, 2, 3, 4), deadline_s=60.0)
+    assert [driver.step() for _ in range(2)] == [(0, 0), "voided"]
+    driver.slot.send([{"action": np.zeros(1, np.int64)}], np.array([True]))
+    for copy in (1, 2, 3):
+        give_up(driver.slot, copy)
+    with pytest.raises(EnvironmentHangs, match=r"not made within 0.01 s: .* 3 threads of this process hang"):
+        give_up(driver.slot, 4)
+    driver.slot.close()
+    Fragile.gate.set()
+    wait_until(lambda: not HANGING.count)
 
 
 class Login(Hanging):

@@ -214,8 +214,10 @@ class SlotEnvironment(Wrapper):
         waited = awake() - self._since
         if waited <= self._times.least or waited <= (limit := self._times.deadline(bool(self._reset[0]))):
             return
-        doing = "" if self._inner is None else self._inner.doing()
-        text = f"it did not answer within {limit:.3g} s{f': {doing}' * bool(doing)}"
+        at = self._mending if self._inner is None else self._inner
+        doing = "" if at is None else at.doing()
+        what = "it did not answer" if at is self._inner else "another one was not made"
+        text = f"{what} within {limit:.3g} s{f': {doing}' * bool(doing)}"
         HANGING.check(text)
         self._fail(DeadlineError(text))
 

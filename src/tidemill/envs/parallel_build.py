@@ -12,6 +12,8 @@ from time import monotonic
 
 from tidemill.api.environment import Environment
 from tidemill.core.errors import EnvironmentFault
+from tidemill.core.thread_stacks import stack_of, words_of
+from tidemill.envs.hanging_threads import HANGING
 
 QUICK = 0.05  # seconds: what takes no longer is made by the thread that wants it
 MOST = 16  # at a time: engines that start want cores
@@ -23,7 +25,8 @@ class EnvironmentMaker:
     waits `pause` seconds (nothing is made once `closed` is set). `wake` is called from it
     in the end. It lives on as long as what it made, since an engine may be told to end
     with the thread that started it (PR_SET_PDEATHSIG); where what it made is a mere
-    connection (not `needs_maker`) it ends."""
+    connection (not `needs_maker`) it ends. One that nobody waits for any more, while it
+    still closes or makes, hangs: it is counted among `HANGING` until it comes back."""
 
     def __init__(
         self,
@@ -35,11 +38,12 @@ class EnvironmentMaker:
     ) -> None:
         self._made: Environment | Exception | None = None
         self.pause = pause
-        self._unwanted = False
+        self._unwanted = self._at_work = False
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._arguments = make, wake, lost, closed or threading.Event()
-        threading.Thread(target=self._work, daemon=True, name="slot").start()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="slot")
+        self._thread.start()
 
     def made(self) -> Environment | Exception | None:
         """Return, once, what was made, or what that raised; None before."""
@@ -65,16 +69,37 @@ class EnvironmentMaker:
         with self._lock:
             self._unwanted = True
             made = self.made()
+            if self._at_work:
+                HANGING.leave(self._thread)
         if isinstance(made, Environment):
             made.close()
+
+    def doing(self) -> str:
+        """Return where it is, in words, while it closes or makes; "" else."""
+        calls = stack_of(self._thread.ident) if self._at_work else []
+        inner = [call.file == __file__ for call in calls]
+        return words_of(calls[: inner.index(True)]) if True in inner else ""
+
+    def _begin(self) -> bool:
+        """Begin to close or to make. False where nobody waits for that any more."""
+        with self._lock:
+            self._at_work = not self._unwanted
+            return self._at_work
+
+    def _end(self) -> None:
+        with self._lock:
+            self._at_work = False
+            HANGING.returned(self._thread)
 
     def _work(self) -> None:
         make, wake, lost, closed = self._arguments
         if lost is not None:
+            self._begin()  # it is to be closed all the same
             with suppress(Exception):
                 lost.close()
+            self._end()
         del lost, self._arguments
-        if closed.wait(self.pause) or self._unwanted:
+        if closed.wait(self.pause) or not self._begin():
             return
         made: Environment | Exception
         try:
@@ -83,6 +108,7 @@ class EnvironmentMaker:
             made = error
         except BaseException as error:  # sys.exit, say: it ends this thread, and somebody waits
             made = EnvironmentFault(f"{type(error).__name__}: {error}")
+        self._end()
         with self._lock:
             unwanted = self._unwanted or closed.is_set()
             self._made = None if unwanted else made
