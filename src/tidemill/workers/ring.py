@@ -14,6 +14,7 @@ from tidemill.api.experiment import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.step_deadlines import FIRST, deadline
 from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_context import ActorContext
@@ -25,8 +26,17 @@ from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 from tidemill.workers.service_order import ServiceOrder
 
-LOOK = 0.0002  # seconds between two looks at an environment that is waited for,
-PATIENCE = 300.0  # and until it is given up
+LOOK = 0.0002  # seconds between two looks at an environment that is waited for
+GRACE = 5.0  # seconds by which that ends after what the environment breaks off itself
+
+
+def patience_of(config: ActorConfig) -> float:
+    """Return for how many seconds an actor waits for a tick of an environment that it
+    serves strictly in turn: in a thread lanes may hang one after another, and settings of
+    the environment's own come before."""
+    own = (getattr(config.environment, name, None) for name in ("deadline_s", "deadline"))
+    longest = max(seconds for seconds in (deadline(config.deadline_s, None), *own) if seconds is not None)
+    return float(longest) * config.lanes + GRACE
 
 
 class RoomGate:
@@ -51,6 +61,7 @@ class EnvTarget:
 
     number: which one of the ring
     gate: what must open besides before a step begins; None: nothing
+    patience: seconds that `wait` waits at most
     ticked: see `ActorContext`
     """
 
@@ -64,7 +75,9 @@ class EnvTarget:
         number: int = 0,
         gate: LockstepGate | RoomGate | None = None,
         ticked: Callable[[float, bool], None] = lambda seconds, resets: None,
+        patience: float = FIRST,
     ) -> None:
+        self._patience = patience
         self._environment, self.agents, self._ticks = environment, list(agents), list(ticks)
         self._pairs = list(zip(self.agents, self._ticks, strict=True))
         for group, agent in enumerate(self.agents):
@@ -184,12 +197,14 @@ class EnvTarget:
         `EnvironmentFault` where it does not."""
         if not self._stepping or self._environment.ready():
             return
-        until = awake() + PATIENCE
+        until = awake() + self._patience
         while not self._environment.ready():
             if awake() > until:
+                doing = self._environment.doing()
                 raise EnvironmentFault(
-                    f"the environment of target {self.number} has not answered for {PATIENCE:.0f} s; runs "
-                    "with exact_resume wait for each in its turn"
+                    f"the environment of target {self.number} has not answered for {self._patience:.3g} s"
+                    f"{f': {doing}' * bool(doing)}; runs with exact_resume wait for each in its turn, and "
+                    "deadline_s of the actor sets for how long"
                 )
             sleep(LOOK)
 
@@ -267,7 +282,17 @@ def build_target(parts: ActorContext, number: int, gates: list[LockstepGate]) ->
     gate: LockstepGate | RoomGate | None = LockstepGate(lockstep, parts.refresh, gates) if lockstep else None
     if gate is None and parts.context.experiment.exact_resume:
         gate = RoomGate(agents)
-    return EnvTarget(environment, agents, ticks, parts.clock, parts.info_reader, number, gate, parts.ticked)
+    return EnvTarget(
+        environment,
+        agents,
+        ticks,
+        parts.clock,
+        parts.info_reader,
+        number,
+        gate,
+        parts.ticked,
+        patience_of(config),
+    )
 
 
 class EnvRing(ServiceOrder):

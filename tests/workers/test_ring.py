@@ -1,0 +1,53 @@
+"""A ring that serves its targets strictly in turn waits for an environment, and not for
+ever."""
+
+from pathlib import Path
+
+import pytest
+
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Asynchronous,
+    Experiment,
+    Limits,
+    Scripted,
+    Trainer,
+    train,
+)
+from tidemill.core.errors import RunError
+from tidemill.workers import ring
+from tidemill.workers.ring import GRACE, patience_of
+
+
+def test_an_environment_that_never_answers_is_a_fault_after_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring, "GRACE", 0.1)
+    environment = Scripted(fault="hang", fault_tick=40)
+    made = Experiment(
+        name="hung",
+        policies={"policy": ActorCritic(hidden=(4,))},
+        workers={
+            "actor": Actors(
+                environment=environment, lanes=2, deadline_s=0.2, agents=(AgentSpec(sample_steps=8),)
+            ),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=8, epochs=1)),
+        },
+        exact_resume=True,
+        limits=Limits(updates=100),
+    )
+    with pytest.raises(RunError, match=r"actor-0: the environment of target 0 has not answered for 0\.5 s"):
+        train(
+            made, layout="given", run_dir=tmp_path / "run", quiet=True, launch="inline", source=Path(__file__)
+        )
+
+
+def test_what_environments_break_off_themselves_comes_before() -> None:
+    actors = Actors(environment=Scripted(), lanes=2)
+    assert patience_of(actors) == 2 * 300.0 + GRACE
+    assert patience_of(actors.replace(deadline_s=3.0)) == 2 * 3.0 + GRACE
+    other = Asynchronous(make="x.py:Make", deadline=1000.0)
+    assert patience_of(actors.replace(environment=other, deadline_s=3.0)) == 2 * 1000.0 + GRACE
