@@ -16,7 +16,8 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from tidemill.core.errors import RunError
+from tidemill.core.errors import DeadlineError, RunError
+from tidemill.core.killed_processes import await_end
 from tidemill.core.private_files import private
 from tidemill.core.user_code_loading import environment_of_ours
 
@@ -184,14 +185,19 @@ class CommandEngine(HostEngine):
                 assert pipe is not None
                 with contextlib.suppress(OSError):
                     pipe.close()
-        deadline = monotonic() + _END_S
+        deadline, held = monotonic() + _END_S, list[DeadlineError]()
         for name, agent in self._agents.items():
             try:
                 agent.wait(max(deadline - monotonic(), 0.01))
             except subprocess.TimeoutExpired:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(agent.pid, signal.SIGKILL)
-                agent.wait()
+                try:
+                    await_end(agent, f"the agent of host {name}")
+                except DeadlineError as error:
+                    held.append(error)
             if (log := self._logs.get(name)) is not None and log.exists() and not log.stat().st_size:
                 log.unlink()
         self._agents.clear()
+        if held:
+            raise held[0]

@@ -34,7 +34,8 @@ from tidemill.core import memory
 from tidemill.core.config import encode
 from tidemill.core.control_groups import MemoryKills, memory_kills
 from tidemill.core.cores import cores
-from tidemill.core.errors import ConfigError, RunError, returned
+from tidemill.core.errors import ConfigError, DeadlineError, RunError, returned
+from tidemill.core.killed_processes import KILLED, await_end
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.run_marks import end_marked, end_orphans, new_mark
@@ -328,7 +329,7 @@ class ProcessesLauncher(Launcher):
             self._links[name].close()
         if (process := group.process) is not None:
             kill_session(process.pid)
-            process.wait()
+            await_end(process, ", ".join(group.names))
             group.process = None
             end_marked(self._mark_of(group))
         if group.pidfd >= 0:
@@ -437,21 +438,28 @@ class ProcessesLauncher(Launcher):
         deadline = monotonic() + seconds
         processes = [group.process for group in self._groups if group.process is not None]
         for process in processes:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - monotonic(), 0.01))
-            except subprocess.TimeoutExpired:
-                kill_session(process.pid)
-                process.wait()
+                continue
+            kill_session(process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # `_forget` tells
+                process.wait(KILLED)
         deadline = monotonic() + _AFTER
         for process in processes:
             # What its environment started, and what that left to itself (a resource
             # tracker, say) ends by itself.
             while _session_lives(process.pid) and monotonic() < deadline:
                 sleep(0.005)
+        held: list[DeadlineError] = []
         for group in self._groups:
-            self._forget(group)
+            try:
+                self._forget(group)
+            except DeadlineError as error:
+                held.append(error)
         self._groups.clear()
         self._links.clear()
+        if held:
+            raise held[0]
 
     def _close_descriptors(self) -> None:
         while self._descriptors:

@@ -14,6 +14,7 @@ from time import monotonic
 import msgspec
 
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.killed_processes import await_end
 from tidemill.core.private_files import private
 from tidemill.core.user_code_loading import environment_of_ours
 
@@ -146,7 +147,7 @@ class RayEngine(HostEngine):
             self._driver.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._driver.kill()
-            self._driver.wait()
+            await_end(self._driver, "the process that speaks to Ray")
         if self._log is not None and self._log.exists() and not self._log.stat().st_size:
             self._log.unlink()
         self._driver = None

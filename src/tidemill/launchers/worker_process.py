@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from tidemill.core.killed_processes import await_end
 from tidemill.core.user_code_loading import environment_of_ours
 
 # without the working directory among its places of modules
@@ -62,7 +63,7 @@ class WorkerProcess:
         """End a process that gets no order."""
         self._socket.close()
         self.process.kill()
-        self.process.wait()
+        await_end(self.process, "a worker's process that got no order")
 
 
 def environment(math_threads: int) -> dict[str, str]:

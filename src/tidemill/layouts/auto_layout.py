@@ -28,6 +28,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.killed_processes import await_end
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.secrets import hide, known, mask
 from tidemill.core.user_code_loading import named_files, named_modules, own_code
@@ -307,7 +308,7 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
         raise RunError(f"no answer after {SECONDS} s") from None
     finally:
         kill_session(process.pid)
-        process.wait()
+        await_end(process, "the process that measures costs")
     secrets = known(encode(experiment))
     try:
         return msgspec.convert(read_answer(answer, process), Costs)

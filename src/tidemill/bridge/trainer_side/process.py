@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError, SimulatorError
+from tidemill.core.killed_processes import await_end
 
 _LINES, _LINE_BYTES = 30, 2000  # of its output are kept
 # Waits for the end of its input, which nobody writes to: it comes when the process that
@@ -108,7 +109,7 @@ class SimulatorProcess:
         if self._guard is not None:
             assert self._guard.stdin is not None
             self._guard.kill()
-            self._guard.wait()
+            await_end(self._guard, "the process that looks after a simulator")
             self._guard.stdin.close()
             self._guard = None
 
@@ -122,7 +123,7 @@ class SimulatorProcess:
                 break
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        await_end(self._process, "the simulator")
         self.unguard()
         self._reader.join(1.0)
 

@@ -1,0 +1,21 @@
+"""Processes that were killed are waited for: the kernel ends them, but for those that it
+holds itself."""
+
+import subprocess
+
+from tidemill.core.errors import DeadlineError
+
+KILLED = 20.0  # seconds
+
+
+def await_end(process: "subprocess.Popen[bytes]", what: str, seconds: float = KILLED) -> None:
+    """Wait until a process that was killed is gone. Raises `DeadlineError` where the
+    kernel does not end it; `what` it is."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise DeadlineError(
+            f"{what} (process {process.pid}) was killed, and has not ended within {seconds:.3g} s: the "
+            "kernel, which is to end it, waits for a disk, a share or a device in its place, most likely "
+            "(state D in `ps`); it ends once that answers"
+        ) from None
