@@ -183,6 +183,12 @@ class WorkerConfig(Config):
             )
 
     @property
+    def watches(self) -> bool:
+        """Whether the worker only watches: what it does changes nothing of what is
+        learnt, and begins anew in a run that is resumed exactly."""
+        return False
+
+    @property
     def farewell_s(self) -> float:
         """Extra seconds that the worker may take to end, for instance to write a large
         checkpoint."""
@@ -213,6 +219,12 @@ class WorkerConfig(Config):
         """Return the names of what the worker has the parameter database know of
         versions."""
         return ()
+
+    def awaited(self, policy: str) -> dict[str, int]:
+        """Return what the trainer of `policy` waits for before it trains any further: the
+        name of what the worker records of a version, with after how many updates each,
+        beginning with the version of none."""
+        return {}
 
     def queries(self) -> tuple[tuple[str, Query], ...]:
         """Return what the worker asks of the parameter database, as (policy, query)."""
@@ -332,7 +344,7 @@ class Experiment(Config):
 
     def in_lockstep(self, stream: str) -> dict[str, str]:
         """Return who consumes sample `stream` in lockstep with its producers: worker →
-        the policy that it trains."""
+        the policy that it trains, "" for one that trains none."""
         return {name: port.policy for name, port in self.ends_of(stream, "consume") if port.lockstep}
 
     def lag_bounded(self, stream: str) -> bool:
@@ -409,6 +421,14 @@ class Experiment(Config):
         `policy`."""
         groups = {group_of(holder) for role in ("store", "draw") for holder in self.holders(policy, role)}
         return {*RESERVED, *(name for group in groups for name in self.workers[group].records())}
+
+    def awaited(self, policy: str) -> dict[str, int]:
+        """Return what must be recorded of versions of `policy` before it is trained any
+        further: name → after how many updates each."""
+        groups = dict.fromkeys(group_of(holder) for holder in self.holders(policy, "draw"))
+        return {
+            name: updates for group in groups for name, updates in self.workers[group].awaited(policy).items()
+        }
 
     def players(self) -> dict[tuple[str, int], tuple[str, ...]]:
         """Return the names under which finished episodes are counted: (group, index of

@@ -36,6 +36,7 @@ from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.cut_files import CUTS, has_part, number_of, only_judges
 from tidemill.workers.evaluation import Evaluation
+from tidemill.workers.judge_rounds import judge_of
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
@@ -221,7 +222,7 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
                         wrong = _wrong_with_draws(experiment, config, spec, inline)
                     if wrong:
                         break
-            case Evaluation():  # it watches
+            case Evaluation():  # it watches, or training waits for it
                 pass
             case PolicyWorkers():
                 if config.threaded:
@@ -240,7 +241,18 @@ def _wrong_with_draws(experiment: Experiment, config: ActorConfig, spec: PlayerS
     """Return why what these agents draw would be a matter of time, "" where it is not."""
     drawn, who = spec.parameters, f'the agents "{spec.match}" play versions that are drawn'
     assert isinstance(drawn, Drawn)
-    fields = {field for query in drawn.queries() for field in query.fields()} - COUNTED_FIELDS
+    awaited = [
+        each
+        for each in experiment.groups(Evaluation).values()
+        if each.updates is not None and each.policy == spec.policy
+    ]
+    judged = [each for each in awaited if judge_of(experiment, config.agents) == each]
+    counted = {*COUNTED_FIELDS, *(name for each in awaited if inline for name in each.records())}
+    if drawn.tag and drawn.tag in {tag for each in awaited if inline for tag in (each.tag, each.best)} | {
+        each.tag for each in judged
+    }:
+        return ""
+    fields = {field for query in drawn.queries() for field in query.fields()} - counted
     if drawn.tag or fields:
         by = f'the tag "{drawn.tag}"' if drawn.tag else f'"{min(fields)}"'
         return f"{who} by {by}, which moves at any time; draw by {' and '.join(sorted(COUNTED_FIELDS))} alone"
@@ -253,7 +265,7 @@ def _wrong_with_draws(experiment: Experiment, config: ActorConfig, spec: PlayerS
                 f"(updates between two of them) and workers.{name}.database_versions = None (all are kept)"
             )
         streams = [stream for each in config.agents for stream in each.streams]
-        if not inline and not any(
+        if not (inline or judged) and not any(
             name == group_of(taker) for s in streams for taker in experiment.in_lockstep(s)
         ):
             return f"{who}, and {name}, which makes these, does not wait for their actors' samples"

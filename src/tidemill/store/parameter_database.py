@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.config import check_name
+from tidemill.core.cut import Part
 from tidemill.core.errors import (
     ConfigError,
     DatabaseError,
@@ -322,6 +323,66 @@ class ParameterDatabase:
                     "INSERT OR REPLACE INTO means VALUES (?, ?, ?, ?, ?, ?)",
                     (*key, mean.count, mean.mean, mean.squares),
                 )
+
+    def unrecorded(self, policy: str, name: str, every: int) -> int | None:
+        """Return the oldest version, of those whose number `every` divides, of which
+        nothing was recorded by this name; None where there is none."""
+        with suppress(VersionGone), self._transaction("read") as db:
+            found = _column(
+                db,
+                "SELECT min(version) FROM versions WHERE policy = ? AND version % ? = 0 AND version NOT IN "
+                "(SELECT version FROM means WHERE (policy, name) = (?, ?))",
+                (policy, every, policy, name),
+            )
+            return None if found[0] is None else int(found[0])
+        return None
+
+    def recorded(self, policy: str, version: int) -> dict[str, float]:
+        """Return the means of what was recorded of a version, by name. Raises
+        `VersionGone`."""
+        with self._transaction("read") as db:
+            _find(db, policy, version)
+            rows = db.execute(
+                "SELECT name, mean FROM means WHERE (policy, version) = (?, ?)", (policy, version)
+            )
+            return {_name(name): float(mean) for name, mean in rows}
+
+    def records(self, policy: str, prefix: str) -> Part:
+        """Return all that was recorded of a policy's versions by names that begin with
+        `prefix`, so that `set_records` may go back to it."""
+        found = [
+            (version.version, name, mean)
+            for version in self.versions(policy)
+            for name, mean in sorted(version.means.items())
+            if name.startswith(prefix)
+        ]
+        return {
+            "versions": np.array([version for version, _, _ in found], np.int64),
+            "names": [name for _, name, _ in found],
+            "counts": np.array([mean.count for _, _, mean in found], np.int64),
+            "means": np.array([(mean.mean, mean.squares) for _, _, mean in found], np.float64).reshape(-1, 2),
+        }
+
+    def set_records(self, policy: str, prefix: str, records: Part) -> None:
+        """Have these records, and no others, of names that begin with `prefix`: what was
+        recorded since is going to be recorded again."""
+        rows = zip(
+            records["versions"].tolist(),
+            records["names"],
+            records["counts"].tolist(),
+            records["means"].tolist(),
+            strict=True,
+        )
+        with self._transaction("write") as db:
+            known = {*_column(db, "SELECT version FROM versions WHERE policy = ?", (policy,))}
+            db.execute(
+                "DELETE FROM means WHERE policy = ? AND substr(name, 1, ?) = ?", (policy, len(prefix), prefix)
+            )
+            for version, name, count, mean in rows:
+                if version in known:
+                    db.execute(
+                        "INSERT INTO means VALUES (?, ?, ?, ?, ?, ?)", (policy, version, name, count, *mean)
+                    )
 
     def query(self, policy: str, query: Query, declared: Sequence[str] = ()) -> list[Version]:
         """Return the versions that `query` asks for, in its order. Raises `ConfigError`

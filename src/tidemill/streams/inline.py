@@ -43,6 +43,11 @@ class InlineInferenceClient(InferenceClient):
         self._shared: dict[int, int] = {}
 
     @property
+    def version(self) -> int:
+        """The version that answers now."""
+        return self._policy.version
+
+    @property
     def buffered(self) -> int:
         return len(self._posted)
 

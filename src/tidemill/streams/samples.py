@@ -175,6 +175,12 @@ class ChannelSampleConsumer(SampleConsumer):
     def release(self) -> None:
         self._channels[self._taken.popleft()].release()
 
+    def give_back(self, channel: int) -> None:
+        """Give back the oldest sample that is held of a channel, whatever is held of
+        others."""
+        self._taken.remove(channel)
+        self._channels[channel].release()
+
     def state(self) -> Part:
         """Return whose samples are held, and whose is next. The samples themselves are
         their producers' to keep."""

@@ -25,6 +25,7 @@ from tidemill.launchers.table import make_launcher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import MANIFEST, FoundCheckpoint, checkpoints, read_newest
+from tidemill.store.query import among
 from tidemill.training.train import resume, train
 from tidemill.workers.cut_files import CUTS
 from tidemill.workers.trainer_config import TrainerConfig
@@ -100,6 +101,8 @@ def check_resume(
             compared += count
             differences += found
         count, first = _compare_metrics(asked, straight, resumed)
+        measured, apart = _compare_measured(asked, straight, resumed)
+        count, first = count + measured, first or apart
         cause = ""
         if differences or first:
             cause = _cause(resumed, ended, first, _forgotten(asked, resumed))
@@ -195,6 +198,47 @@ def _compare_metrics(
             if value != other and not (value != value and other is not None and other != other):
                 return count, (update, f"metric {trainer}{name} of update {update}: {value} and {other}")
     return count, None
+
+
+def _compare_measured(
+    experiment: Experiment, straight: Path, resumed: Path
+) -> tuple[int, tuple[int, str] | None]:
+    """Return how many numbers were compared that evaluations and populations have told of
+    versions that training waits for, and of the first that differs a sentence, with the
+    last update. What was just under way when a run ended may be there or not."""
+    ours, theirs = (_measured(experiment, path) for path in (straight, resumed))
+    ends = [
+        int(read_newest(run / "checkpoints" / policy).facts["steps"])
+        for run in (straight, resumed)
+        for policy in experiment.trained()
+    ]
+    count, last = 0, experiment.limits.updates or 0
+    for step, name in sorted(ours.keys() | theirs.keys()):
+        if step >= min(ends) and not {(step, name)} <= ours.keys() & theirs.keys():
+            continue
+        count += 1
+        one, other = ours.get((step, name)), theirs.get((step, name))
+        if one != other:
+            return count, (last, f"metric {name} of env step {step}: {one} and {other}")
+    return count, None
+
+
+def _measured(experiment: Experiment, folder: Path) -> dict[tuple[int, str], float]:
+    """Return what was told in `folder` of versions that training waits for, by env step
+    and name."""
+    several, policies = experiment.measured_by_several(), experiment.trained()
+    names = {
+        f"{group}/{name}" if name in several else name
+        for group, config in experiment.workers.items()
+        if any(config.awaited(policy) for policy in policies)
+        for name in config.measures() or ()
+    }
+    return {
+        (int(record["step"]), name): value
+        for record in read_metrics(folder)
+        for name, value in record.items()
+        if among(name, names)
+    }
 
 
 def _updates(experiment: Experiment, folder: Path) -> dict[tuple[int, str], dict[str, float]]:

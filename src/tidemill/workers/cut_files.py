@@ -10,8 +10,7 @@ from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, read_newest, write_checkpoint
 from tidemill.workers.actor_config import ActorConfig, Actors
-from tidemill.workers.evaluation import Evaluation
-from tidemill.workers.trainer_config import Trainer
+from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 CUTS = "cuts"
 KEPT = 4
@@ -32,15 +31,14 @@ def has_part(experiment: Experiment, worker: str) -> bool:
         return config.max_policy_lag != 0 or number(worker) > 0
     if isinstance(config, Actors):
         return not only_judges(experiment, config)
-    return any(port.role == "serve" for port in config.ports())
+    return not (isinstance(config, TrainerConfig | ActorConfig) or config.watches)
 
 
 def only_judges(experiment: Experiment, config: ActorConfig) -> bool:
-    """Return whether actors play for evaluations alone. Those watch: what they do changes
-    nothing of what is learnt, and begins anew in a run that is resumed."""
+    """Return whether actors play for those alone that watch."""
     streams = [stream for spec in config.agents for stream in spec.streams]
     takers = {group_of(name) for stream in streams for name in experiment.holders(stream, "consume")}
-    return bool(takers) and all(isinstance(experiment.workers[group], Evaluation) for group in takers)
+    return bool(takers) and all(experiment.workers[group].watches for group in takers)
 
 
 def newest_cut(folder: Path) -> int:

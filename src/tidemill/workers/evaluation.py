@@ -34,6 +34,12 @@ collected ratings began anew.
 
 Nobody is told to begin or to stop: a full stream holds the actors up while there is no
 new version.
+
+With `updates` the version after each so many is evaluated, and training waits for that:
+the next one is not there before. Then judges play in rounds (`workers.judge_rounds`), for
+which the evaluation holds the episode that completes what it needs of a channel until the
+tag points to the next version. So what is played, against whom, and what is recorded
+follows from the experiment alone.
 """
 
 from bisect import bisect_right
@@ -53,7 +59,8 @@ from tidemill.api.algorithm import Sample
 from tidemill.api.control_messages import Facts, Measured, Notice
 from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
-from tidemill.core.errors import ConfigError, DatabaseError, VersionGone
+from tidemill.core.cut import Part
+from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone
 from tidemill.store.parameter_database import PARAMETERS, Mean, ParameterDatabase, Version, check_tag
 from tidemill.store.query import check_field
 from tidemill.streams.samples import ChannelSampleConsumer
@@ -61,8 +68,10 @@ from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counted_episodes import counted_of
+from tidemill.workers.cut_files import OTHERWISE, read_part, write_part
 from tidemill.workers.elo_rating import performance
 from tidemill.workers.info_numbers import FIELD, Numbers, by_name, means, unpack
+from tidemill.workers.trainer_config import check_pushed
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
 AGAIN = 5.0  # seconds until a database that could not be written is tried again
@@ -78,6 +87,9 @@ class Evaluation(WorkerConfig):
     samples: the stream of the evaluation actors' episodes
     games: least number of episodes per version: every seat of the evaluation actors
         plays the same number, so that there may be more
+    updates: the version after each so many updates is evaluated, beginning with that of
+        none, and training waits until it is; None: the newest one is, whenever there is
+        time for one
     tag: tag that points to the version that is being evaluated: what the actors play
     best: tag that points to the version with the highest mean return so far, of those
         that were evaluated in the curriculum's present stage
@@ -106,6 +118,7 @@ class Evaluation(WorkerConfig):
     policy: str = "policy"
     samples: str = "evaluation"
     games: int = 100
+    updates: int | None = None
     tag: str = "evaluating"
     best: str = "best"
     drawn: float | None = None
@@ -118,7 +131,7 @@ class Evaluation(WorkerConfig):
                 f"count = {self.count}: one worker evaluates a policy; give each policy an Evaluation, and "
                 "the actors a higher count"
             )
-        self.check_least(games=1)
+        self.check_least(games=1, updates=1)
         for tag in (self.tag, self.best):
             check_tag(tag)
         check_field(f"{self.name}/return")
@@ -131,7 +144,7 @@ class Evaluation(WorkerConfig):
             raise ConfigError(f'tag and best are both "{self.tag}"; give them different names')
 
     def ports(self) -> tuple[Port, ...]:
-        return Port(self.samples, "consume"), Port(self.policy, "draw")
+        return Port(self.samples, "consume", lockstep=self.updates is not None), Port(self.policy, "draw")
 
     def measures(self) -> tuple[str, ...]:
         won = () if self.drawn is None else ("win_rate", "elo")
@@ -142,11 +155,29 @@ class Evaluation(WorkerConfig):
         won = () if self.drawn is None else ("win_rate", "elo", "beats")
         return tuple(f"{self.name}/{what}" for what in ("return", "length", "stage", "info/", *won))
 
+    @property
+    def watches(self) -> bool:
+        return self.updates is None
+
+    def awaited(self, policy: str) -> dict[str, int]:
+        if self.updates is None or policy != self.policy:
+            return {}
+        return {f"{self.name}/return": self.updates}
+
+    def rounds(self, experiment: Experiment, seats_per_lane: int) -> int:
+        """Return how many episodes of each seat count."""
+        edges = (edge for edge in experiment.edges() if edge.name.startswith(f"samples/{self.samples}/"))
+        actors = experiment.groups(ActorConfig)
+        seats = sum(actors[group_of(edge.source)].lanes for edge in edges) * seats_per_lane
+        return counted_of(0, seats, self.games)
+
     def check(self, experiment: Experiment) -> None:
         """Raise `ConfigError` unless those who fill the stream are actors that play what
         is evaluated, and for two evaluations that go by one name or move one tag."""
         for worker in experiment.holders(self.samples, "produce"):
             self._check_judge(worker, experiment.workers[group_of(worker)])
+        if self.updates is not None:
+            check_pushed(experiment, self.policy, "Evaluation", self.updates)
         evaluations = experiment.groups(Evaluation).items()
         for (group, one), (other_group, other) in combinations(evaluations, 2):
             if one.policy != other.policy:
@@ -169,6 +200,12 @@ class Evaluation(WorkerConfig):
                 "alone; let them fill it"
             )
         (spec,) = (spec for spec in judge.agents if self.samples in spec.streams)
+        others = [stream for other in judge.agents for stream in other.streams if stream != self.samples]
+        if self.updates is not None and others:
+            raise ConfigError(
+                f'{worker} fills "{others[0]}" beside "{self.samples}", but plays in rounds for an '
+                f"evaluation with updates = {self.updates}; let other actors fill that"
+            )
         for what, is_so, cure in (
             (f'mode = "{spec.mode}"', spec.mode == "concise", 'mode = "concise"'),
             (f'policy = "{spec.policy}"', spec.policy == self.policy, f'policy = "{self.policy}"'),
@@ -207,6 +244,9 @@ class EvaluationWorker(Worker):
         self._against: dict[int, list[float]] = {}  # scores of the frozen version, by the opponent's
         self._ratings: dict[int, float] = {}  # by version, of collected ones, too
         self._discarded = 0
+        self._kept: list[int] = []  # channels whose round is over, for each sample that is kept of it
+        self._to_hold = 0  # samples that were kept when the run was cut, and are still to be taken again
+        self._exact = context.experiment.exact_resume and config.updates is not None
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
@@ -217,16 +257,71 @@ class EvaluationWorker(Worker):
         edges = context.edges(f"samples/{config.samples}/")
         actors = context.experiment.groups(ActorConfig)
         judges = [actors[group_of(edge.source)] for edge in edges]
+        per_lane = facts.samples[config.samples].seats_per_lane
         self._policy_index = list(context.experiment.policies).index(config.policy)
         self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
         channels = [context.endpoints.consumer(edge.name) for edge in edges]
         self._consumer = ChannelSampleConsumer(channels, 0, 0)
-        self._seats = sum(judge.lanes for judge in judges) * facts.samples[config.samples].seats_per_lane
-        self._each = counted_of(0, self._seats, config.games)  # games of every seat: whole rounds
+        self._of_channel = [judge.lanes * per_lane for judge in judges]  # seats
+        self._seats = sum(self._of_channel)
+        self._each = config.rounds(context.experiment, per_lane)  # games of every seat: whole rounds
         self._return, self._elo, self._beats, self._in = (
             f"{config.name}/{what}" for what in ("return", "elo", "beats", "stage")
         )
+        if self._exact and context.life:
+            self.report(Notice(OTHERWISE))
+        elif self._exact and context.resume is not None:
+            self._load_part(read_part(context))
         return Facts()
+
+    # ---- a cut -------------------------------------------------------------------------
+
+    def _save_part(self, checkpoints: Mapping[str, int]) -> None:
+        if not self._exact:
+            return
+        config, tags = self._config, self._database.tags(self._config.policy)
+        part = {
+            "frozen": -1 if self._frozen is None else self._frozen.version,
+            "played": [[*key, count] for key, count in self._played.items()],
+            "returns": self._returns,
+            "lengths": self._lengths,
+            "infos": [dict(numbers) for numbers in self._infos],
+            "against": [[version, scores] for version, scores in self._against.items()],
+            "ratings": [[version, rating] for version, rating in self._ratings.items()],
+            "discarded": self._discarded,
+            "held": self._kept,
+            "source": self._consumer.state(),
+            "tags": {tag: tags.get(tag, -1) for tag in (config.tag, config.best)},
+            "records": self._database.records(config.policy, f"{config.name}/"),
+        }
+        try:
+            write_part(self.context, part, self.cut, checkpoints)
+        except CheckpointError as error:
+            self.report(Notice(f"{error}. Training goes on; a resumed run goes on from the cut before"))
+
+    def _load_part(self, part: Part) -> None:
+        """Be where the evaluation was when the run was cut, and have the database know
+        what it knew then."""
+        config = self._config
+        frozen = [version for version in self._versions() if version.version == part["frozen"]]
+        self._frozen = frozen[0] if frozen else None
+        self._played.update({(channel, seat): count for channel, seat, count in part["played"]})
+        self._returns, self._lengths = list(part["returns"]), list(part["lengths"])
+        self._infos = [dict(numbers) for numbers in part["infos"]]
+        self._against = {version: list(scores) for version, scores in part["against"]}
+        self._ratings = dict(part["ratings"])
+        self._discarded, self._kept = part["discarded"], list(part["held"])
+        self._to_hold = len(self._kept)
+        self._consumer.load_state(part["source"])
+        for tag, version in part["tags"].items():
+            with suppress(VersionGone):  # there is none to remove
+                if version < 0:
+                    self._database.untag(config.policy, tag)
+                else:
+                    self._database.tag(config.policy, tag, version)
+        self._database.set_records(config.policy, f"{config.name}/", part["records"])
+
+    # ---- what it does ------------------------------------------------------------------
 
     def _versions(self) -> list[Version]:
         return self._database.versions(self._config.policy)
@@ -235,8 +330,14 @@ class EvaluationWorker(Worker):
         self._frozen = None  # what was played so far was of another stage
 
     def _poll(self) -> PollResult:
+        while self._to_hold and self._consumer.consume() is not None:
+            self._to_hold -= 1
+        if self._to_hold:
+            return PollResult()
         if self._frozen is None:
             self._try(self._freeze)
+        elif self._all_played():  # and what came of it could not be written
+            self._try(self._conclude)
         taken = 0
         while (
             self._frozen is not None
@@ -244,10 +345,21 @@ class EvaluationWorker(Worker):
             and (sample := self._consumer.consume()) is not None
         ):
             taken += self._count(sample)
-            self._consumer.release()
-            if len(self._played) == self._seats and min(self._played.values()) >= self._each:
+            if self._config.updates is not None and self._round_over(sample.channel):
+                self._kept.append(sample.channel)
+            else:
+                self._consumer.give_back(sample.channel)
+            if self._all_played():
                 self._try(self._conclude)
         return PollResult(taken, taken)
+
+    def _all_played(self) -> bool:
+        return len(self._played) == self._seats and min(self._played.values()) >= self._each
+
+    def _round_over(self, channel: int) -> bool:
+        """True when all that counts of a channel has come."""
+        enough = (key for key, count in self._played.items() if key[0] == channel and count >= self._each)
+        return sum(1 for _ in enough) == self._of_channel[channel]
 
     def _try(self, step: Callable[[], None]) -> None:
         """Do what needs the database. Where that cannot be written, the disk is full,
@@ -267,12 +379,21 @@ class EvaluationWorker(Worker):
 
     def _freeze(self) -> None:
         """Let the tag point to the newest version, once there is one that was not
-        evaluated."""
-        if monotonic() - self._looked < LOOK:
+        evaluated; or to the one that training waits for."""
+        policy, updates = self._config.policy, self._config.updates
+        if updates is not None:
+            due = self._database.unrecorded(policy, self._return, updates)
+            newest = (
+                [version for version in self._versions() if version.version == due] if due is not None else []
+            )
+        elif monotonic() - self._looked < LOOK:
             return
-        self._looked = monotonic()
-        newest = self._versions()[-1:]
-        if not newest or newest[0].version <= self._last or self._return in newest[0].means:
+        else:
+            self._looked = monotonic()
+            newest = self._versions()[-1:]
+            if newest and (newest[0].version <= self._last or self._return in newest[0].means):
+                return
+        if not newest:
             return
         try:
             self._database.tag(self._config.policy, self._config.tag, newest[0].version)
@@ -281,6 +402,9 @@ class EvaluationWorker(Worker):
         (self._frozen,), self._last = newest, newest[0].version
         self._played.clear()
         self._returns, self._lengths, self._infos, self._against = [], [], [], {}
+        for channel in self._kept:  # whose judges go on with this version
+            self._consumer.give_back(channel)
+        self._kept.clear()
         self.context.endpoints.bell.ring()  # what lies in the stream was announced long ago
 
     def _count(self, sample: Sample) -> int:

@@ -34,7 +34,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.api.weights_header import write_header
 from tidemill.core.clock import Clock, awake
 from tidemill.core.config import encode
-from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean, returned
+from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, did_you_mean, returned
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
@@ -61,6 +61,8 @@ from tidemill.workers.trainer_counters import Counters, TrainingLimits
 from tidemill.workers.update_faults import FAULTS, IN_A_ROW, UpdateFaults, not_finite
 from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
+
+AGAIN = 5.0  # seconds until a version that is waited for is pushed again, where it was not kept
 
 
 class Extras(NamedTuple):
@@ -126,6 +128,9 @@ class Learner:
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
         self.changes = deque[AlgorithmConfig]()
+        self._awaited = context.experiment.awaited(config.policy)
+        self._heard = -1  # after how many updates all that is awaited was there
+        self._again = 0.0  # when a version that is not in the database is pushed once more
         # settings of the algorithm, where they were changed, `changes` included
         self._changed: dict[str, float | None] = {}
 
@@ -250,6 +255,10 @@ class Learner:
             self.algorithm = self._build_algorithm()
         self.policy.load(found.arrays["policy"], self.version)
         self.algorithm.load_state(found.arrays["algorithm"] if self.own_state is None else self.own_state)
+        try:
+            self.returns.extend(map(float, found.facts.get("returns", ())))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {found.path} has returns that are none: {error}") from None
         self._saved = self.counters.updates, self.counters.steps
 
     # ---- training ----------------------------------------------------------------------
@@ -408,6 +417,26 @@ class Learner:
         if self._publisher is not None:
             self._publisher.publish(self.policy)
 
+    def awaits(self) -> bool:
+        """True while the present version is still to be evaluated, or decided on, before
+        it is trained any further (`Evaluation.updates`)."""
+        now, folder = self.counters.updates, self._context.folder
+        if self._heard == now:
+            return False
+        due = {name for name, updates in self._awaited.items() if now % updates == 0}
+        if due and folder is not None:
+            try:
+                known = ParameterDatabase(Path(folder) / PARAMETERS).recorded(self._config.policy, now)
+            except DatabaseError:  # it could not be written: the disk is full, say
+                if awake() > self._again:
+                    self._again = awake() + AGAIN
+                    self.look_at_versions()
+                return True
+            if not due <= known.keys():
+                return True
+        self._heard = now
+        return False
+
     def change(self, settings: Mapping[str, float | None]) -> None:
         """Take other settings of the algorithm, which checkpoints keep from now on. A
         trainer without equals goes on with them at once."""
@@ -498,6 +527,7 @@ class Learner:
             "experiment": self._context.experiment.name,
             "spaces": plain_spaces(self.spaces),  # so that the policy can be built without its environment
             "settings": self._changed,
+            "returns": self.returns.kept(),
             **extras.facts,
         }
         write_checkpoint(

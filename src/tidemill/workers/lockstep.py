@@ -35,7 +35,7 @@ from tidemill.workers.sample_writers.fixed import AlignedBlock
 def in_lockstep(experiment: Experiment, spec: PlayerSpec) -> bool:
     """True when a consumer of the spec's samples trains in lockstep with those who make
     them."""
-    return any(experiment.in_lockstep(stream) for stream in spec.streams)
+    return any(any(experiment.in_lockstep(stream).values()) for stream in spec.streams)
 
 
 def check_lockstep(experiment: Experiment, config: ActorConfig) -> None:

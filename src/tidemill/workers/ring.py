@@ -21,6 +21,7 @@ from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent import Agent
 from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.info_numbers import InfoReader, Numbers
+from tidemill.workers.judge_rounds import RoundGate, judge_of
 from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock
@@ -73,7 +74,7 @@ class EnvTarget:
         clock: Clock,
         info_reader: InfoReader,
         number: int = 0,
-        gate: LockstepGate | RoomGate | None = None,
+        gate: LockstepGate | RoundGate | RoomGate | None = None,
         ticked: Callable[[float, bool], None] = lambda seconds, resets: None,
         patience: float = FIRST,
     ) -> None:
@@ -189,7 +190,10 @@ class EnvTarget:
         self._environment.keep_episodes()
 
     def waits_for_others(self) -> bool:
-        """True when a policy worker is still to answer one of its agents."""
+        """True when a policy worker is still to answer one of its agents, or an
+        evaluation to take the episodes of its round."""
+        if isinstance(self._gate, RoundGate) and not self._stepping and self._gate.lacks_room():
+            return True
         return any(agent.waits_for_others() for agent in self._block_agents())
 
     def wait(self) -> None:
@@ -259,13 +263,13 @@ class EnvTarget:
         return finished
 
 
-def build_target(parts: ActorContext, number: int, gates: list[LockstepGate]) -> EnvTarget:
+def build_target(parts: ActorContext, number: int, gates: list[Any]) -> EnvTarget:
     """Return target `number` of an actor, its agents with it; its gate is one of
     `gates`."""
     environment, config = parts.environments[number], parts.config
     environment.bind(parts.groups)
     environment.on_ready(parts.context.endpoints.bell.ring)
-    agents, ticks, lockstep = [], [], []
+    agents, ticks, lockstep, rounds = [], [], [], list[tuple[BlockAgent, int]]()
     for index, (spec, group) in enumerate(zip(config.agents, parts.groups, strict=True)):
         terms = parts.terms(index, config.lanes * len(group), number)
         waits = in_lockstep(parts.context.experiment, spec)
@@ -275,12 +279,19 @@ def build_target(parts: ActorContext, number: int, gates: list[LockstepGate]) ->
         agent = BlockAgent(terms.row, terms.seats, spec.deterministic, parts.client(spec, number), writer)
         agents.append(agent)
         lockstep += [agent] if waits else []
+        if judge := judge_of(parts.context.experiment, [spec]):
+            rounds.append((agent, judge.rounds(parts.context.experiment, len(group))))
         space = parts.spaces[index].observation
         ticks.append(Tick.allocate(space, terms.seats, environment.info, environment.same_step))
     for spec, agent in zip(config.agents, agents, strict=True):
         agent.meet(agents, config.lanes, spec.parameters.numbered)
-    gate: LockstepGate | RoomGate | None = LockstepGate(lockstep, parts.refresh, gates) if lockstep else None
-    if gate is None and parts.context.experiment.exact_resume:
+    gate: LockstepGate | RoundGate | RoomGate | None = None
+    if lockstep:
+        gate = LockstepGate(lockstep, parts.refresh, gates)
+    elif rounds:
+        ((judged, games),) = rounds
+        gate = RoundGate(judged, agents, games, parts.refresh, gates)
+    elif parts.context.experiment.exact_resume:
         gate = RoomGate(agents)
     return EnvTarget(
         environment,
@@ -319,7 +330,7 @@ class EnvRing(ServiceOrder):
 
     @classmethod
     def build(cls, parts: ActorContext) -> Self:
-        gates: list[LockstepGate] = []
+        gates: list[Any] = []
         return cls([build_target(parts, number, gates) for number in range(parts.config.ring)], parts)
 
     @property

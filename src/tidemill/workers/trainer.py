@@ -110,7 +110,7 @@ class TrainerWorker(Worker):
         while True:
             taken: Sequence[BufferedSample] | None = None
             while self._reason is None and not self._to_rest:
-                if (taken := self._buffer.take(learner.policy.version)) is not None:
+                if not learner.awaits() and (taken := self._buffer.take(learner.policy.version)) is not None:
                     break
                 if self.context.experiment.limits.seconds is not None:
                     learner.limits.count_time()

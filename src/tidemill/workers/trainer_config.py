@@ -144,6 +144,27 @@ class TrainerConfig(WorkerConfig):
         return (*COUNTED, "lag/mean", "lag/max", *dict.fromkeys((*own, *self.algorithm.schedules)))
 
 
+def check_pushed(experiment: Experiment, policy: str, who: str, updates: int) -> None:
+    """Raise `ConfigError` unless the trainers of `policy` push the version after each so
+    many `updates`, and wait for `who` records something of it."""
+    for group, trainer in experiment.groups(TrainerConfig).items():
+        if trainer.policy != policy:
+            continue
+        wrong = ""
+        if not isinstance(trainer, Trainer):
+            wrong = f"{group} is a {type(trainer).__name__}, which does not wait for it; leave out updates"
+        elif trainer.database_updates is None or updates % trainer.database_updates:
+            wrong = (
+                f"{group} does not push these versions (database_updates = {trainer.database_updates}); set "
+                f"workers.{group}.database_updates = {updates}, or to a divisor of it"
+            )
+        if wrong:
+            raise ConfigError(
+                f'{who}: updates = {updates} is of the version of "{policy}" after each {updates} of its '
+                f"updates, but {wrong}"
+            )
+
+
 def _replay(name: str) -> str:
     return f"replay training has a trainer of its own; take ReplayTrainer({name}=…)"
 

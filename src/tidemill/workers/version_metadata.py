@@ -75,6 +75,10 @@ class TrainingReturns:
         """Take the returns of episodes that ended."""
         self._returns.extend(returns)
 
+    def kept(self) -> list[float]:
+        """Return them, oldest first."""
+        return [*self._returns]
+
     def clear(self) -> None:
         """Forget them: they were of other weights."""
         self._returns.clear()

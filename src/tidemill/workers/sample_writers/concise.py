@@ -9,10 +9,13 @@ each row.
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
+import numpy as np
+
 from tidemill.api.algorithm import ROW_FIELDS
+from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, Field
 from tidemill.workers.info_numbers import FIELD, PACKED_INFO
-from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms, Seats
+from tidemill.workers.sample_writers.base import MOST_SLOTS, BlockSizes, SampleTerms, Seats, WriterTerms
 from tidemill.workers.sample_writers.full import Full
 
 
@@ -41,6 +44,20 @@ class Concise(Full):
         theirs = {"others.version": Field((others,), "int64"), "others.policy": Field((others,), "int16")}
         return {**own, **theirs} if others else own
 
+    def __init__(self, terms: WriterTerms) -> None:
+        super().__init__(terms)
+        self.playing = -1
+        """The version whose episodes are counted."""
+        self.played = np.zeros(terms.seats, np.int64)
+        """[N], how many of each seat were sent since that was made 0."""
+
+    def state(self) -> Part:
+        return {**super().state(), "played": self.played}
+
+    def load_state(self, state: Part) -> None:
+        super().load_state(state)
+        self.played[:] = state["played"]
+
     def send(self) -> bool:
         complete = super().send()
         # of open episodes: make room for a new last row
@@ -49,6 +66,10 @@ class Concise(Full):
             array[1, seats] = array[2, seats]
         self.position[seats] = 2
         return complete
+
+    def settled(self) -> bool:
+        """True when every episode that was sent has been given back."""
+        return self._terms.samples.settled()
 
     def abort(self, seats: Seats) -> None:
         """See `Columns`: nobody counts such episodes."""
@@ -67,3 +88,4 @@ class Concise(Full):
             slot[name][0, 0] = array[shown, seat]
         slot["last_version"][0, 0] = self.arrays["version"][acted, seat]
         slot["seat"][0, 0] = seat
+        self.played[seat] += slot["version"][0, 0] == slot["last_version"][0, 0] == self.playing
