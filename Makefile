@@ -4,7 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := pyproject.toml requirements.lock install.sh hatch_build.py src/tidemill/native/build.py $(wildcard src/tidemill/native/*.[ch])
 
-.PHONY: train check test static sanitize avx2 bench results clean
+SANITIZED := .venv/sanitized/libkernels.so.1
+
+.PHONY: train check test suite static style types floors collection sanitize avx2 bench results clean
 .DELETE_ON_ERROR:
 
 train: .venv/ready-to-train
@@ -14,23 +16,39 @@ train: .venv/ready-to-train
 check: static
 	$(BIN)/pytest -n 2 tests/api tests/core tests/algorithms tests/nets tests/replay tests/transports tests/streams
 
-test: static
-	$(BIN)/pytest -n 2 --dist worksteal
+test: static suite
 
-static: .venv/ready-to-test
+# One process more than the two cores of continuous integration: a third of the suite's time is waiting.
+suite: .venv/ready-to-test
+	$(BIN)/pytest -n 3 --dist worksteal
+
+# Each of them keeps one core busy: `make -j2 static` has two at a time.
+static: types floors collection style
+
+types: .venv/ready-to-test
+	$(BIN)/mypy
+
+floors: .venv/ready-to-test
+	$(BIN)/lint-imports
+
+# All tests can be collected; what that compiles is kept, else each process of pytest's compiles it anew wherever PYTHONDONTWRITEBYTECODE is set.
+collection: .venv/ready-to-test
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq >.venv/collected || { tail -n 100 .venv/collected; false; }
+
+style: .venv/ready-to-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 # The native core's tests under the address and undefined-behaviour sanitizers; torch's own leaks are not ours. Wide layers, which take
 # minutes there, in one instruction set.
-sanitize: .venv/ready-to-test
-	$(BIN)/python -m tidemill.native.build .venv/sanitized -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
-	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 NATIVE_LIBRARY=$(CURDIR)/.venv/sanitized/libkernels.so.1 \
+sanitize: .venv/ready-to-test $(SANITIZED)
+	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 NATIVE_LIBRARY=$(CURDIR)/$(SANITIZED) \
 	$(BIN)/pytest -n 2 -q tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py tests/native/test_draws.py \
 	tests/native/test_learning.py tests/native/test_traces.py \
 	-k "not (test_layers and (baseline or avx512 or number_of_threads))"
+
+$(SANITIZED): .venv/ready-to-test
+	$(BIN)/python -m tidemill.native.build $(@D) -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 # Tests of kernels and learners as on a processor with AVX2 and no more, with the native core; and that it is there at all.
 avx2: .venv/ready-to-test

@@ -4,7 +4,7 @@ stay gone, and what the pages name is there."""
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,13 +33,17 @@ def words() -> list[str]:
     return [word.strip() for row in rows[1:] for word in row.split(";")]
 
 
-def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
-    """Yield each class and function of the library, and whether it is a module's own."""
+@cache
+def definitions() -> list[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
+    """Return each class and function of the library, and whether it is a module's own."""
+    found = []
     for path in FILES:
         tree = ast.parse(path.read_text())
+        outermost = set(tree.body)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path, node, node in tree.body
+                found.append((path, node, node in outermost))
+    return found
 
 
 def test_each_word_stands_once() -> None:

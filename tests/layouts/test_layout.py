@@ -873,14 +873,15 @@ def test_a_run_whose_environment_sleeps(tmp_path: Path) -> None:
 
 TOLD = """
 import os
+import time
 import gymnasium, numpy as np
 
 class Telling(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, processes):
+        self.folder, self.processes = folder, processes
         self.tell("made")
 
     def tell(self, when):
@@ -892,7 +893,13 @@ class Telling(gymnasium.Env):
 
     def step(self, action):
         self.tell("step")
+        deadline = time.monotonic() + 60
+        while self.stepping() < self.processes and time.monotonic() < deadline:
+            time.sleep(0.005)  # or one alone might do all that the run needs
         return np.zeros(2, np.float32), 1.0, False, False, {}
+
+    def stepping(self):
+        return len({name.split()[1] for name in os.listdir(self.folder) if name.startswith("step")})
 """
 
 
@@ -902,12 +909,11 @@ def test_actors_keep_to_a_core_and_what_their_environments_start_does_not(
 ) -> None:
     (tmp_path / "env.py").write_text(TOLD)
     (tmp_path / "told").mkdir()
+    settings = {"folder": f"{tmp_path}/told", "processes": 2 if launch == "processes" else 1}
     made = experiment(
         steps=4,
         minibatch=16,
-        environment=Gymnasium(
-            make=f"{tmp_path}/env.py:Telling", kwargs={"folder": f"{tmp_path}/told"}, threads=2
-        ),
+        environment=Gymnasium(make=f"{tmp_path}/env.py:Telling", kwargs=settings, threads=2),
     )
     actors = made.workers["actor"].replace(count=2, lanes=2, one_core=True)
     tidemill.train(
