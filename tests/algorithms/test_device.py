@@ -74,7 +74,7 @@ def test_learning_in_torch_does_not_import_its_compiler():
         "0.0)['rows']\n"
         "assert not {'torch._dynamo', 'sympy'} & {*sys.modules}"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_a_checkpoint_goes_on_with_either():

@@ -478,7 +478,7 @@ def test_what_a_killed_bench_has_started_ends(tmp_path: Path, step: str) -> None
     main.kill()
     main.wait()
     wait_until(
-        lambda: not any(lives(copy.pid) for copy in copies), 30, "those that measure bare costs have ended"
+        lambda: not any(lives(copy.pid) for copy in copies), 60, "those that measure bare costs have ended"
     )
     await_end(tmp_path)
 
@@ -487,7 +487,7 @@ def await_end(folder: Path) -> None:
     """Wait until all that `BROKEN` has started there is gone."""
     servers = [int(line) for line in (folder / "servers").read_text().split()]
     assert servers
-    wait_until(lambda: not any(lives(server) for server in servers), 20, "its servers ended")
+    wait_until(lambda: not any(lives(server) for server in servers), 60, "its servers ended")
 
 
 def lives(process: int) -> bool:

@@ -70,5 +70,5 @@ def both_ends(folder, layout="0", trainer_channels=None, deadline=20.0, **world)
         memory_path=path, layout=layout, channels=trainer_channels, start_seconds=20.0, deadline=deadline
     ) as simulator:
         yield simulator, ours
-    ours.thread.join(10)
+    ours.thread.join(60)
     assert not ours.thread.is_alive()

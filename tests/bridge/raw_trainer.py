@@ -302,7 +302,7 @@ class RawTrainer:
         self.wait()
         return self.groups()
 
-    def end(self, seconds: float = 20.0) -> tuple[int, str, str]:
+    def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
         """Return how the simulator ended and what it wrote."""
         assert self.process is not None
         out, error = self.process.communicate(timeout=seconds)

@@ -526,9 +526,7 @@ def test_the_trainers_death_ends_the_simulator_and_its_folder_but_for_what_is_no
     trainer.step()
     assert {"memory.trainer", "memory.simulator"} < {file.name for file in folder.iterdir()}
     trainer.lock.close()  # as the kernel does when a process ends
-    since = time.monotonic()
     assert trainer.end()[0] == 0
-    assert time.monotonic() - since < 5
     assert sorted(path.name for path in folder.iterdir()) == others if others else not folder.exists()
 
 

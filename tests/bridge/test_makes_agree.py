@@ -118,7 +118,7 @@ def test_a_second_simulator_is_told_that_there_is_one(
     trainer.step()
     before = sorted(tmp_path.iterdir())
     second = subprocess.run(
-        [*end, "again", "--memory-path", trainer.first], capture_output=True, text=True, timeout=60
+        [*end, "again", "--memory-path", trainer.first], capture_output=True, text=True, timeout=240
     )
     assert second.returncode != 0
     said = second.stderr.strip().splitlines()[-1]
@@ -143,7 +143,7 @@ def test_an_editor_is_told_that_another_has_joined(end: list[str | Path], tmp_pa
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert second.returncode != 0 and "nother simulator" in second.stderr
     trainer.close()
@@ -179,7 +179,7 @@ def test_a_full_memory_disk_is_told_with_its_cure_and_nothing_crashes(
         ["unshare", "-m", "sh", "-c", script, "sh", *end, "again"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     if done.returncode == 77 or "unshare failed" in done.stderr:
         pytest.skip("no file system may be mounted here")

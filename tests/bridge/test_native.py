@@ -637,7 +637,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         start_new_session=True,
     )
     try:
-        out, error = trainer.communicate(timeout=60)  # the simulator's words, too: until it ends
+        out, error = trainer.communicate(timeout=240)  # the simulator's words, too: until it ends
     finally:
         with suppress(ProcessLookupError):
             os.killpg(trainer.pid, signal.SIGKILL)

@@ -121,7 +121,7 @@ def test_a_simulator_that_cuts_its_memory_short_is_named_as_the_likely_cause_and
         and "killed by SIGBUS (a file that it had mapped became shorter"
         in result.output + (result.stderr or "")
     )
-    gone = time.monotonic() + 30.0
+    gone = time.monotonic() + 60
     while alive() - before and time.monotonic() < gone:
         time.sleep(0.05)
     assert alive() <= before

@@ -65,7 +65,7 @@ def test_a_served_environment_is_trained_on_and_its_server_counts_every_step(tmp
         finally:
             server.send_signal(signal.SIGINT)
         told = server.stdout.read()
-        assert server.wait(20) == 0, server.stderr.read()
+        assert server.wait(60) == 0, server.stderr.read()
     steps = int(re.search(r"([\d,]+) steps applied", told)[1].replace(",", ""))
     assert 192 <= steps <= 192 + 4 * 2 * 17  # and those of samples that the limit came before
 
@@ -125,7 +125,7 @@ def test_a_served_atari_game_is_what_is_trained_on_without_a_server():
         finally:
             server.send_signal(signal.SIGINT)
         assert "5 steps applied" in server.stdout.read()
-        assert server.wait(20) == 0, server.stderr.read()
+        assert server.wait(60) == 0, server.stderr.read()
 
 
 class Random(Ledger):

@@ -44,17 +44,17 @@ def test_whoever_waits_at_a_bell_runs_the_loop_until_it_is_rung(loop, bell):
         bell.ring()
 
     loop.loop.create_task(work())
-    assert bell.wait(20) and done.is_set() and threads == [threading.get_ident()]
+    assert bell.wait(60) and done.is_set() and threads == [threading.get_ident()]
     assert not bell.wait(0.01)  # that ring was heard
 
 
 def test_another_thread_s_ring_ends_the_wait_as_does_one_before_it(loop, bell):
     bell.ring()
-    assert bell.wait(20)
+    assert bell.wait(60)
     assert not bell.wait(0.01)
     ringer = threading.Timer(0.02, bell.ring)
     ringer.start()
-    assert bell.wait(20)
+    assert bell.wait(60)
     ringer.join()
     assert not bell.wait(0.01)
 
@@ -65,7 +65,7 @@ def test_a_bell_s_further_descriptors_end_the_wait(loop):
     bell.also(ours.fileno())
     assert not bell.wait(0.01)
     theirs.send(b"x")
-    assert bell.wait(20) and bell.wait(20)  # until it is read
+    assert bell.wait(60) and bell.wait(60)  # until it is read
     ours.recv(1)
     assert not bell.wait(0.01)
     loop.loop.remove_reader(ours.fileno())
@@ -128,7 +128,7 @@ def test_each_call_that_blocks_has_a_thread_that_holds_up_no_end(loop):
     all_there = threading.Barrier(50)
 
     def call():
-        all_there.wait(20)
+        all_there.wait(60)
         return threading.current_thread().daemon
 
     async def calls():
@@ -147,7 +147,7 @@ def test_it_runs_within_a_notebook_s_loop(bell):
             bell.ring()
 
         loop.loop.create_task(work())
-        assert bell.wait(20)
+        assert bell.wait(60)
         loop.give_back()
         assert ran == [True]
         await asyncio.sleep(0)  # in the notebook's again

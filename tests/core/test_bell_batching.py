@@ -44,5 +44,5 @@ def test_other_threads_ring_at_once():
     with BatchedRings():
         thread = threading.Thread(target=ring, args=(rung.set,))
         thread.start()
-        assert rung.wait(20)
+        assert rung.wait(60)
     thread.join()

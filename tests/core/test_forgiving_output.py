@@ -106,12 +106,12 @@ def test_the_last_of_several_threads_gives_the_stream_back() -> None:
     def other() -> None:
         with forgiving_output():
             inside.set()
-            assert leave.wait(10)
+            assert leave.wait(60)
 
     with forgiving_output():
         thread = threading.Thread(target=other)
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
     assert sys.stdout is not own
     leave.set()
     thread.join()
@@ -144,7 +144,6 @@ def read_until(reader: int, over: Callable[[bytes], Any]) -> bytes:
     return seen
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("make", [full_pipe, held_terminal, unread_terminal])
 def test_nobody_waits_for_a_reader_who_does_not_read(make: Callable[[], tuple[int, TextIO]]) -> None:
@@ -185,7 +184,7 @@ def test_what_is_read_at_once_is_whole_and_in_order_and_files_stay_as_they_are(t
                 sys.stdout.write(line)
                 sys.stderr.write(line)
         sys.stdout.close()
-        thread.join(10)
+        thread.join(60)
     os.close(reader)
     assert b"".join(seen).decode() == (tmp_path / "log").read_text() == "".join(lines)
 

@@ -31,11 +31,11 @@ def start() -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
 def test_those_of_a_mark_are_ended_and_no_others(start: Callable[[str], "subprocess.Popen[bytes]"]) -> None:
     run = new_mark()
     first, second = start(f"{run}/actor-0/0"), start(f"{run}/actor-0/1")
-    wait_until(lambda: marked(f"{run}/actor-0/0") == [first.pid], 30, "it has begun")
-    wait_until(lambda: marked(f"{run}/actor-0/1") == [second.pid], 30, "it has begun")
+    wait_until(lambda: marked(f"{run}/actor-0/0") == [first.pid], 60, "it has begun")
+    wait_until(lambda: marked(f"{run}/actor-0/1") == [second.pid], 60, "it has begun")
     assert {first.pid, second.pid}.isdisjoint(orphans())  # this process lives
     end_marked(f"{run}/actor-0/0")
-    assert first.wait(10) == -9 and second.poll() is None
+    assert first.wait(60) == -9 and second.poll() is None
 
 
 def test_those_whose_runner_is_gone_are_orphans_but_not_a_container_s(
@@ -50,7 +50,7 @@ def test_those_whose_runner_is_gone_are_orphans_but_not_a_container_s(
     elsewhere = start(f"{int(namespace) + 1}.{pid}.{began}.{name}/actor-0/0")
     same_id = start(f"{namespace}.{os.getpid()}.{int(began) + 1}.{name}/actor-0/0")  # given out again
     nobody = start("what somebody else set")
-    wait_until(lambda: marked("what somebody else set") == [nobody.pid], 30, "it has begun")
+    wait_until(lambda: marked("what somebody else set") == [nobody.pid], 60, "it has begun")
     end_orphans()  # whatever other tests have left, too
-    assert orphan.wait(10) == same_id.wait(10) == -9
+    assert orphan.wait(60) == same_id.wait(60) == -9
     assert elsewhere.poll() is None and nobody.poll() is None

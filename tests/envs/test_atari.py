@@ -51,7 +51,7 @@ def test_the_second_half_rings_when_it_is_ready():
         rung = threading.Event()
         environment.on_ready(rung.set)
         environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, bool))
-        assert rung.wait(30)
+        assert rung.wait(60)
         assert environment.ready()
         environment.recv(driver.ticks)
     finally:

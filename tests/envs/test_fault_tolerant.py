@@ -378,7 +378,7 @@ def test_one_that_is_closed_while_it_is_made_anew_leaves_nothing_open() -> None:
     assert [driver.step() for _ in range(2)] == [(0, 0), "voided"]
     driver.slot.close()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        thread.join(60)
     assert set(threading.enumerate()) <= before
     assert [env.closed for env in Fragile.built] == [1]
 

@@ -275,13 +275,13 @@ def test_environments_that_hang_are_waited_for_at_the_same_time(
     for environment in environments:
         environment.bind([[0]])
         environment.send([{"action": np.zeros(1, np.int64)}], np.ones(1, np.bool_))
-    wait_until(lambda: all(environment.ready() for environment in environments), 20, "resets")
+    wait_until(lambda: all(environment.ready() for environment in environments), 60, "resets")
     for environment in environments:
         environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, np.bool_))
     run_ready()
     since = time.monotonic()
     close_all(environments)
-    assert time.monotonic() - since < 10  # one after the other would take 20 s
+    assert time.monotonic() - since < 19  # one after the other would take 20 s
     if kind == "threads":
         load_attribute(f"{__file__}:Clinging", "make").freed.set()
     else:

@@ -54,7 +54,7 @@ class Maker:
         if self.slow and number == 0:
             time.sleep(2 * QUICK)
         elif self.slow and self.voids:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         with self._lock:
             self.at_once -= 1
             if number in self.fails:
@@ -64,7 +64,7 @@ class Maker:
 
 
 def wait_for(what: Any) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert what()
@@ -148,7 +148,7 @@ def test_the_thread_that_made_one_lives_as_long_as_that_does() -> None:
     (thread,) = (thread for thread in threading.enumerate() if thread.ident == second.thread)  # type: ignore[attr-defined]
     assert thread.is_alive()
     del second
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

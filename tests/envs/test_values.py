@@ -61,7 +61,7 @@ def tick(driver, begin=False):
     environment = driver.environment
     actions = [{"action": np.zeros(len(tick.reward), np.int64)} for tick in driver.ticks]
     environment.send(actions, np.full(environment.lanes, begin))
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while not environment.ready():
         assert time.monotonic() < until
     environment.recv(driver.ticks)

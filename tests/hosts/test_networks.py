@@ -211,7 +211,7 @@ class Strangers:
 
     def __init__(self, stack: ExitStack, where: tuple[str, int]) -> None:
         for said in NOISE.values():
-            line = stack.enter_context(socket.create_connection(where, timeout=10))
+            line = stack.enter_context(socket.create_connection(where, timeout=60))
             with contextlib.suppress(OSError):  # hung up on meanwhile
                 line.sendall(said)
         context = stack.enter_context(zmq.Context())

@@ -43,7 +43,7 @@ def test_hosts_that_are_well_and_the_lines_between_each_two(network: Network, tm
     words = ["doctor", "cluster", "--launch", NETWORKED, "--run-dir", str(tmp_path / "run")]
     with network.on(0):
         done = subprocess.run(
-            [sys.executable, "-m", "tidemill.cli.main", *words], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "tidemill.cli.main", *words], capture_output=True, text=True, timeout=240
         )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
@@ -86,7 +86,7 @@ def test_hosts_that_do_not_reach_each_other_are_named(
     )
     assert found["runner – h1"].level != "fail" and "runner – h2" not in found
     network.set(cut=[])
-    wait_until(lambda: not agents(), 20, "no agent is left")
+    wait_until(lambda: not agents(), 60, "no agent is left")
 
 
 def test_a_line_that_breaks_is_named(

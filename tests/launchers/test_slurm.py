@@ -55,9 +55,9 @@ def test_a_job_that_is_told_of_its_end_goes_on_later(
         ["bash", "job.sh"], cwd=tmp_path, env=os.environ | variables, stdout=subprocess.PIPE, text=True
     )
     try:
-        wait_until((tmp_path / "begun").exists, 30, "the run begins")
+        wait_until((tmp_path / "begun").exists, 60, "the run begins")
         job.send_signal(end)
-        output, _ = job.communicate(timeout=30)
+        output, _ = job.communicate(timeout=240)
     finally:
         job.kill()
         job.wait()
@@ -122,7 +122,7 @@ def test_a_job_of_two_nodes_trains_and_is_followed(tmp_path: Path) -> None:
             "2", "--cpus-per-host", "1", "--layout", "given", "--max-steps", "30000", "--set",
             "workers.actor.count=2", "--run-dir", "run",
         ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0 and "completed" in done.stdout, done.stdout + done.stderr
     assert (tmp_path / "run" / slurm_job.JOB).read_text().strip().isdecimal()

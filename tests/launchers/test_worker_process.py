@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.run.watching import wait_until
 
 from tidemill.launchers import worker_process
 from tidemill.launchers.worker_process import (
@@ -52,7 +53,7 @@ def sent(order: bytes, numbers: list[int], tmp_path: Path) -> bytes:
         os.close(file)
     with open(ours, "rb") as answer:
         said = answer.read()
-    assert worker.process.wait(30) == 0
+    assert worker.process.wait(120) == 0
     return said
 
 
@@ -73,7 +74,7 @@ def test_one_that_gets_no_order_ends_by_itself_when_its_starter_is_killed() -> N
         early = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
         starter.send_signal(signal.SIGKILL)
     assert len(early) == 2
-    assert psutil.wait_procs(early, 10)[1] == []
+    assert psutil.wait_procs(early, 60)[1] == []
 
 
 def test_a_process_that_was_started_early_is_taken_only_if_it_was_started_so(tmp_path: Path) -> None:
@@ -142,11 +143,11 @@ def test_a_command_s_early_processes_become_its_workers_and_the_others_end(tmp_p
         limits = {worker.rlimit(psutil.RLIMIT_NOFILE) for worker in workers}
         assert limits == {psutil.Process(run.pid).rlimit(psutil.RLIMIT_NOFILE)}
         run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 128 + signal.SIGTERM
+        assert run.wait(120) == 128 + signal.SIGTERM
     assert len(workers) == 2 and len(early) == 3, (workers, early)
     assert {worker.pid for worker in workers} < early
     assert {Path(log).name for log in logs} == {"actor-0.log", "trainer-0.log"}
-    assert not any(map(psutil.pid_exists, early))
+    wait_until(lambda: not any(map(psutil.pid_exists, early)), 60, "no process is left")
 
 
 @pytest.mark.parametrize(
@@ -171,4 +172,4 @@ def test_a_command_that_trains_nothing_says_why_and_leaves_no_process(
     assert run.returncode == status, errors
     assert said in re.sub(r"\x1b\[[0-9;]*m", "", output + errors)
     assert "Traceback" not in errors
-    assert not any(map(psutil.pid_exists, early))
+    wait_until(lambda: not any(map(psutil.pid_exists, early)), 60, "no process is left")

@@ -206,6 +206,6 @@ def test_a_processor_without_bfloat16_decides_for_float32(made: Experiment, tmp_
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert found.stdout.strip() == "{'policy': {'convolutions': 'float32'}}", found.stderr

@@ -848,7 +848,7 @@ def train(folder: Path, *words: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -1019,9 +1019,9 @@ def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )
-    wait_until(lambda: probes_of(main.pid), 30, "the probe has begun")
+    wait_until(lambda: probes_of(main.pid), 60, "the probe has begun")
     (probe,) = probes_of(main.pid)
-    wait_until(probe.children, 30, "the one that measures policies and learner has begun")
+    wait_until(probe.children, 60, "the one that measures policies and learner has begun")
     both = [probe, *probe.children()]
     main.kill()
     main.wait()
@@ -1047,10 +1047,10 @@ def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(
         # a shell's background jobs ignore it
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    wait_until(lambda: probes_of(main.pid), 30, "the probe has begun")
+    wait_until(lambda: probes_of(main.pid), 60, "the probe has begun")
     (probe,) = probes_of(main.pid)
     main.send_signal(number)
-    _, said = main.communicate(timeout=60)
+    _, said = main.communicate(timeout=240)
     assert main.returncode == 128 + number
     assert "before the run began: nothing is kept" in said and "Traceback" not in said
     wait_until(

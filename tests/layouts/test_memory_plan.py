@@ -137,7 +137,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_may_be(
         env=place,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert re.search(error, done.stderr) and (done.returncode == 0) == (not error), done.stderr
     assert (tmp_path / "run").exists() == (not error)

@@ -183,13 +183,12 @@ for resume_at in (None, 3):
 """
 
 
-@pytest.mark.timeout(180)
 def test_weights_and_biases_gets_the_records_offline_and_no_command_line(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_CACHE_DIR": str(tmp_path / "cache")}
     words = [sys.executable, "-c", WANDB, str(tmp_path / "run"), "token=a-secret-word"]
     done = subprocess.run(
-        words, env=environment, capture_output=True, text=True, check=False, timeout=170, cwd=tmp_path
+        words, env=environment, capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
@@ -250,7 +249,6 @@ writer.close()
 """
 
 
-@pytest.mark.timeout(180)
 def test_a_server_that_takes_no_records_is_not_waited_for_longer_than_said(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     with ThreadingHTTPServer(("127.0.0.1", 0), _WandbServer) as server:
@@ -266,7 +264,7 @@ def test_a_server_that_takes_no_records_is_not_waited_for_longer_than_said(tmp_p
         (tmp_path / "run").mkdir()
         try:
             done = subprocess.run(
-                words, env=environment, capture_output=True, text=True, check=False, timeout=90, cwd=tmp_path
+                words, env=environment, capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path
             )
         finally:
             _WandbServer.released.set()

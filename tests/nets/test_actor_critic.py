@@ -217,7 +217,7 @@ def test_a_processor_without_bfloat16_convolves_in_float32():
         [sys.executable, "-c", script],
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"},
         check=True,
-        timeout=100,
+        timeout=240,
     )
 
 

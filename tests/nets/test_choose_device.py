@@ -127,7 +127,7 @@ def test_several_batches_are_under_way_and_one_more_waits_for_a_lane():
     assert rest.is_alive()
     for end in ends:
         end()
-    rest.join(30)
+    rest.join(60)
     assert not rest.is_alive()
     for batch, out in zip(batches, outs, strict=True):
         value = other.network.heads({name: torch.from_numpy(array) for name, array in batch.items()})[1]

@@ -250,7 +250,7 @@ def test_a_server_that_sends_a_byte_now_and_then_cannot_hold_a_call(form):
         finally:
             stop.set()
             environment.close()
-            thread.join(20)
+            thread.join(60)
 
 
 def test_a_call_whose_time_is_over_ends_though_something_comes_all_the_time():
@@ -266,7 +266,7 @@ def test_a_call_whose_time_is_over_ends_though_something_comes_all_the_time():
         with pytest.raises(TimeoutError, match="its time is over"):
             await stream.read(100)
 
-    asyncio.run(asyncio.wait_for(reads(), 20))
+    asyncio.run(asyncio.wait_for(reads(), 60))
 
 
 def test_a_connection_that_waits_for_a_while_stays_open():
@@ -336,7 +336,7 @@ def test_nobody_keeps_sessions_open_once_the_last_one_is_closed():
         first.close()
         assert keeper.is_alive()
         second.close()
-        keeper.join(20)
+        keeper.join(60)
         assert not keeper.is_alive()
         rows(client(server).build(1, 3), 2)  # and a session after that is kept again, and let go
 
@@ -439,7 +439,7 @@ def test_slots_give_up_a_server_that_never_answered_right_and_void_what_is_wrong
 
     def tick(reset):
         slot.send([{"action": np.zeros(1, np.int64)}], np.array([reset]))
-        wait_until(slot.ready, 20, "the answer")
+        wait_until(slot.ready, 60, "the answer")
         slot.recv([told])
         return bool(told.voided[0])
 
@@ -601,7 +601,7 @@ def test_any_patience_of_a_server_is_one_that_a_client_can_wait_for(monkeypatch,
         host = client(server).host()
         host.description.idle_seconds = idle_seconds
         host.heard("s")
-        wait_until(lambda: waited, 20, "the thread that keeps sessions")
+        wait_until(lambda: waited, 60, "the thread that keeps sessions")
         host.forget("s")
     assert 0.01 <= waited[0] <= 3600
 

@@ -87,14 +87,14 @@ def test_the_first_request_counts_though_the_repeat_gets_no_answer(form):
 
     class Late(Ledger):
         def step(self, action):
-            assert gate.wait(20)
+            assert gate.wait(60)
             return super().step(action)
 
     async def plan(env, server):
         await said(env.reset(seed=1))
         first = env._connection._connection
         opener = threading.Thread(
-            target=lambda: (wait_until(lambda: server.faults.calls == 3, 20, "the repeat"), gate.set())
+            target=lambda: (wait_until(lambda: server.faults.calls == 3, 60, "the repeat"), gate.set())
         )
         opener.start()
         assert (await said(env.step(0)))[0].tolist()[1] == 1
@@ -112,14 +112,14 @@ def test_a_refusal_of_the_repeat_leaves_the_first_request_to_be_waited_for(form)
 
     class Late(Ledger):
         def step(self, action):
-            assert gate.wait(20)
+            assert gate.wait(60)
             return super().step(action)
 
     async def plan(env, server):
         await said(env.reset(seed=1))
         opener = threading.Thread(
             target=lambda: (
-                wait_until(lambda: server.sessions.counts().refused == 1, 20, "the repeat"),
+                wait_until(lambda: server.sessions.counts().refused == 1, 60, "the repeat"),
                 gate.set(),
             )
         )
@@ -153,7 +153,7 @@ def test_calls_that_end_at_their_deadline_are_no_failures_of_the_host_and_say_wh
 
     class Hanging(Ledger):
         def step(self, action):
-            assert gate.wait(20)
+            assert gate.wait(60)
             return super().step(action)
 
     async def plan(env, server):
@@ -178,7 +178,7 @@ def test_a_call_under_way_twice_is_broken_off_at_once():
 
     class Hanging(Ledger):
         def step(self, action):
-            assert gate.wait(20)
+            assert gate.wait(60)
             return super().step(action)
 
     def step(env):
@@ -191,10 +191,10 @@ def test_a_call_under_way_twice_is_broken_off_at_once():
         env.reset(seed=1)
         thread = threading.Thread(target=step, args=(env,))
         thread.start()
-        wait_until(lambda: server.faults.calls == 3, 20, "the repeat")
+        wait_until(lambda: server.faults.calls == 3, 60, "the repeat")
         since = time.monotonic()
         env.interrupt()
-        thread.join(20)
+        thread.join(60)
         assert ended and ended[0] - since < 5
         gate.set()
         env.close()

@@ -107,7 +107,7 @@ def serving(fault="", at=3, token=None, port=0):
 
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),), daemon=True)
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     try:
         yield (
             OpenEnv(url=f"http://127.0.0.1:{ports[0]}", translate=f"{__file__}:CartPole", deadline=20.0),
@@ -115,7 +115,7 @@ def serving(fault="", at=3, token=None, port=0):
         )
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(60)
         loop.close()
 
 
@@ -171,7 +171,7 @@ def test_a_server_that_starts_again_is_tried_until_it_is_there():
         told = pool.submit(lambda: driver.tick(reset=np.ones(1, bool))[0])
         assert wait([told], 0.3).not_done  # it is being tried
         with serving(port=port) as (_, sessions):
-            assert told.result(20).tick.present.all() and len(sessions) == 1
+            assert told.result(60).tick.present.all() and len(sessions) == 1
             environment.close()
     refused.close()
 

@@ -269,7 +269,7 @@ def test_whoever_waits_is_woken_with_the_cause_when_training_stops():
     cause = ArithmeticError("the trainer raised")
     limiter.stop(cause)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert caught == [cause] * 3
     assert not limiter.start()
 

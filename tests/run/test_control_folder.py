@@ -67,7 +67,7 @@ def test_a_run_that_was_killed_does_not_answer(
 
 def answering(control: ControlFolder) -> threading.Thread:
     def answer() -> None:
-        deadline, seen = time.monotonic() + 30, False
+        deadline, seen = time.monotonic() + 60, False
         while not seen and time.monotonic() < deadline:
             for request in control.commands():
                 control.reply(request.number, f"did {request.order}")
@@ -96,7 +96,7 @@ def test_garbage_is_passed_over(tmp_path: Path, garbage: bytes, monkeypatch: pyt
     (tmp_path / "control" / "requests").write_bytes(garbage)
     thread = answering(control)
     if not garbage.endswith(b"\n"):  # a line without end is dropped once it is too long
-        wait_until(lambda: control._read >= len(garbage) - (1 << 16), 30, "it was read")
+        wait_until(lambda: control._read >= len(garbage) - (1 << 16), 60, "it was read")
         with open(tmp_path / "control" / "requests", "ab") as file:
             file.write(b"\n")
     assert ask(tmp_path, "pause", "b") == "did pause"

@@ -75,7 +75,7 @@ def test_a_worker_whose_run_is_gone_is_found() -> None:
         subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=True).stdout
     )
     try:
-        wait_until(lambda: found()["processes"].level == "warn", 30, "it is found")
+        wait_until(lambda: found()["processes"].level == "warn", 60, "it is found")
         assert str(pid) in found()["processes"].cure
     finally:
         os.kill(pid, signal.SIGKILL)

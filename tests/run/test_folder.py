@@ -123,7 +123,7 @@ def test_runs_that_start_in_one_second_get_a_folder_each(
     barrier = threading.Barrier(8)
 
     def make(_: int) -> RunFolder:
-        barrier.wait(30)
+        barrier.wait(60)
         return RunFolder.create(None, experiment(), None)
 
     with ThreadPoolExecutor(8) as pool:
@@ -141,7 +141,7 @@ def test_of_runs_that_name_one_folder_at_once_one_gets_it_and_the_others_leave_i
     barrier = threading.Barrier(8)
 
     def make(_: int) -> RunFolder | str:
-        barrier.wait(30)
+        barrier.wait(60)
         try:
             return RunFolder.create(tmp_path / "new" / "run", experiment(), None)
         except RunError as error:

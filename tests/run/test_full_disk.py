@@ -183,7 +183,7 @@ def test_a_folder_that_is_read_only_for_a_while_stops_nothing(open_folder: Path)
     place.mkdir()
     (place / "script.py").write_text(READ_ONLY)
     done = subprocess.run(
-        [sys.executable, str(place / "script.py"), str(place)], capture_output=True, text=True, timeout=120
+        [sys.executable, str(place / "script.py"), str(place)], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["completed", "8"]

@@ -238,8 +238,8 @@ def lived(folder: Path, resume: bool, kill: str = "nobody -1 0") -> tuple[int, s
     """Return how a life ended, and what it said; it has left nothing."""
     life = Life(folder, resume, kill)
     try:
-        ended = life.ended(60)
-        life.nothing_is_left(20)
+        ended = life.ended()
+        life.nothing_is_left()
     finally:
         life.kill_all()
     return ended

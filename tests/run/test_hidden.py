@@ -83,7 +83,7 @@ def test_a_secret_of_a_command_line_is_nowhere_and_is_asked_for_again(tmp_path: 
     def tidemill(*words: str, **more: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "tidemill.cli.main", *words], cwd=tmp_path,
-            env={**os.environ, **home, **more}, capture_output=True, text=True, timeout=120,
+            env={**os.environ, **home, **more}, capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         assert "Traceback" not in done.stderr and (done.returncode == 0) == ("error: " not in done.stderr), (
             done.stderr

@@ -363,7 +363,7 @@ def test_a_trainer_that_raises_ends_the_run_with_the_cause(tmp_path: Path, launc
         )
     if launch != "processes":  # there they end with their process
         walk = load_attribute(f"{FILE}:Walk", "make")
-        wait_until(lambda: walk.closed == walk.made, 20, "every slot is closed")
+        wait_until(lambda: walk.closed == walk.made, 60, "every slot is closed")
         assert walk.made >= 3
 
 
@@ -377,7 +377,7 @@ def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
 
     def stop() -> None:
         wait_until(
-            lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 0, 20, "an update"
+            lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 0, 60, "an update"
         )
         tell(folder, "stop")
 
@@ -388,7 +388,7 @@ def test_a_run_that_is_told_to_stop_drains_first(tmp_path: Path) -> None:
         train(made, launch="threads", run_dir=folder, source=FILE, quiet=True).summary["status"]
         == "completed"
     )
-    thread.join(30)
+    thread.join(60)
     _, _, facts, _ = read_newest(folder / "checkpoints" / "policy")
     check_counts(facts, Fraction(1), facts["steps"])
 
@@ -442,7 +442,7 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
     ).replace(together=("actor", "trainer"))
 
     def stop() -> None:
-        wait_until(lambda: walk.steps >= 20, 20, "20 steps")
+        wait_until(lambda: walk.steps >= 20, 60, "20 steps")
         told.set()
         tell(tmp_path / "run", "stop")
 
@@ -459,7 +459,7 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
             train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True).summary["status"]
             == "completed"
         )
-    thread.join(20)
+    thread.join(60)
     assert saves.is_set() == (not hangs)
 
 

@@ -65,7 +65,7 @@ def test_nothing_in_the_users_folders_takes_the_place_of_a_module_and_all_of_it_
     (project / "script.py").write_text(SCRIPT)
     make = f"{beside}/env.py:Env" if what == "file" else "mypkg.envs:Env"
     words = [sys.executable, str(project / "script.py"), make, layout]
-    done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["completed"], done.stdout + done.stderr
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 

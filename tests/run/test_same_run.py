@@ -93,7 +93,6 @@ def test_anew_puts_the_old_run_aside(tmp_path: Path) -> None:
         train(experiments.cartpole(), anew=True, source=EXPERIMENTS)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 def test_a_run_that_was_killed_goes_on_by_the_same_command(tmp_path: Path) -> None:
     words = ["--set", "limits.updates=400"]

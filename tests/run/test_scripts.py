@@ -60,7 +60,7 @@ def run(**settings):
 
 def python(folder: Path, *words: str, given: str = "") -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, input=given, capture_output=True, text=True, timeout=120
+        [sys.executable, *words], cwd=folder, input=given, capture_output=True, text=True, timeout=240
     )
     return done.stdout, done.stderr
 

@@ -40,7 +40,7 @@ TRAIN = [
 def run(
     words: list[str], cwd: Path, before: Callable[[], Any] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, preexec_fn=before, timeout=60)
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, preexec_fn=before, timeout=240)
 
 
 def test_a_working_directory_that_was_removed_stops_no_run_with_a_path_of_its_own(tmp_path: Path) -> None:

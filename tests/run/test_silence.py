@@ -170,7 +170,6 @@ def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
     assert calls_of("") == ()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> None:
     made = experiments.hangs_once(str(tmp_path / "hung"))
@@ -183,7 +182,6 @@ def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> Non
     assert leftovers(tmp_path / "run") == []
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("launch", ["threads", "processes"])
 def test_a_lane_that_hangs_in_a_thread_costs_its_step_alone(tmp_path: Path, launch: str) -> None:
     if launch == "processes" and not sys.platform.startswith("linux"):

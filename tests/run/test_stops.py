@@ -18,15 +18,14 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.transports.shared import SocketLink
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(
         not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"
     ),
 ]
 IMPATIENT = (
-    "from tidemill.run import controller; controller.STALL = 3.0; from tidemill.cli.main import app; app()"
+    "from tidemill.run import controller; controller.STALL = 5.0; from tidemill.cli.main import app; app()"
 )
-SLEPT = 5.0
+SLEPT = 7.0
 
 
 def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) ->
     try:
         _stop_in_all_ways(main, folder, output.read_text)
         main.terminate()
-        assert main.wait(30) == 128 + signal.SIGTERM, output.read_text()
+        assert main.wait(120) == 128 + signal.SIGTERM, output.read_text()
         ended_well(folder, "interrupted", "SIGTERM")
     finally:
         for process in psutil.Process(main.pid).children() if main.poll() is None else ():
@@ -65,7 +64,7 @@ def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Cal
 
     def goes_on() -> None:
         before = (folder / "metrics.jsonl").stat().st_size
-        wait_until(lambda: (folder / "metrics.jsonl").stat().st_size > before, 30, "updates go on")
+        wait_until(lambda: (folder / "metrics.jsonl").stat().st_size > before, 60, "updates go on")
 
     wait_until(lambda: (folder / "metrics.jsonl").exists() and seconds() > 0, 60, "the first update")
     workers = {worker_name(child): child.pid for child in psutil.Process(main.pid).children()}
@@ -87,7 +86,7 @@ def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Cal
     # Ctrl-Z reaches the main process alone: the workers pause with it
     os.kill(main.pid, signal.SIGTSTP)
     wait_until(
-        lambda: psutil.Process(main.pid).status() == psutil.STATUS_STOPPED, 30, "the main process is stopped"
+        lambda: psutil.Process(main.pid).status() == psutil.STATUS_STOPPED, 60, "the main process is stopped"
     )
 
     def idle() -> bool:
@@ -95,14 +94,14 @@ def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Cal
         time.sleep(1.0)
         return sum(psutil.Process(pid).cpu_times().user for pid in workers.values()) - busy < 0.3
 
-    wait_until(idle, 30, "the workers pause")
+    wait_until(idle, 60, "the workers pause")
     os.kill(main.pid, signal.SIGCONT)
     goes_on()
     assert "no update" not in output()
 
     # one worker alone: it is named, and its environment is not
     os.kill(workers["actor-0"], signal.SIGSTOP)
-    wait_until(lambda: "actor-0 is stopped" in output(), 30, "a notice")
+    wait_until(lambda: "actor-0 is stopped" in output(), 60, "a notice")
     assert (
         f"let it go on by: kill -CONT {workers['actor-0']}" in output()
         and "stuck in its environment" not in output()
@@ -123,7 +122,7 @@ def test_a_worker_that_ends_while_nobody_listens_is_heard_all_the_same() -> None
     heard: list[bytes] = []
     while len(heard) < len(sent):
         heard += runner.receive() or []
-    finish.join(10)
+    finish.join(60)
     assert heard == sent and not finish.is_alive()
     for message in sent:
         worker.send(message)

@@ -19,7 +19,6 @@ from tidemill.run.supervisor import live_together
 from tidemill.training.train import train
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
 ]
 experiments = load_file(EXPERIMENTS, "test")
@@ -119,7 +118,7 @@ def test_a_buffer_worker_waits_for_those_who_fill_it_to_live_again(tmp_path: Pat
         actor, buffers = process_of(path, "actor-0"), process_of(path, "buffers-0")
         actor.kill()
         wait_until(
-            lambda: process_of(path, "actor-0") not in (None, actor), 30, "the actor's next life begins"
+            lambda: process_of(path, "actor-0") not in (None, actor), 60, "the actor's next life begins"
         )
         buffers.kill()
 

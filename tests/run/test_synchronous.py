@@ -179,12 +179,12 @@ def test_pauses_checkpoints_and_a_new_start_are_no_lag(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=whole_run)
     thread.start()
-    wait_until(lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 2, 30, "updates")
+    wait_until(lambda: (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) > 2, 60, "updates")
     for _ in range(3):
         assert tell(folder, "pause") == "paused"
         assert tell(folder, "start") == "running"
         updates = len(read_metrics(folder))
-        wait_until(lambda: len(read_metrics(folder)) > updates + 2, 30, "updates")  # noqa: B023
+        wait_until(lambda: len(read_metrics(folder)) > updates + 2, 60, "updates")  # noqa: B023
     tell(folder, "save")
     tell(folder, "stop")
     thread.join(60)

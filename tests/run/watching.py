@@ -86,7 +86,7 @@ class Run:
             found[:] = [p for p in psutil.Process(self.main.pid).children() if worker_name(p) == name]
             return bool(found)
 
-        wait_until(look, 30, f"{name} starts")
+        wait_until(look, 60, f"{name} starts")
         return found[0]
 
     def wait_for_updates(self) -> None:
@@ -100,9 +100,9 @@ class Run:
             assert self.main.poll() is None, self.ended()
             return path.exists() and (path.suffix == "" or path.stat().st_size > 0)
 
-        wait_until(look, 60, what)
+        wait_until(look, 120, what)
 
-    def ended(self, seconds: float = 40.0) -> tuple[int, str]:
+    def ended(self, seconds: float = 120.0) -> tuple[int, str]:
         """Return exit status and output. Everything is gone by then."""
         try:
             status = self.main.wait(seconds)
@@ -115,7 +115,7 @@ class Run:
         self.output.close()
         return status, text
 
-    def nothing_is_left(self, seconds: float = 30.0) -> None:
+    def nothing_is_left(self, seconds: float = 60.0) -> None:
         wait_until(lambda: not self.processes(), seconds, "no process of the run is left")
         assert list(self.temporary.iterdir()) == []
         assert leftovers(self.path) == []

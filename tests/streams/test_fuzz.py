@@ -353,7 +353,7 @@ def test_a_faulty_policy_worker_in_another_process(seed: int) -> None:
                         for number in numbers:
                             client.ask_again(number)
                             asked_again += 1
-            faults = server.communicate("", timeout=30)[0]
+            faults = server.communicate("", timeout=240)[0]
         finally:
             server.kill()
             server.wait()

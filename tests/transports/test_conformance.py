@@ -498,7 +498,7 @@ def test_no_ring_is_lost_between_processes() -> None:
                 assert other.poll() in (None, 0)
             assert views["n"] == n + 1
             consumer.release()
-        assert other.wait(10) == 0
+        assert other.wait(60) == 0
     finally:
         other.kill()
         other.wait()
@@ -519,6 +519,6 @@ def test_processes_that_nothing_orders_are_refused(monkeypatch: pytest.MonkeyPat
 def test_workers_of_one_thread_are_woken_by_what_comes_to_any_of_them() -> None:
     ends = local_endpoints(["a-0", "b-0", "c-0"], [], [["a-0", "b-0"], ["c-0"]])
     assert ends["b-0"][1].send(b"do")
-    assert ends["a-0"][0].bell.wait(20)
+    assert ends["a-0"][0].bell.wait(60)
     assert ends["b-0"][0].link.receive() == [b"do"]
     assert not ends["c-0"][0].bell.wait(0)

@@ -229,7 +229,7 @@ def test_what_is_no_exception_is_a_failure_in_a_thread_and_the_runner_s_in_the_m
     assert life.worker.state is State.RUNNING
     thread = threading.Thread(target=life.worker.run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
     assert failed.error.startswith("KeyboardInterrupt: from an environment (") and "in _note)" in failed.error
 
@@ -250,7 +250,7 @@ def test_what_a_task_raises_while_the_worker_waits_is_its_failure(life: Life) ->
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     (failed,) = (m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED)
     assert failed.error.startswith("SystemExit: sys.exit(3) was called") and "in exits)" in failed.error
 
@@ -295,7 +295,7 @@ def running(life: Life) -> Iterator[tuple[Life, threading.Thread]]:
     thread.start()
     yield life, thread
     life.link.close()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -307,10 +307,10 @@ def test_run_sleeps_until_it_is_rung(
     life, thread = running
     life.worker.work = 0
     life.tell(Configure(FACTS), Start())
-    assert life.worker.polled.wait(30)
+    assert life.worker.polled.wait(60)
     life.tell(Pause())
     life.tell(Exit("enough"))
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert life.states()[-1] is State.COMPLETED
     assert life.worker.rescues == 0
@@ -319,9 +319,9 @@ def test_run_sleeps_until_it_is_rung(
 def test_run_ends_with_the_runner(running: tuple[Life, threading.Thread]) -> None:
     life, thread = running
     life.tell(Configure(FACTS), Start())
-    assert life.worker.polled.wait(30)
+    assert life.worker.polled.wait(60)
     life.link.close()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -152,7 +152,7 @@ def gated(desk: Desk, known: Known) -> Iterator[tuple[threading.Event, threading
 
     def held(*arguments: Any) -> None:
         computing.set()
-        assert gate.acquire(timeout=60)
+        assert gate.acquire(timeout=240)
         act(*arguments)
         computing.clear()
 

@@ -71,7 +71,7 @@ def test_turns_are_exchanged_between_two_threads():
         one.wake()
         assert one.wait(look)
         assert memory[1] == 255 - i % 256
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -84,9 +84,7 @@ def test_a_peer_that_never_wakes_is_noticed_all_the_same():
         memory[TURN] = 0
 
     threading.Thread(target=other).start()
-    begun = time.monotonic()
-    assert side(memory, 0).wait(look)
-    assert time.monotonic() - begun < 5
+    assert side(memory, 0).wait(look, 60)
 
 
 def test_a_wait_ends_when_its_time_is_up_and_goes_on_later():

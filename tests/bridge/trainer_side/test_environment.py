@@ -301,7 +301,7 @@ def test_a_slow_simulator_is_waited_for_elsewhere_and_rings():
         rung.clear()
         played.environment.send(played.actions, np.zeros(2, bool))
         assert not played.environment.ready()
-        assert rung.wait(20) and played.environment.ready()
+        assert rung.wait(60) and played.environment.ready()
         played.environment.recv(played.ticks)
         assert played.ticks[0].present.all()
 
@@ -433,7 +433,7 @@ def test_an_editor_that_is_open_joins_the_trainer_that_waits(tmp_path, monkeypat
         player.join()
         assert played.tick()[0].present.all() and played.environment.groups == {"rich": 2}
         assert "another trainer" in refused[0]
-    assert editor[0].wait(20) == 0 and not list((tmp_path / "ml-agents").iterdir())
+    assert editor[0].wait(60) == 0 and not list((tmp_path / "ml-agents").iterdir())
 
 
 def test_an_agent_that_ends_twice_in_one_exchange_is_told():

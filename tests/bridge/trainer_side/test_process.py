@@ -113,16 +113,14 @@ def test_a_simulator_that_writes_much_is_not_held_up(script, tmp_path):
 def test_a_killed_simulator_is_noticed_though_a_step_may_take_any_time(script, tmp_path, layout):
     simulator = Simulator(script(WORLD), [str(tmp_path / "reason")], layout=layout)
     os.kill(int(simulator.get_steps("w")[0].obs[0][0, 2]), signal.SIGKILL)
-    begun = time.monotonic()
     with pytest.raises(PeerLost, match=r"SIGKILL.*\npid"):
         simulator.step()
-    assert time.monotonic() - begun < 30
     assert files_of(simulator) == []
     with pytest.raises(SimulatorError, match="is closed"):
         simulator.step()
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=60.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -141,9 +139,7 @@ def test_a_killed_trainer_is_noticed_by_its_simulator_and_the_next_start_leaves_
     memory = trainer.stdout.readline().split()[0]
     trainer.kill()
     trainer.wait()
-    begun = time.monotonic()
     wait_until(lambda: reason.exists() and reason.read_text())
-    assert time.monotonic() - begun < 5.0
     assert "died" in reason.read_text()
     assert not os.path.exists(os.path.dirname(memory))
 
@@ -197,7 +193,7 @@ def test_a_simulator_that_does_not_notice_ends_with_its_killed_trainer_and_so_do
         [sys.executable, "-c", code, script(DEAF), tmp_path / "child"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     pids = [int(done.stdout), int((tmp_path / "child").read_text())]
     wait_until(lambda: not any(map(lives, pids)), 30.0)

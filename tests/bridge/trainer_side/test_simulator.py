@@ -411,7 +411,7 @@ def test_a_simulator_that_asks_for_nothing_after_the_first_reset_is_told_from_on
         DeadlineError, match="joined, but asked for no decision after the first reset within start_seconds"
     ):
         simulator.reset()
-    game.join(30)
+    game.join(60)
     assert not game.is_alive() and list(tmp_path.iterdir()) == []
 
 

@@ -84,12 +84,12 @@ def test_a_trainer_that_closes_out_of_turn_is_heard(tmp_path, layout):
     def plan(tick, bridge, world):
         if tick == 1:
             thinking.set()
-            going_on.wait(10)
+            going_on.wait(60)
         world.request_decision(0)
 
     with both_ends(tmp_path, layout, plan=plan) as (simulator, world):
         simulator.begin()
-        assert thinking.wait(10)
+        assert thinking.wait(60)
         simulator.close()
         going_on.set()
     assert world.bridge.reason == "the trainer closed the bridge"
