@@ -6,7 +6,7 @@ PINS := pyproject.toml requirements.lock install.sh hatch_build.py src/tidemill/
 
 SANITIZED := .venv/sanitized/libkernels.so.1
 
-.PHONY: train check test suite static style types floors collection sanitize avx2 bench results clean
+.PHONY: train check test static style types floors collection sanitize avx2 bench results clean
 .DELETE_ON_ERROR:
 
 train: .venv/ready-to-train
@@ -16,14 +16,13 @@ train: .venv/ready-to-train
 check: static
 	$(BIN)/pytest -n 2 tests/api tests/core tests/algorithms tests/nets tests/replay tests/transports tests/streams
 
-test: static suite
-
 # One process more than the two cores of continuous integration: a third of the suite's time is waiting.
-suite: .venv/ready-to-test
+test: static
 	$(BIN)/pytest -n 3 --dist worksteal
 
-# Each of them keeps one core busy: `make -j2 static` has two at a time.
-static: types floors collection style
+# Each of them keeps one core busy.
+static: .venv/ready-to-test
+	$(MAKE) -j2 --output-sync=target types floors collection style $(SANITIZED)
 
 types: .venv/ready-to-test
 	$(BIN)/mypy

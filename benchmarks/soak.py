@@ -3,7 +3,7 @@ CartPole in processes with a policy worker and an evaluation.
 
     python benchmarks/soak.py                     # an hour
     python benchmarks/soak.py --seconds 300 --gap 10
-    python benchmarks/soak.py --moments 4         # each fault at 20 moments, of five kinds
+    python benchmarks/soak.py --moments 4         # each fault at 20 moments, five kinds
 
 A fault is one of: kill -9 of any worker; SIGSTOP of any for some seconds; and in an
 actor's environment an exception, NaN in an observation, a reward of 3e38 (which makes
