@@ -54,7 +54,7 @@ class Host(Wire):
         os.close(self.descriptor)
 
 
-def until(done: Callable[[], object], *hosts: Wire, seconds: float = 10.0) -> None:
+def until(done: Callable[[], object], *hosts: Wire, seconds: float = 60.0) -> None:
     """Turn the hosts by turns until it is so."""
     end = time.monotonic() + seconds
     while not done():

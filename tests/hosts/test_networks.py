@@ -102,7 +102,7 @@ class Joined:
         )
 
     def settle(self) -> None:
-        until(self.settled, seconds=60)
+        until(self.settled)
         assert [peer.ended for peer in self.peers] == ["", ""]
 
 

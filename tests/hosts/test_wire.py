@@ -159,7 +159,7 @@ def test_what_hosts_tell_each_other_comes_once_and_in_order_however_often_the_li
                 heard[name].append(message)
         return len(heard["here"]) == len(heard["there"]) == len(said)
 
-    until(all_heard, *hosts, seconds=30)
+    until(all_heard, *hosts)
     assert heard["here"] == said and heard["there"] == [message[::-1] for message in said]
     until(lambda: at_here.words.heard_all and at_there.words.heard_all, *hosts)
     assert at_there.hellos >= 6 and not at_here.ended and not at_there.ended

@@ -15,6 +15,7 @@ from tidemill import Experiment
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.run.events import Event, EventLog, read_events
+from tidemill.run.run_control import RunControl
 from tidemill.run.supervisor import live_together
 from tidemill.training.train import train
 
@@ -90,17 +91,15 @@ def test_those_that_die_together_die_one_death(tmp_path: Path) -> None:
     made = made.replace(workers=workers, limits=made.limits.replace(updates=300))
     path = tmp_path / "run"
 
-    def kill_all() -> None:
-        metrics = path / "metrics.jsonl"
-        wait_until(lambda: metrics.exists() and metrics.stat().st_size, 60, "the first update")
-        for process in psutil.Process().children():
-            if log_of(process).parent == path / "logs":
+    killed = list[psutil.Process]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killed:
+            killed.extend(p for p in psutil.Process().children() if log_of(p).parent == path / "logs")
+            for process in killed:
                 process.kill()
 
-    killer = threading.Thread(target=kill_all)
-    killer.start()
-    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
-    killer.join()
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
     assert (result.summary["status"], result.summary["updates"]) == ("completed", 300)
     events = read_events(path)
     assert sorted((event.worker, event.life) for event in events if event.what == "died") == [
