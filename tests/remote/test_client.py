@@ -210,12 +210,12 @@ def _refuse(reply):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_call_ends_at_its_deadline_whatever_the_server_does(form):
     with serving(faults=Script(dict.fromkeys(range(1, 50), "stall"), stall_seconds=30.0)) as server:
-        driver = Driver(client(server, deadline=0.5, attempt=0.2, form=form).build(1, 5))
+        driver = Driver(client(server, deadline=1.0, attempt=0.4, form=form).build(1, 5))
         driver.tick()
         since = time.monotonic()
-        with pytest.raises(RemoteTimeout, match=r"0\.5 s \(deadline\)"):
+        with pytest.raises(RemoteTimeout, match=r"1 s \(deadline\)"):
             driver.tick()
-        assert time.monotonic() - since < 10
+        assert time.monotonic() - since < 25  # as a call that stalls does not
         driver.environment.close()
 
 
@@ -246,7 +246,7 @@ def test_a_server_that_sends_a_byte_now_and_then_cannot_hold_a_call(form):
         try:
             with pytest.raises(RemoteTimeout):
                 Driver(environment).tick()
-            assert time.monotonic() - since < 10
+            assert time.monotonic() - since < 60  # 10,000 bytes take 200 s
         finally:
             stop.set()
             environment.close()
@@ -272,7 +272,7 @@ def test_a_call_whose_time_is_over_ends_though_something_comes_all_the_time():
 def test_a_connection_that_waits_for_a_while_stays_open():
     async def asks(env, times):
         await env.reset(seed=1)
-        await asyncio.sleep(1.0)  # the alarm of that call has rung
+        await asyncio.sleep(2.2)  # the alarm of that call has rung
         stream = env._connection._connection._stream
         for _ in range(times):
             await env.step(0)
@@ -281,7 +281,7 @@ def test_a_connection_that_waits_for_a_while_stays_open():
 
     with serving() as server:
         asyncio.run(
-            asyncio.wait_for(asks(AsyncRemoteEnv(client(server, deadline=0.5, attempt=0.5).host()), 2), 60)
+            asyncio.wait_for(asks(AsyncRemoteEnv(client(server, deadline=2.0, attempt=2.0).host()), 2), 60)
         )
 
 
@@ -315,7 +315,7 @@ def test_closing_does_not_wait_for_a_call_under_way(form):
         since = time.monotonic()
         environment.close()
         environment.close()
-        assert time.monotonic() - since < 20
+        assert time.monotonic() - since < 25  # as a call that stalls does not
         assert not [
             thread
             for thread in threading.enumerate()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import Result as Said
 from tests.run.watching import (
     EXPERIMENTS,
     MARK,
@@ -30,9 +31,11 @@ from tests.run.watching import (
     wait_until,
     worker_name,
 )
+from typer.testing import CliRunner
 
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.api.launcher import Job
+from tidemill.cli.main import app
 from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.launchers.threads import ThreadsLauncher
@@ -50,6 +53,11 @@ pytestmark = [
     ),
 ]
 experiments = load_file(EXPERIMENTS, "test")
+
+
+def tidemill(*words: object) -> Said:
+    """Return what a command says."""
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @contextmanager
@@ -121,12 +129,7 @@ def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Calla
         "trainer-0": 2,
     }
     assert segments(run.main.pid) == 4
-    assert (
-        subprocess.run(
-            [sys.executable, "-m", "tidemill.cli.main", "pause", "run"], cwd=run.folder, capture_output=True
-        ).stdout
-        == b"paused\n"
-    )
+    assert tidemill("pause", run.path).output == "paused\n"
     held = (run.path / "metrics.jsonl").read_bytes
     size = [-1, -2]
     wait_until(
@@ -134,26 +137,11 @@ def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Calla
         60,
         "updates stop in a pause",
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-m", "tidemill.cli.main", "start", "run"], cwd=run.folder, capture_output=True
-        ).stdout
-        == b"running\n"
-    )
+    assert tidemill("start", run.path).output == "running\n"
     wait_until(lambda: len(held()) > size[-1], 60, "updates go on after a pause")
-    second = subprocess.run(
-        [sys.executable, "-m", "tidemill.cli.main", "resume", "run"],
-        cwd=run.folder,
-        capture_output=True,
-        text=True,
-    )
-    assert second.returncode == 1 and "is being written by another run" in second.stderr
-    assert (
-        subprocess.run(
-            [sys.executable, "-m", "tidemill.cli.main", "stop", "run"], cwd=run.folder, capture_output=True
-        ).returncode
-        == 0
-    )
+    second = tidemill("resume", run.path)
+    assert second.exit_code == 1 and "is being written by another run" in " ".join(second.output.split())
+    assert tidemill("stop", run.path).exit_code == 0
     status, _ = run.ended()
     assert status == 0
     ended_well(run.path, "completed", "tidemill stop")
@@ -162,23 +150,22 @@ def test_while_it_runs_each_worker_holds_its_own_ends_and_no_others(start: Calla
 
 def test_a_checkpoint_is_written_when_asked_for_and_not_before_the_run(start: Callable[..., Run]) -> None:
     run = start("cartpole", "--set", "workers.trainer.checkpoint_seconds=1000000")
-    command = [sys.executable, "-m", "tidemill.cli.main", "save", "run"]
 
-    def save() -> bytes:
-        return subprocess.run(command, cwd=run.folder, capture_output=True).stdout
+    def save() -> str:
+        return tidemill("save", run.path).output
 
     def written() -> list[Path]:
         return list(run.path.glob("checkpoints/policy/update-*/manifest.json"))
 
     wait_until(
-        lambda: save().startswith((b"nothing to save", b"saving")),
+        lambda: save().startswith(("nothing to save", "saving")),
         60,
         "an answer, however early it is asked for",
     )
     run.wait_for_updates()
-    assert save().startswith(b"saving")
+    assert save().startswith("saving")
     wait_until(written, 60, "a checkpoint")
-    subprocess.run([*command[:-2], "stop", "run"], cwd=run.folder, capture_output=True)
+    tidemill("stop", run.path)
     assert run.ended()[0] == 0
     ended_well(run.path, "completed", "tidemill stop")
 
