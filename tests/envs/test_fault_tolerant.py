@@ -150,8 +150,24 @@ def test_an_environment_that_cannot_be_made_again_is_tried_again() -> None:
     assert "copy 1 cannot be made" in driver.slot.faults[1]
 
 
+def only_what_hangs_takes_time(patch: pytest.MonkeyPatch) -> None:
+    """Have the clock of deadlines go on by a second with each look at one that hangs, and
+    stand still else: a busy machine gives up nobody."""
+    now, ready = 100.0, FragileEnvironment.ready
+
+    def look(environment: FragileEnvironment) -> bool:
+        nonlocal now
+        answered = ready(environment)
+        now += not answered
+        return answered
+
+    patch.setattr("tidemill.envs.fault_tolerant.awake", lambda: now)
+    patch.setattr(FragileEnvironment, "ready", look)
+
+
 @pytest.mark.parametrize("at", [0, 2])
-def test_one_that_hangs_is_given_up_at_its_deadline(at: int) -> None:
+def test_one_that_hangs_is_given_up_at_its_deadline(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_what_hangs_takes_time(monkeypatch)
     driver = Driver(fails=((0, at, "hang"),), deadline_s=0.05)
     seen = [driver.step() for _ in range(4)]
     assert seen == ([(1, 0), (1, 1), (1, 2), (1, 3)] if at == 0 else [(0, 0), (0, 1), "voided", (1, 0)])
@@ -226,16 +242,19 @@ def hung(**settings: Any) -> tuple[Environment, Login]:
     Login.open.clear()
     slot = Slots(
         environment=Gymnasium(make="tests.envs.test_fault_tolerant:Login", threads=1),
-        deadline_s=0.05,
+        deadline_s=60.0,
         backoff_s=0.0,
         **settings,
     ).build(1, 0)
     slot.bind([[0]])
     tick, reset = Tick.allocate(slot.agents[0].spaces.observation, 1, {}, False), True
-    for _ in range(3):
+    for number in range(3):
         slot.send([{"action": np.zeros(1, np.int64)}], np.array([reset]))
-        while not slot.ready():
-            time.sleep(0.002)
+        if number == 2:  # it hangs in the second step
+            wait_until(lambda: "step (" in slot._inner.doing())
+            slot._times.given = 0.05
+        wait_until(slot.ready)
+        slot._times.given = 60.0
         slot.recv([tick])
         reset = False
     assert tick.voided[0] and slot.faults
@@ -247,7 +266,7 @@ def test_what_hung_is_closed_by_its_own_thread_when_it_comes_back(monkeypatch: p
     slot, stuck = hung()
     assert not slot.wait_closed(0.2) and not stuck.closed and stuck in Login.open
     stuck.freed.set()
-    assert slot.wait_closed(20) and {stuck.closed} == stuck.threads
+    assert slot.wait_closed(60) and {stuck.closed} == stuck.threads
     close_all([slot])
     assert Login.open == []
 
@@ -265,7 +284,7 @@ def test_the_end_waits_for_what_hung_earlier_but_not_for_ever(
     assert (stuck not in Login.open) == (seconds < 1)
     coming_back.cancel()
     stuck.freed.set()
-    assert slot.wait_closed(20) and Login.open == []
+    assert slot.wait_closed(60) and Login.open == []
 
 
 def test_an_episode_that_takes_longer_than_it_may_is_cut_with_the_step_that_came(
@@ -306,9 +325,12 @@ def test_faults_count_against_steps_and_not_against_the_clock() -> None:
 
 
 @pytest.mark.parametrize("place", ["raises", "hangs"])
-def test_a_share_of_steps_that_fails_for_ever_takes_no_slot_away(place: str) -> None:
+def test_a_share_of_steps_that_fails_for_ever_takes_no_slot_away(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """3 % of all steps, and a step in three, over and over: faults that once took every
     slot within hours."""
+    only_what_hangs_takes_time(monkeypatch)
     for every, steps in ((33, 700), (3, 60)):
         fails = tuple((copy, every, "recv" if place == "raises" else "hang") for copy in range(steps))
         driver = Driver(
