@@ -5,7 +5,8 @@
 Free environments (they return zeros), a policy that answers zeros, a consumer that
 releases at once; one process, local transport. Per tick: the clock's share of "python"
 and "copy" in the actor worker, with everything that an actor does (agents, ring, rows,
-samples, requests).
+samples, requests); where a policy worker that takes turns with it answers, with all that
+this one does, too.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import tidemill
-from tidemill.api.control_messages import Configure, Start, pack
+from tidemill.api.control_messages import Configure, Start, Status, pack, unpack_up
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import schema_of_space
@@ -22,7 +23,7 @@ from tidemill.core.clock import Clock
 from tidemill.core.schema import Field
 from tidemill.testing.scripted import Free, Scripted
 from tidemill.transports.local import local_endpoints
-from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.workers.actor import INLINE, Actors, AgentSpec
 
 
 class _Zero(Policy):
@@ -58,31 +59,40 @@ class _Stopwatch(Clock):
         return {}
 
 
-def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
+def measure(environment, lanes, ticks=4000, runs=5, limit=0, served=False, **spec):
     """Return (µs per tick besides environment and inference, µs per tick of the
-    environment), medians."""
+    environment), medians. `served`: by a policy worker, with what that takes."""
     trainer = tidemill.Trainer(algorithm=tidemill.PPO())
-    actors = Actors(
-        environment=environment, lanes=lanes, max_episode_steps=limit, agents=(AgentSpec(**spec),)
-    )
-    experiment = tidemill.Experiment(
-        name="free", policies={"policy": Zero()}, workers={"actor": actors, "trainer": trainer}
-    )
-    ends = local_endpoints(["actor-0", "trainer-0"], experiment.edges())
+    asks = AgentSpec(inference="inference" if served else INLINE, **spec)
+    actors = Actors(environment=environment, lanes=lanes, max_episode_steps=limit, agents=(asks,))
+    workers = {"actor": actors, "trainer": trainer}
+    if served:
+        workers["policy"] = tidemill.PolicyWorkers()
+    experiment = tidemill.Experiment(name="free", policies={"policy": Zero()}, workers=workers)
+    names = [name for name, _ in experiment.members()]
+    ends = local_endpoints(names, experiment.edges(), [names])
     endpoints, link = ends["actor-0"]
     worker = actors.build(Context(experiment, "actor-0", actors, endpoints))
     link.send(pack(Configure()))
     worker.run_once()
+    if served:
+        (facts,) = (m.facts for m in map(unpack_up, link.receive()) if isinstance(m, Status))
+        beside = workers["policy"]
+        server = beside.build(Context(experiment, "policy-0", beside, ends["policy-0"][0]))
+        for message in (Configure(facts), Start()):
+            ends["policy-0"][1].send(pack(message))
+            server.run_once()
+        worker.attendants = [server]
     link.send(pack(Start()))
     worker.run_once()
-    (channel,) = [ends["trainer-0"][0].consumer(e.name) for e in experiment.edges() if e.kind == "channel"]
+    (channel,) = [ends["trainer-0"][0].consumer(e.name) for e in experiment.edges() if "samples" in e.name]
     channel.attach()
     found = []
     for run in range(runs + 1):
         worker.clock = clock = _Stopwatch()
         for target in worker.order.targets:
             target._clock = clock
-        for client in worker._clients.values():
+        for client in worker._clients.values() if not served else ():
             client._clock = clock
         done, spent = worker.order.ticks, 0.0
         while worker.order.ticks - done < ticks:
@@ -93,7 +103,7 @@ def measure(environment, lanes, ticks=4000, runs=5, limit=0, **spec):
                 channel.release()
         clock.enter("python")
         count = worker.order.ticks - done
-        other = clock.seconds["environment"] + clock.seconds["inference"]
+        other = clock.seconds["environment"] + clock.seconds["inference"]  # the latter: inline alone
         if run:
             found.append((1e6 * (spent - other) / count, 1e6 * clock.seconds["environment"] / count))
         link.receive()
@@ -112,6 +122,7 @@ def main():
     cases = [
         ("1 lane", Free(), 1, {}),
         ("64 lanes", Free(), 64, {}),
+        ("64 lanes, served in turn", Free(), 64, {"served": True}),
         ("256 lanes", Free(), 256, {}),
         ("1,024 lanes", Free(), 1024, {}),
         ("8 lanes x 128 agents", Free(agents=128), 8, {}),

@@ -171,6 +171,37 @@ def test_a_response_to_a_request_that_was_asked_again_is_delivered_once() -> Non
     check(client.consume_result(second), 2, 2, 3)
 
 
+def test_an_answer_that_is_written_where_it_is_read_is_not_copied() -> None:
+    """One that a policy has put in place of it is."""
+    (client,), server, _ = joined(1, 2)
+    for identity in range(6):
+        number = client.post_request(*request(identity, 3))
+        client.flush()
+        (asked,) = server.poll_requests(100)
+        place = server.place(asked)
+        assert len(place["action"]) == ROWS
+        answers, own = echo([asked]), place["action"] if identity % 2 else np.empty(3, np.int64)
+        own[:3] = answers["action"]
+        place["action"], place["state.h"][:3] = own, answers["state.h"]
+        server.respond([asked], place, 5, 1)
+        assert client.is_ready(number)
+        answer = client.consume_result(number)
+        check(answer, identity, 3, 5)
+        assert np.shares_memory(answer.fields["action"], own) == bool(identity % 2)
+
+
+def test_flags_of_an_earlier_request_in_the_slot_do_not_count() -> None:
+    (client,), server, _ = joined(1, 1)
+    for flags in (True, False, np.array([True, False]), False, True, np.array([False, False])):
+        number = client.post_request(*request(1, 2)[:2], flags)
+        client.flush()
+        (asked,) = server.poll_requests(100)
+        assert (np.broadcast_to(asked.deterministic, 2) == flags).all()
+        server.respond([asked], {"action": np.zeros(2), "state.h": np.zeros(2)}, 0, 0)
+        assert client.is_ready(number)
+        client.consume_result(number)
+
+
 def test_who_is_answered_in_time_does_not_ask_again() -> None:
     (client,), server, _ = joined(1, 2)
     number = client.post_request(*request(1, 2))
@@ -394,7 +425,12 @@ def test_any_interleaving_matches_answers_to_requests(
         elif move in ("respond", "newest") and polled:
             one = polled.pop(-1 if move == "newest" else pick % len(polled))
             version += 1
-            server.respond([one], echo([one]), version, 0)
+            answers = echo([one])
+            if move == "newest":  # in its place
+                answers, own = server.place(one), answers
+                for name, array in answers.items():
+                    array[: one.rows] = own[name]
+            server.respond([one], answers, version, 0)
             one.observation, one.state = {}, {}
             answered.append(one)
         elif move == "again" and answered:

@@ -1,9 +1,11 @@
 """What every transport must keep to: the same tests over local and shared memory."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Link
+from tidemill.core.asyncio_loops import Loop
 from tidemill.core.errors import ConfigError, DeadlineError, SchemaError
 from tidemill.core.memory import LocalSegment, MemfdSegment, Segment
 from tidemill.core.schema import Field
@@ -255,6 +259,46 @@ class TestBell:
     def test_nobody_rings(self, kind: Kind) -> None:
         owner, _ = kind.bells()
         assert not owner.wait(0)
+
+
+@needs_linux
+def test_who_rings_for_others_of_its_thread_ends_its_next_wait_without_a_system_call() -> None:
+    """And whoever rings while it waits, or from elsewhere, ends the wait as ever."""
+    edge = Edge("samples", "channel", "a-0", ("b-0",))
+    descriptor = os.eventfd(0)
+    bell, transport = EventBell(descriptor), SharedTransport([edge], {"a-0": descriptor, "b-0": descriptor})
+    link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def told() -> bool:
+        return bool(select.select([descriptor], [], [], 0)[0])
+
+    try:
+        ends = {
+            worker: SharedTransport.endpoints(bell, SocketLink(link), transport.handles(worker))
+            for worker in ("a-0", "b-0")
+        }
+        producer = ends["a-0"].producer("samples")
+        producer.offer(SCHEMA, (), 2)
+        assert told()  # nobody has waited yet, so that nobody knows whose thread it is
+        assert bell.wait(60) and not bell.wait(0)
+        producer.reserve()
+        producer.commit()
+        assert not told() and bell.wait(60) and not bell.wait(0)
+        thread = threading.Thread(target=bell.ring)
+        thread.start()
+        thread.join()
+        assert told() and bell.wait(60) and not bell.wait(0)
+        loop = Loop.take()
+        loop.loop.call_later(0.01, bell.ring)
+        assert bell.wait(60)
+        bell.ring()
+        assert not told() and bell.wait(60) and not bell.wait(0)
+        loop.give_back()
+    finally:
+        transport.close()
+        os.close(descriptor)
+        link.close()
+        other.close()
 
 
 class TestLink:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.workers.world import Known, KnownPolicy, Marked, Sink, World, answer_of, check_samples
 
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.control_messages import Facts
+from tidemill.api.control_messages import Facts, Hold, State
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
@@ -343,6 +343,36 @@ def test_policy_workers_attend_to_those_who_take_turns_with_them(threaded: bool)
     asker.run(server)
     assert asker.attendants == ([] if threaded else [server])
     assert server.attendants == [asker]
+
+
+def test_who_is_paused_or_held_attends_to_nobody() -> None:
+    desk = Desk()
+    (server,) = desk.servers
+    desk.ask(0, "p", 2)
+    server.pause()
+    server.attend()
+    assert not desk.collect()
+    server.start()
+    server._hold(Hold(on=True, cut=1))
+    server.attend()
+    assert not desk.collect()
+    server._hold(Hold(on=False, cut=1))
+    server.attend()
+    assert desk.collect() == [("p", 2)]
+
+
+def test_what_a_policy_raises_as_it_attends_is_its_worker_s_failure() -> None:
+    desk = Desk()
+    (server,), known = desk.servers, desk.served[0, "p"]
+
+    def fails(*arguments: Any) -> None:
+        raise ValueError("no such action")
+
+    known.act = fails  # type: ignore[method-assign]
+    desk.ask(0, "p", 2)
+    server.attend()
+    assert server.state is State.FAILED and not desk.collect()
+    server.attend()
 
 
 def test_policies_are_named_once() -> None:

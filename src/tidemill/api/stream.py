@@ -66,7 +66,7 @@ class InferenceClient(ABC):
         """Be as the client was whose state this is."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Requests:
     """A request of one client as the server sees it: n rows, to be answered as a
     whole."""
@@ -76,7 +76,7 @@ class Requests:
     rows: int
     observation: Arrays
     state: Arrays
-    deterministic: Array
+    deterministic: bool | Array  # False, or of each row
     answered: bool = False
 
 
@@ -90,9 +90,15 @@ class InferenceServer(ABC):
         there is any."""
 
     @abstractmethod
+    def place(self, request: Requests) -> Arrays:
+        """Return where its client is going to read the next answer that it is sent:
+        arrays of `request.rows` rows or more. What is written there is not copied, if
+        `request` is what is answered next."""
+
+    @abstractmethod
     def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:
-        """Answer `requests`, whose rows lie one after the other in ``answers[name]``.
-        Their views are invalid afterwards."""
+        """Answer `requests`, whose rows lie one after the other in ``answers[name]``; or
+        a single one in its `place`. Their views are invalid afterwards."""
 
 
 class SampleProducer(ABC):

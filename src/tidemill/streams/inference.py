@@ -1,10 +1,10 @@
 """The inference stream over channels: actors ask, policy workers answer, many at once.
 
 A pair of channels joins one asker and one server for one policy. A request slot holds up
-to `rows` rows and a header (number, rows); an answer slot as many answers and (number,
-rows, version, policy). Answers are matched by number, and no number is used twice: an
-answer that nobody waits for, because it is late or a repetition, is dropped. A server
-takes a request only when there is room for its answer.
+to `rows` rows and a header (number, rows, whether the rows' flags count); an answer slot
+as many answers and (number, rows, version, policy). Answers are matched by number, and no
+number is used twice: an answer that nobody waits for, because it is late or a repetition,
+is dropped. A server takes a request only when there is room for its answer.
 
 So `respond` never waits and never fails, however often is asked. A policy worker that
 dies and lives again takes what it had not answered once more, since a request is given
@@ -24,7 +24,7 @@ from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.streams.inline import rows_of
 
-_HEADER = "header"  # int64 [4]: number, rows, version, policy
+_HEADER = "header"  # int64 [4]
 _FLAG = "deterministic"
 _FLAGS: Schema = {_FLAG: Field((), "bool")}
 _SLOTS = 2  # of a channel, for each request that may wait
@@ -51,12 +51,11 @@ _Asked = tuple[Arrays, Arrays, bool | Array]
 until it is answered."""
 
 
-@dataclass
-class _TakenAnswer:
-    """An answer slot that was taken. It goes back when it is done with, and so are all
-    that were taken before it."""
+@dataclass(eq=False)
+class _TakenAnswer(Answer):
+    """An answer whose slot was taken. The slot goes back when it is done with, and so are
+    all that were taken before it."""
 
-    answer: Answer | None = None
     done: bool = False
 
 
@@ -90,9 +89,11 @@ class ChannelInferenceClient(InferenceClient):
         return len(self._posted)
 
     def post_request(self, observation: Arrays, state: Arrays, deterministic: bool | Array) -> int:
-        for held in self._reading:
-            held.done = True
-        self._reading.clear()
+        if self._reading:
+            for held in self._reading:
+                held.done = True
+            self._reading.clear()
+            self._release()
         self._number += 1
         self._posted[self._number] = observation, state, deterministic
         return self._number
@@ -105,7 +106,6 @@ class ChannelInferenceClient(InferenceClient):
             self._posted[request] = self._pending[request]
 
     def flush(self) -> None:
-        self._release()
         while self._posted and (slot := self._requests.reserve()) is not None:
             number = next(iter(self._posted))
             asked = observation, state, deterministic = self._posted.pop(number)
@@ -113,9 +113,11 @@ class ChannelInferenceClient(InferenceClient):
             for part in (observation, state):
                 for name, array in part.items():
                     slot[name][:rows] = array
-            slot[_FLAG][:rows] = deterministic
+            flagged = deterministic is not False
+            if flagged:
+                slot[_FLAG][:rows] = deterministic
             header = slot[_HEADER]
-            header[0], header[1] = number, rows  # one by one: a tuple becomes an array first
+            header[0], header[1], header[2] = number, rows, flagged  # a tuple becomes an array first
             self._pending[number] = asked
             self._requests.commit()
 
@@ -139,12 +141,11 @@ class ChannelInferenceClient(InferenceClient):
             },
             "answers": {
                 str(number): {
-                    "fields": {k: v for k, v in held.answer.fields.items() if k != _HEADER},
-                    "version": held.answer.version,
-                    "policy": held.answer.policy,
+                    "fields": {k: v for k, v in held.fields.items() if k != _HEADER},
+                    "version": held.version,
+                    "policy": held.policy,
                 }
                 for number, held in self._arrived.items()
-                if held.answer is not None
             },
         }
 
@@ -160,8 +161,8 @@ class ChannelInferenceClient(InferenceClient):
         self.flush()
         self._posted = {number: asked[number] for number in sorted(asked.keys() - {*state["sent"]})}
         for number, each in state["answers"].items():
-            answer = Answer(each["fields"], each["version"], each["policy"])
-            self._arrived[int(number)] = _TakenAnswer(answer, done=True)
+            held = _TakenAnswer(each["fields"], each["version"], each["policy"], done=True)
+            self._arrived[int(number)] = held
 
     def _release(self) -> None:
         while self._taken and self._taken[0].done:
@@ -169,17 +170,18 @@ class ChannelInferenceClient(InferenceClient):
             self._answers.release()
 
     def _receive(self) -> None:
-        self._release()
         while self._answers.attach() and (slot := self._answers.take()) is not None:
             number, rows, version, policy = slot[_HEADER].tolist()
-            if number not in self._pending:
-                held = _TakenAnswer(done=True)  # late or repeated: nobody waits for it
-            elif (asked := rows_of(self._pending.pop(number)[0])) != rows:
-                raise SchemaError(f"request {number} of {asked} rows was answered with {rows}")
+            held = _TakenAnswer(slot, version, policy)
+            self._taken.append(held)
+            if (asked := self._pending.pop(number, None)) is None:
+                held.done = True  # late or repeated: nobody waits for it
+                self._release()
+            elif rows_of(asked[0]) != rows:
+                raise SchemaError(f"request {number} of {rows_of(asked[0])} rows was answered with {rows}")
             else:
                 self._posted.pop(number, None)  # no need to ask again
-                held = self._arrived[number] = _TakenAnswer(Answer(slot, version, policy))
-            self._taken.append(held)
+                self._arrived[number] = held
             if len(self._taken) == self._answers.slots:
                 self._copy_out()
 
@@ -188,16 +190,14 @@ class ChannelInferenceClient(InferenceClient):
         were: the next ones need room."""
         for held in self._taken:
             if not held.done:
-                assert held.answer is not None
-                held.answer.fields = {name: array.copy() for name, array in held.answer.fields.items()}
+                held.fields = {name: array.copy() for name, array in held.fields.items()}
                 held.done = True
         self._release()
 
     def consume_result(self, request: int) -> Answer:
         held = self._arrived.pop(request)
         self._reading.append(held)
-        assert held.answer is not None
-        return held.answer
+        return held
 
     def refresh(self) -> None:
         """Do nothing: the policy worker takes new parameters."""
@@ -253,56 +253,69 @@ class ChannelInferenceServer(InferenceServer):
         total, clients = beside, len(self._channels)
         for turn in range(clients):
             client = (self._first + turn) % clients
-            if not self._attach(client):
+            if not self._offered[client] and not self._attach(client):
                 continue
-            while total < most_rows and (request := self._next[client] or self._take(client)) is not None:
-                fits = not total or total + request.rows <= most_rows
-                self._next[client] = None if fits else request
-                if not fits:
+            requests, answers = self._channels[client]
+            unanswered = self._taken[client] - self._answered[client]  # first: another thread may respond
+            room = answers.free() - unanswered
+            while total < most_rows:
+                if (request := self._next[client]) is None:
+                    if room <= 0 or (slot := requests.take()) is None:
+                        break
+                    room -= 1
+                    request = self._request(client, slot)
+                if total and total + request.rows > most_rows:
+                    self._next[client] = request
                     break
+                self._next[client] = None
                 found.append(request)
                 total += request.rows
         if clients and not beside:  # whoever begins a batch has room in it, however much it asks for
             self._first = (self._first + 1) % clients
         return found
 
-    def _take(self, client: int) -> Requests | None:
-        requests, answers = self._channels[client]
-        if (
-            self._taken[client] - self._answered[client] >= answers.free()
-            or (slot := requests.take()) is None
-        ):
-            return None
-        number, rows = slot[_HEADER][:2].tolist()
+    def _request(self, client: int, slot: Arrays) -> Requests:
+        number, rows, flagged, _ = slot[_HEADER].tolist()
         if not 0 < rows <= self._capacity[client]:
             raise SchemaError(f"client {client} asks for {rows} rows in a slot of {self._capacity[client]}")
         observation = {name: slot[name][:rows] for name in self._observation}
-        state = {name: slot[name][:rows] for name in self._state}
-        request = Requests(client, number, rows, observation, state, slot[_FLAG][:rows])
+        state = {name: slot[name][:rows] for name in self._state} if self._state else {}
+        flags = slot[_FLAG][:rows] if flagged else False
+        request = Requests(client, number, rows, observation, state, flags)
         self._requests[client].append(request)
         self._taken[client] += 1
         return request
 
+    def place(self, request: Requests) -> Arrays:
+        place = self._reserve(request.client).copy()  # what a policy puts in place of an array is seen so
+        del place[_HEADER]
+        return place
+
+    def _reserve(self, client: int) -> Arrays:
+        slot = self._channels[client][1].reserve()
+        if slot is None:
+            raise SchemaError(
+                f"client {client} was given more answers than it has asked for, and has no room for them"
+            )
+        return slot
+
     def respond(self, requests: Sequence[Requests], answers: Arrays, version: int, policy: int) -> None:
         start = 0
         for request in requests:
-            consumer, producer = self._channels[request.client]
-            slot = producer.reserve()
-            if slot is None:
-                raise SchemaError(
-                    f"client {request.client} was given more answers than it has asked for, and has no room "
-                    "for them"
-                )
+            client, rows = request.client, request.rows
+            consumer, producer = self._channels[client]
+            slot = self._reserve(client)
             for name in self._fields:
-                slot[name][: request.rows] = answers[name][start : start + request.rows]
+                if (answer := answers[name]) is not (place := slot[name]):
+                    place[:rows] = answer[start : start + rows]
             header = slot[_HEADER]
-            header[0], header[1], header[2], header[3] = request.number, request.rows, version, policy
+            header[0], header[1], header[2], header[3] = request.number, rows, version, policy
             producer.commit()
             if not request.answered:
                 request.answered = True
-                self._answered[request.client] += 1
-            held = self._requests[request.client]
+                self._answered[client] += 1
+            held = self._requests[client]
             while held and held[0].answered:
                 held.popleft()
                 consumer.release()
-            start += request.rows
+            start += rows

@@ -12,6 +12,7 @@ import socket
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from threading import get_ident
 
 from tidemill.api.edges import Edge, ends_by_worker
 from tidemill.api.transport import Bell, Handle, Link, Transport
@@ -31,10 +32,13 @@ _LAST, _MORE = b"\0", b"\1"  # a packet's first byte: whether more of the messag
 
 class EventBell(Bell):
     """A bell on an eventfd. The owner may also be woken by further descriptors (its
-    control link)."""
+    control link). Rung by the owner's own thread, on behalf of those that take turns in
+    it, it makes the next wait return without a call of the system."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._owner = 0  # the thread that has waited, while it does not
+        self._rung = False  # by it
         self._poll = select.poll()
         self._also = [descriptor]
         self._poll.register(descriptor, select.POLLIN)
@@ -45,17 +49,25 @@ class EventBell(Bell):
         self._poll.register(descriptor, select.POLLIN)
 
     def ring(self) -> None:
-        ring(self._ring)
+        if self._owner == get_ident():
+            self._rung = True
+        else:
+            ring(self._ring)
 
     def _ring(self) -> None:
         os.eventfd_write(self.descriptor, 1)
 
     def wait(self, seconds: float) -> bool:
-        came = False
+        self._owner = 0  # before a look: what a signal or a task rings from now on ends the wait
+        came, self._rung = self._rung, False
+        if came:
+            seconds = 0.0
         if (loop := own.loop) is not None:
             loop.watch(self._also)
-            came, seconds = loop.run(seconds), 0.0
-        return self.hear(seconds) or came
+            came, seconds = loop.run(seconds) or came, 0.0
+        came = self.hear(seconds) or came
+        self._owner = get_ident()
+        return came
 
     def hear(self, seconds: float) -> bool:
         """Wait likewise, but let a loop of this thread stand meanwhile."""
@@ -203,9 +215,14 @@ class SharedTransport(Transport):
     @staticmethod
     def endpoints(bell: Bell, link: Link, handles: Mapping[str, Handle]) -> SlotEndpoints:
         ends = {}
+
+        def bell_of(descriptor: int) -> Bell:  # those who take turns in a thread share its bell
+            shared = isinstance(bell, EventBell) and bell.descriptor == descriptor
+            return bell if shared else EventBell(descriptor)
+
         for name, handle in handles.items():
-            segment, *bells = handle.descriptors
-            ends[name] = MemfdSegment(segment), [EventBell(descriptor) for descriptor in bells]
+            segment, *others = handle.descriptors
+            ends[name] = MemfdSegment(segment), [bell_of(descriptor) for descriptor in others]
 
         def come(_: Handle) -> MemfdSegment:
             assert isinstance(link, SocketLink)

@@ -182,11 +182,14 @@ class Worker(WorkerHandle):
     def run_once(self) -> bool:
         """Handle the control link, poll once, report. False when nothing could be done.
         Between two of these a worker waits."""
-        if self.state in ENDED:
-            return False
+        return self.state not in ENDED and self._turn()
+
+    def _turn(self, obeys: bool = True) -> bool:
+        """See `run_once`. `obeys`: whether the control link is looked at; in between two
+        turns in which it is, there is no need to."""
         self.clock.enter("python")
         try:
-            if not self._obey() or self.state is not State.RUNNING:
+            if (obeys and not self._obey()) or self.state is not State.RUNNING:
                 return False
             began = awake()
             if self._held:

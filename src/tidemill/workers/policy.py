@@ -2,7 +2,8 @@
 
 Batching is dynamic: while one batch computes, the next one grows; whatever has arrived
 when its turn comes (up to `most_rows`) is the next batch. Folded, it grows in the
-clients' slots, and one poll gathers, computes and responds. Threaded, an inference thread
+clients' slots, and one poll gathers, computes and responds; a request that has come alone
+is neither gathered nor its answer copied. Threaded, an inference thread
 computes and a responding thread answers, while the main thread gathers; what arrives
 before a gathered batch is begun joins it.
 """
@@ -180,7 +181,9 @@ class _Served:
             ):
                 for name, array in target.items():
                     np.concatenate([part[name] for part in parts], out=array[start:rows])
-            np.concatenate([r.deterministic for r in fresh], out=buffers.deterministic[start:rows])
+            for request in fresh:
+                buffers.deterministic[start : start + request.rows] = request.deterministic
+                start += request.rows
             deterministic = buffers.deterministic[:rows]
             observation, state = (
                 {name: array[:rows] for name, array in part.items()}
@@ -210,36 +213,57 @@ class _Served:
         """Go on drawing from there."""
         self._random = [state[str(client)] for client in range(len(state))]
 
-    def answer_apart(self, request: Requests) -> None:
-        """Answer a request by itself, from its client's random stream."""
-        assert self._random is not None
-        self.policy.set_random_state(self._random[request.client])
-        batch = self.gather([request])
-        self.compute(batch, elsewhere=False)
-        self.respond(batch)
-        self._random[request.client] = self.policy.random_state()
+    def answer(self, request: Requests) -> None:
+        """Answer a request by itself, where it lies and to where it is read; in runs that
+        resume exactly from its client's random stream."""
+        if self._random is not None:
+            self.policy.set_random_state(self._random[request.client])
+        self._parameters.refresh(self.policy)
+        flags, answers = request.deterministic, self._server.place(request)
+        if flags is not False and not np.count_nonzero(flags):
+            flags = False
+        self._act(request.observation, request.state, flags, answers)
+        self._respond([request], answers, self.policy.version, request.rows)
+        if self._random is not None:
+            self._random[request.client] = self.policy.random_state()
 
     def compute(self, batch: _Batch, elsewhere: bool) -> None:
         """Answer the batch by the newest parameters; `elsewhere`: only begin, in a thread
         that does not wait for the end."""
         self._parameters.refresh(self.policy)
         inputs = batch.observation, batch.state, batch.deterministic, batch.answers
+        batch.finish = self._act(*inputs, elsewhere)
+        batch.version = self.policy.version
+
+    def _act(
+        self,
+        observation: Arrays,
+        state: Arrays,
+        deterministic: bool | Array,
+        answers: Arrays,
+        elsewhere: bool = False,
+    ) -> Callable[[], None] | None:
+        finish = None
         try:
             if elsewhere:
-                batch.finish = self.policy.begin(*inputs)
+                finish = self.policy.begin(observation, state, deterministic, answers)
             else:
-                self.policy.act(*inputs)
+                self.policy.act(observation, state, deterministic, answers)
         except (KeyError, ValueError) as error:
-            raise misfit(self.policy, batch.answers, error) from error
-        check_next_state(self.policy, batch.state, batch.answers)
-        batch.version = self.policy.version
+            raise misfit(self.policy, answers, error) from error
+        if state:
+            check_next_state(self.policy, state, answers)
+        return finish
 
     def respond(self, batch: _Batch) -> None:
         """Send the batch's answers."""
         if batch.finish is not None:
             batch.finish()
-        self._server.respond(batch.requests, batch.answers, batch.version, self._index)
-        self.rows_answered += batch.rows
+        self._respond(batch.requests, batch.answers, batch.version, batch.rows)
+
+    def _respond(self, requests: list[Requests], answers: Arrays, version: int, rows: int) -> None:
+        self._server.respond(requests, answers, version, self._index)
+        self.rows_answered += rows
         self.batches_answered += 1
 
 
@@ -284,31 +308,42 @@ class PolicyWorker(Worker):
         return Facts()
 
     def _poll(self) -> PollResult:
+        if self._threads:
+            return self._gather_for_threads()
+        served, requests = self._next_requests()
+        if not requests:
+            return PollResult()
+        if len(requests) == 1 or served.apart:
+            left, before = self.clock.enter("inference"), served.rows_answered
+            for request in requests:
+                served.answer(request)
+            self.clock.enter(left)
+            return PollResult(served.rows_answered - before, len(requests))
+        left = self.clock.enter("copy")
+        batch = served.gather(requests)
+        self.clock.enter("inference")
+        served.compute(batch, elsewhere=False)
+        self.clock.enter(left)
+        served.respond(batch)
+        return PollResult(batch.rows, 1)
+
+    def _gather_for_threads(self) -> PollResult:
+        """Gather what has come, with the batch that waits to be computed, if one does."""
         for thread in self._threads:
             if thread.error is not None:
                 raise thread.error
-        waiting = self._newest if self._threads and self._gathered.full() else None
+        waiting = self._newest if self._gathered.full() else None
         served, requests = (
             self._next_requests() if waiting is None else (waiting.served, waiting.served.poll(waiting.rows))
         )
         if not requests:
             return PollResult()
-        if served.apart:
-            left = self.clock.enter("inference")
-            for request in requests:
-                served.answer_apart(request)
-            self.clock.enter(left)
-            return PollResult(sum(r.rows for r in requests), len(requests))
         if waiting is not None:
             waiting = self._take_back()
         left = self.clock.enter("copy")
-        batch = served.gather(requests, waiting)
+        self._newest = served.gather(requests, waiting)
         self.clock.enter(left)
-        if self._threads:
-            self._newest = batch
-            self._gathered.put(batch)  # has room: only this thread puts
-        else:
-            self._respond(self._compute(batch))
+        self._gathered.put(self._newest)  # has room: only this thread puts
         return PollResult(sum(r.rows for r in requests), int(waiting is None))
 
     def _save_part(self, checkpoints: Mapping[str, int]) -> None:
@@ -325,7 +360,7 @@ class PolicyWorker(Worker):
         return not self._config.threaded
 
     def attend(self) -> None:
-        self.run_once()
+        self._turn(obeys=False)
 
     def _next_requests(self) -> tuple[_Served, list[Requests]]:
         """Return the requests of the next policy, in turn, that has some."""
@@ -337,16 +372,13 @@ class PolicyWorker(Worker):
         return served, requests
 
     def _compute(self, batch: _Batch) -> _Batch:
-        if self._threads:
-            self.context.endpoints.bell.ring()  # the queue has room again: the main thread may gather
-            batch.served.compute(batch, elsewhere=True)
-        else:
-            left = self.clock.enter("inference")
-            batch.served.compute(batch, elsewhere=False)
-            self.clock.enter(left)
+        """Begin a batch, in the inference thread."""
+        self.context.endpoints.bell.ring()  # the queue has room again: the main thread may gather
+        batch.served.compute(batch, elsewhere=True)
         return batch
 
     def _respond(self, batch: _Batch) -> None:
+        """Answer a batch, in the responding thread."""
         batch.served.respond(batch)
 
     def _take_back(self) -> _Batch | None:
