@@ -16,10 +16,13 @@ import pytest
 import zmq
 from tests.hosts.hosts import LOOPBACK, Carrier, Cell, Channel, Host, join, until
 
+from tidemill.api.edges import Edge
+from tidemill.api.launcher import Loss
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import Field
 from tidemill.hosts import messages
 from tidemill.hosts.connections import Door, Keys
+from tidemill.hosts.crossing import Crossing
 from tidemill.hosts.messages import (
     Hello,
     Lease,
@@ -32,6 +35,7 @@ from tidemill.hosts.messages import (
     unpack,
     unpack_piece,
 )
+from tidemill.launchers.lost_samples import LostSamples
 
 
 @pytest.fixture
@@ -267,7 +271,8 @@ class Alone:
         self.life.take_offer(Offer(0, 1, {"x": Field((8,), "int64")}, (), 4, 64))
 
     def take(self, position, data):
-        self.life.take(Piece(0, 1, position, 0), memoryview(data))
+        slots = -(-(position + len(data)) // 64)
+        self.life.take(Piece(0, 1, position, slots), memoryview(data))
 
 
 @pytest.mark.parametrize(
@@ -292,6 +297,41 @@ def test_a_piece_may_not_overwrite_what_is_not_released():
     channel.take(256, bytes([1]) * 64)
     with pytest.raises(SchemaError, match="320 have room"):
         channel.take(320, bytes([1]) * 64)
+
+
+@pytest.mark.parametrize("slots", [-1, 0, 5])
+def test_a_piece_may_not_be_of_more_slots_than_there_are_nor_of_fewer_than_it_fills(slots):
+    channel = Alone()
+    with pytest.raises(SchemaError, match=f"of {slots} slots of 64"):
+        channel.life.take(Piece(0, 1, 0, slots), memoryview(bytes([1]) * 64))
+    assert channel.consumer.attach() and not any(channel.consumer.memory)
+
+
+def test_what_was_sent_and_has_not_come_whole_is_counted(hosts, closing):
+    carrier = closing(Carrier())
+    ends = join(*hosts, carrier.relay)
+    channel = Channel(*ends, hosts)
+    crossing = Crossing(hosts[1], [Edge("samples/s/a/0/t", "channel", "a", ("t",))], {}, "there", {}, {})
+    lost = LostSamples()
+    channel.offer(40_000)  # three pieces each
+    channel.put()
+    until(channel.get, *hosts)
+    until(channel.drained, *hosts)
+    while channel.put():
+        pass
+    until(lambda: channel.incoming.received % channel.outgoing._nbytes, *hosts)
+    carrier.cut()  # in the midst of one
+    whole = channel.incoming.whole
+    assert crossing.came(ends[1]) == [(0, 1, whole, 5)] and 1 <= whole < 5
+    lost.came("here", crossing.came(ends[1]), crossing.edges)
+    assert lost.take() == [Loss("a", 1, "here", 5 - whole)]
+    while channel.get():  # what has come whole is read
+        pass
+    assert channel.taken == whole
+    lost.sent("here", [(0, 1, channel.outgoing.slots)], crossing.edges)
+    assert lost.take() == []  # it was known before
+    lost.sent("here", [(0, 1, channel.outgoing.slots + 2)], crossing.edges)
+    assert lost.take() == [Loss("a", 1, "here", 2)]
 
 
 @pytest.mark.parametrize(

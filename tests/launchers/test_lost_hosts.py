@@ -20,6 +20,7 @@ from tests.run.watching import Run, wait_until
 from tidemill import train
 from tidemill.launchers.placement import place
 from tidemill.launchers.stand_in import StandIn
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.run_control import RunControl
 
 
@@ -53,6 +54,15 @@ def events(run: Run, what: str) -> list[Any]:
     return [event for event in told if event["what"] == what]
 
 
+def lost(run: Run) -> tuple[int, int]:
+    """Return what events tell to be lost: samples, and env steps of others."""
+    samples, begun = 0, dict[tuple[str, int], int]()
+    for event in (*events(run, "died"), *events(run, "lost")):
+        samples += event.get("samples", 0)
+        begun[event["worker"], event["life"]] = event.get("steps", 0)
+    return samples, sum(begun.values())
+
+
 def goes_on(run: Run) -> None:
     lines = lambda: len((run.path / "metrics.jsonl").read_text().splitlines())  # noqa: E731
     before = lines()
@@ -64,6 +74,8 @@ def ends_cleanly(run: Run) -> None:
     status, text = run.ended()
     assert status == 130, text
     assert run.summary()["status"] == "interrupted"
+    last = read_metrics(run.path)[-1]
+    assert (last.get("lost/samples", 0), last.get("lost/steps", 0)) == lost(run)
     run.nothing_is_left()
 
 
@@ -100,6 +112,9 @@ def test_a_host_that_is_back_in_time_keeps_its_share(start: Callable[[str, str],
     own.resume()
     wait_until(lambda: len(events(run, "lives")) >= 2, 60, "its workers live again")
     goes_on(run)
+    # what its actor had sent while the agent carried nothing
+    assert {event["worker"] for event in events(run, "lost")} == {"actor-0"}
+    assert lost(run)[0] > 0
     assert agents(run)["b#1"].parent() == own
     assert not before & {p.pid for p in run.processes()}  # who was taken for dead is
     own.terminate()  # and whom it holds leaves first
@@ -141,6 +156,7 @@ def test_a_host_that_is_told_to_leave_does_and_the_run_goes_on(start: Callable[[
     assert told == {"its host b was told to leave (SIGTERM)"}
     wait_until(lambda: "b" not in agents(run), 60, "its agent ends")
     goes_on(run)
+    assert events(run, "lost") == [] and lost(run)[1] > 0  # what was sent has come, what was begun is void
     for process in (*agents(run).values(), psutil.Process(run.main.pid)):
         process.terminate()  # all of them: the run ends, and nobody leaves it
     status, text = run.ended()

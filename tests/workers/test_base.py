@@ -125,7 +125,7 @@ def test_a_whole_life(life: Life) -> None:
         State.COMPLETED,
     ]
     assert heard[-1].reason == "enough"  # type: ignore[union-attr]
-    (last,) = (m for m in heard if isinstance(m, WorkerStatistics))
+    _, last = (m for m in heard if isinstance(m, WorkerStatistics))
     assert last.polls == worker.polls == 3
     assert last.values == {"calls": 6.0}
 

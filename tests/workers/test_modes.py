@@ -318,3 +318,23 @@ def test_a_post_processor_that_reads_what_rows_lack_is_refused() -> None:
 
     with pytest.raises(ConfigError, match='Blind reads "obz", which its rows lack; did you mean "obs"'):
         begun(Marked(), spec(mode="full", post=(Blind(),)))
+
+
+@pytest.mark.parametrize(("mode", "burn_in"), [("fixed", 0), ("fixed", 2), ("after_done", 2), ("full", 0)])
+@pytest.mark.parametrize("same_step", [False, True])
+def test_each_step_is_in_a_sample_or_told_to_be_in_none(mode: Any, burn_in: int, same_step: bool) -> None:
+    begins = {"burn_in": burn_in} if burn_in else {}
+    world = begun(Marked(same_step=same_step), spec(mode=mode, **begins), lanes=3, ring=2, slots=20)
+    order, sent, told = world.actor.order, 0, set()
+    for _ in range(70):
+        order.serve(1)
+        world.drain()
+        for samples in world.got.values():
+            for sample in samples:
+                ends = sample["done"] | sample["truncated"]
+                last = int(ends[:, 0].argmax()) + 1 if mode == "full" else len(ends) - 1
+                sent += int(np.count_nonzero(~ends[burn_in:last]))
+            samples.clear()
+        told.add(unsent := order.unsent())
+        assert sent + unsent == order.steps
+    assert len(told) > 5 and sent > 100

@@ -164,7 +164,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     """The message holds numbers of the worker: `values` by metric name; `time` has what
     depends on the clock (rates, shares by place of `Clock`), so that the rest is equal in
     equal runs. `polls` counts the turns of the poll loop, the heartbeat; `progress` what
-    the worker has done, in units of its own: it stands still while that only waits. A
+    the worker has done, in units of its own: it stands still while that only waits;
+    `unsent` the env steps that it has begun samples with, and that nobody has yet. A
     trainer sends one per update with `update` set."""
 
     polls: int
@@ -172,6 +173,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     time: dict[str, float] = {}
     update: bool = False
     progress: int = 0
+    unsent: int = 0
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):

@@ -71,6 +71,22 @@ class HostFigures(NamedTuple):
     lost: str = ""
 
 
+class Loss(NamedTuple):
+    """What is known to be lost of a life of a worker whose host was lost.
+
+    life: its number, from 1
+    samples: that it had sent, and that have not come to who was to read them
+    steps: env steps that it had begun other samples with, exactly; None: not known better
+        than it had told itself
+    """
+
+    worker: str
+    life: int
+    host: str
+    samples: int = 0
+    steps: int | None = None
+
+
 class Launcher(ABC):
     """A launcher starts the workers of a job, all at once, and ends them. The runner
     speaks to each over its control link.
@@ -147,6 +163,11 @@ class Launcher(ABC):
     def gone_with(self, worker: str) -> Sequence[str]:
         """Return all workers that are gone since the host of `worker`, which is gone, is;
         () where it is not for want of its host."""
+        return ()
+
+    def losses(self) -> Sequence[Loss]:
+        """Return what is known by now to be lost with hosts, of all that was not returned
+        before."""
         return ()
 
     def ready(self, workers: Sequence[str]) -> bool:

@@ -23,6 +23,8 @@ from tidemill.transports.shared import SharedTransport
 from tidemill.transports.slots import SlotEndpoints
 
 _GUEST = "@"  # begins no worker's name
+SAMPLES = "samples/"
+"""What names of edges begin with that carry samples."""
 
 
 def guest(host: str) -> str:
@@ -207,6 +209,28 @@ class Crossing:
                 self._wire.do(partial(others[agents[other]].receive, incoming))
         self._wire.do(self._order_releases)
         return carried
+
+    def came(self, peer: Peer) -> list[tuple[int, int, int, int]]:
+        """Return what has come of samples from another host: of each edge and life of its
+        writer how many have come whole, and how many it has said to have sent. For the
+        wire's thread."""
+        return [
+            (number, life.epoch, life.whole, life.told)
+            for number, lives in peer.incoming.items()
+            for life in lives
+            if isinstance(life, IncomingChannel) and self.edges[number].name.startswith(SAMPLES)
+        ]
+
+    def sent(self) -> list[tuple[int, int, int]]:
+        """Return how many samples this host's workers have sent to others: of each edge
+        and life of its writer. For the wire's thread, or while nobody turns it."""
+        return [
+            (number, life.epoch, life.slots)
+            for peer in self._wire.others.values()
+            for number, lives in peer.outgoing.items()
+            for life in lives
+            if isinstance(life, OutgoingChannel) and self.edges[number].name.startswith(SAMPLES)
+        ]
 
     def part(self, host: str) -> str | None:
         """Carry nothing any more between this host and the agent that has the share of

@@ -32,8 +32,8 @@ _UNSIGNED = 1 << 63
 
 class Piece(NamedTuple):
     """The header of a piece: the bytes of edge number `edge` from byte `position` on, of
-    all that the life `epoch` of its writer has sent. `version` is that of a cell's value,
-    0 in a channel."""
+    all that the life `epoch` of its writer has sent. `version` is that of a cell's value;
+    in a channel it says how many slots the writer has committed by now."""
 
     edge: int
     epoch: int

@@ -3,7 +3,7 @@ nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
 `IntroduceAgent`, `LetGo`, `Speak`, `Ask`, `Close`. Up: `Here`, `Listening`, `Launched`,
-`Vacated`, `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`,
+`Parted`, `Vacated`, `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`,
 `Whereabouts`, `Leaving`, `Closed`.
 """
 
@@ -133,13 +133,29 @@ class Part(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     host: str
 
 
+class Parted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that this is so, and what has come of that host's samples (see
+    `Crossing.came`)."""
+
+    host: str
+    came: list[tuple[int, int, int, int]]
+
+
 class Vacate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to end the workers: they were taken for dead, and another agent gets
     their share."""
 
 
 class Vacated(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that the agent has no share any more, and may hold other agents."""
+    """The report that the agent has no share any more, and may hold other agents.
+
+    sent: see `Crossing.sent`
+    unsent: number of its last life, from 1, and env steps that it had begun samples with,
+        of each worker, as far as it had told
+    """
+
+    sent: list[tuple[int, int, int]] = []
+    unsent: dict[str, tuple[int, int]] = {}
 
 
 class HoldAgent(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -232,7 +248,10 @@ class Close(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 class Leaving(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The report that the host is to leave the run (SIGTERM to its agent): its workers
-    have paused, and what they had sent is there."""
+    have paused, and what they had sent is there, unless that took too long. `sent`: see
+    `Crossing.sent`."""
+
+    sent: list[tuple[int, int, int]] = []
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -257,6 +276,7 @@ Report = (
     Here
     | Listening
     | Launched
+    | Parted
     | Vacated
     | AgentKey
     | AgentEnded

@@ -85,8 +85,9 @@ class Outgoing(ABC):
         self._furthest = max(self._furthest, self.sent)
         return piece, part
 
+    @abstractmethod
     def _version(self) -> int:
-        return 0
+        """Return the `version` of the piece that is sent."""
 
     def unsend(self, piece: Piece) -> None:
         """The piece could not be sent."""
@@ -152,8 +153,16 @@ class OutgoingChannel(Outgoing):
     def _slot_bytes(self) -> int:
         return self._nbytes
 
+    @property
+    def slots(self) -> int:
+        """How many slots its writer has committed, of those that count in `sent`."""
+        return self._freed + self._slots.waiting() if self._nbytes else 0
+
     def _committed(self) -> int:
-        return (self._freed + self._slots.waiting()) * self._nbytes
+        return self.slots * self._nbytes
+
+    def _version(self) -> int:
+        return self.slots
 
     def _release(self, released: int, after: tuple[tuple[int, int], ...]) -> None:
         if released > (self._released[-1][0] if self._released else self._freed):
@@ -312,6 +321,7 @@ class IncomingChannel(Incoming):
     """The receiving pump of a channel. `slots` is the end into which it puts.
 
     after: the cells, to the same host, whose values a release may not overtake
+    told: how many slots the writer has said to have committed
     """
 
     def __init__(
@@ -319,6 +329,7 @@ class IncomingChannel(Incoming):
     ) -> None:
         super().__init__(number, epoch)
         self._slots, self.after = slots, after
+        self.told = 0
 
     def _make(self, offer: Offer) -> None:
         self._slots.offer(offer.schema, offer.lead, offer.slots)
@@ -330,7 +341,18 @@ class IncomingChannel(Incoming):
     def _room(self) -> int:
         return (self._released() + self._count) * self._nbytes
 
+    @property
+    def whole(self) -> int:
+        """How many slots have come whole."""
+        return 0 if self.offered is None else self.received // self._nbytes
+
     def _write(self, data: memoryview, version: int) -> None:
+        if not self.received + len(data) <= version * self._nbytes <= self._room():
+            raise SchemaError(
+                f"edge {self.number} sends bytes until {self.received + len(data)} of {version} slots of "
+                f"{self._nbytes}, where {self._room()} bytes have room"
+            )
+        self.told = max(self.told, version)
         memory = self._slots.memory
         start = self.received % len(memory)
         memory[start : start + len(data)] = data

@@ -39,6 +39,7 @@ from tidemill.hosts.orders import (
     Logged,
     Order,
     Part,
+    Parted,
     Report,
     Speak,
     Traffic,
@@ -53,6 +54,7 @@ from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent
 from tidemill.launchers.host import ALONE_S, versions
 from tidemill.launchers.known_agents import KnownAgent, Share
+from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
 from tidemill.launchers.processes import log_name
 from tidemill.launchers.stand_in import StandIn
@@ -75,6 +77,8 @@ class Agents:
     cores: how many of each host are the run's, by its name
     part: function that has the runner's own workers part with the agent that has a host's
         share
+    edges: of the experiment, once there is one
+    lost: what was lost with hosts
     """
 
     def __init__(self, engine: HostEngine, bell: int, logs: Path | None, came: Callable[[], None]) -> None:
@@ -86,8 +90,9 @@ class Agents:
         self.shares: dict[str, Share] = {}
         self.cores: dict[str, int] = {}
         self.part: Callable[[str], object] = lambda _: None
+        self.lost = LostSamples()
         self._held: dict[str, StandIn] = {}  # that the runner holds itself
-        self._edges: Sequence[Edge] = ()
+        self.edges: Sequence[Edge] = ()
         self._places: Mapping[str, str] = {}
         self._processes: Sequence[Sequence[str]] = ()
         self._seating: Iterator[None] | None = None
@@ -143,7 +148,7 @@ class Agents:
     def share_out(self, experiment: Experiment, places: Mapping[str, str]) -> None:
         """Give each agent the share of its host, and have those call each other whose
         workers have edges in common. Raises `RunError`."""
-        self._edges, self._places = experiment.edges(), places
+        self.edges, self._places = experiment.edges(), places
         self._processes = experiment.processes()
         for host in [home for home in self.cores if home != RUNNER]:
             agent = self.known.get(host)
@@ -156,7 +161,7 @@ class Agents:
     def _join(self, agent: KnownAgent) -> Iterator[None]:
         """Have an agent call those that are there, and whose workers have edges in common
         with its share's."""
-        for host in neighbours(self._edges, self._places, agent.share):
+        for host in neighbours(self.edges, self._places, agent.share):
             share = self.shares.get(host)
             if share is None or (other := share.agent) is None or other is agent:
                 continue
@@ -267,8 +272,16 @@ class Agents:
                 if error and share is not None and share.given:  # a stand-in: another one may
                     share.refused.add(agent.holder or agent.name)
                     self._lose(agent, f"it cannot start its workers: {error}")
-            case Vacated():
+            case Parted(host, came):
+                self._check_edges(host, [each[0] for each in came])
+                self.lost.came(host, came, self.edges)
+            case Vacated(sent, unsent):
                 agent.lost = ""
+                self._check_edges(agent.share, [each[0] for each in sent])
+                self.lost.sent(agent.share, sent, self.edges)
+                if any(self._places.get(worker) != agent.share for worker in unsent):
+                    raise SchemaError("it tells of workers that did not live there")
+                self.lost.begun(agent.share, unsent)
             case AgentKey(name):
                 agent.held[name] = report
             case AgentEnded(name, how):
@@ -276,7 +289,9 @@ class Agents:
                     held.how = how
             case Whereabouts():
                 agent.answer = report
-            case Leaving():
+            case Leaving(sent):
+                self._check_edges(agent.share, [each[0] for each in sent])
+                self.lost.sent(agent.share, sent, self.edges)
                 self._lose(agent, "it leaves", f"its host {agent.home} was told to leave (SIGTERM)")
             case Closed():
                 agent.closed = True
@@ -292,6 +307,13 @@ class Agents:
                 assert share is not None
                 share.obituaries[worker] = obituary
                 links[worker].gone = True
+
+    def _check_edges(self, host: str, numbers: Iterable[int]) -> None:
+        """Raise `SchemaError` unless workers of a host write all of these edges."""
+        edges, places = self.edges, self._places
+        for number in numbers:
+            if not (0 <= number < len(edges) and places[edges[number].source] == host):
+                raise SchemaError(f"it tells of edge {number}, which host {host[:100]!r} does not write")
 
     def _keep_log(self, agent: KnownAgent, logged: Logged) -> None:
         """Append to a log in the run's folder what its host has told. Raises
@@ -330,7 +352,7 @@ class Agents:
             for link in share.links.values():
                 link.gone = True
             self.part(share.host)
-            for host in neighbours(self._edges, self._places, share.host):
+            for host in neighbours(self.edges, self._places, share.host):
                 if host in self.shares:
                     self.tell_share(self.shares[host], Part(share.host))
         if agent.holder is None:

@@ -21,7 +21,7 @@ from time import monotonic, sleep
 import msgspec
 
 from tidemill.api import control_messages
-from tidemill.api.control_messages import Exit, Pause, Start, State, Status
+from tidemill.api.control_messages import Exit, Pause, Start, State, Status, WorkerStatistics
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
 from tidemill.core.clock import noticing_stops
@@ -53,6 +53,7 @@ from tidemill.hosts.orders import (
     Logged,
     Order,
     Part,
+    Parted,
     Report,
     Revive,
     Speak,
@@ -122,6 +123,7 @@ class HostAgent:
         self._paused = False  # for want of its word
         self._leaves_at = 0.0  # when its workers are to have paused, 0: it does not leave
         self._resting: set[str] = set()  # workers that have paused since
+        self._unsent: dict[str, tuple[int, int]] = {}  # see `Vacated`
         self._held: dict[str, StandIn] = {}  # by name
         self._told: set[str] = set()  # those of them of which the runner was told
         self._over = False
@@ -334,15 +336,20 @@ class HostAgent:
         if left > 0 and (self._held or not at_rest):
             workers.look_whether_drained()
             return
-        self._report(Leaving())
+        self._report(Leaving(list(workers.sent)))
         self._over = True
 
     def _vacate(self) -> None:
         """Give up the share."""
+        sent: list[tuple[int, int, int]] = []
         if self._workers is not None:
+            for worker, link in self._workers.links.items():
+                for message in link.receive() or ():
+                    self._note(worker, message)
             self._workers.launcher.close(0.0)
             self._thread.end()
             self._wire.turn(0.0)  # what was to be done is, as long as there is what it is done to
+            sent = self._workers.sent_in_the_end()
             for other, peer in self._wire.others.items():
                 peer.part() if peer is self._peer else self._wire.drop(other)
             self._wire.turn(0.0)
@@ -351,7 +358,8 @@ class HostAgent:
             self._lives.clear()
             self._tell_logs(all_of_it=True)
             self._thread = self._turn_wire()
-        self._report(Vacated())
+        self._report(Vacated(sent, self._unsent))
+        self._unsent = {}
 
     def _look_at_held(self) -> None:
         for name, held in list(self._held.items()):
@@ -366,6 +374,8 @@ class HostAgent:
         """Report what workers say, and which are gone."""
         self._tell_logs()
         self._tell_traffic()
+        while workers.parted:
+            self._report(Parted(*workers.parted.popleft()))
         for worker, link in list(workers.links.items()):
             messages = link.receive() if not self._over else []
             if messages is None:
@@ -374,11 +384,17 @@ class HostAgent:
                 self._report(WorkerGone(worker, self._lives[worker], obituary))
             for message in messages or ():
                 self._report(Speak(worker, self._lives[worker], message))
-                if self._leaves_at:
-                    with suppress(SchemaError):  # the runner says so
-                        told = control_messages.unpack_up(message, worker)
-                        if isinstance(told, Status) and told.state is State.PAUSED:
-                            self._resting.add(worker)
+                self._note(worker, message)
+
+    def _note(self, worker: str, message: bytes) -> None:
+        """Take note of what a worker says that would have to be known if this host were
+        lost."""
+        with suppress(SchemaError):  # the runner says so
+            told = control_messages.unpack_up(message, worker)
+            if isinstance(told, WorkerStatistics):
+                self._unsent[worker] = self._lives[worker] + 1, told.unsent
+            elif self._leaves_at and isinstance(told, Status) and told.state is State.PAUSED:
+                self._resting.add(worker)
 
 
 def main(name: str) -> None:

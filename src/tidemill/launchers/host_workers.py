@@ -2,6 +2,7 @@
 an agent and the runner have alike."""
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from tidemill.api.edges import Edge
 from tidemill.api.launcher import Job
 from tidemill.api.transport import Link
 from tidemill.hosts.crossing import Crossing, GuestEnds, LinkInOrder, edges_here, guest, neighbours
+from tidemill.hosts.peer import Peer
 from tidemill.hosts.wire import Wire
 from tidemill.launchers.processes import HostShare, ProcessesLauncher
 
@@ -21,9 +23,13 @@ class HostWorkers:
 
     links: the control link of each worker, by its name
     drained: see `look_whether_drained`
+    sent: see `Crossing.sent`, when that was looked at
+    parted: hosts that were parted with, and what had come of their samples (see
+        `Crossing.came`)
     """
 
     drained = False
+    sent: Sequence[tuple[int, int, int]] = ()
 
     def __init__(
         self,
@@ -48,6 +54,7 @@ class HostWorkers:
         )
         self._wire = wire
         self._guests: list[GuestEnds] = []  # of all lives
+        self.parted = deque[tuple[str, list[tuple[int, int, int, int]]]]()
         self.links: dict[str, LinkInOrder] = {}
         self.launcher.check(job.experiment)
         try:
@@ -85,8 +92,13 @@ class HostWorkers:
         return its name, None where nobody has it."""
         agent = self._crossing.part(host)
         if agent is not None:
-            self._wire.do(self._wire.others[agent].part)
+            self._wire.do(partial(self._part, host, self._wire.others[agent]))
         return agent
+
+    def _part(self, host: str, peer: Peer) -> None:  # in the wire's thread
+        self.parted.append((host, self._crossing.came(peer)))
+        peer.part()
+        self.wake()
 
     def revive(self, workers: Sequence[str], moved: Mapping[str, str]) -> dict[str, LinkInOrder]:
         """Begin the next life of those of `workers` that live here, and have what any of
@@ -110,7 +122,11 @@ class HostWorkers:
         self._wire.do(self._look_whether_drained)
 
     def _look_whether_drained(self) -> None:
-        self.drained = self._crossing.drained()
+        self.sent, self.drained = self._crossing.sent(), self._crossing.drained()
+
+    def sent_in_the_end(self) -> list[tuple[int, int, int]]:
+        """Return `Crossing.sent` once nobody turns the wire, nor any worker lives."""
+        return self._crossing.sent()
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         """Wait for a message of any worker (see `Launcher.wait`)."""

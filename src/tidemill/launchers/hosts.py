@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from tidemill.api.launcher import Call, HostFigures, Job, Launcher
+from tidemill.api.launcher import Call, HostFigures, Job, Launcher, Loss
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError
@@ -196,6 +196,13 @@ class HostsLauncher(Launcher):
     def gone_with(self, worker: str) -> Sequence[str]:
         assert self._agents is not None
         return self._agents.gone_with(worker)
+
+    def losses(self) -> Sequence[Loss]:
+        if self._agents is None or self._own is None:
+            return ()
+        while self._own.parted:
+            self._agents.lost.came(*self._own.parted.popleft(), self._agents.edges)
+        return self._agents.lost.take()
 
     def ready(self, workers: Sequence[str]) -> bool:
         assert self._agents is not None

@@ -141,7 +141,7 @@ class Controller:
             job.experiment,
             self.members,
             launcher,
-            self.events.append,
+            self._note,
             self._tell,
             self._go_back,
             lambda: self._facts,
@@ -179,6 +179,7 @@ class Controller:
         self._stalled = False  # that no update comes was told
         self._changed = dict[str, ChangeSettings]()  # by group: all that was changed
         self._stall = StallWatch(stall_limit(job.experiment), lambda: any(map(self._trains, self.members)))
+        self._begun = dict[tuple[str, int], int]()  # env steps that were lost of samples, by worker and life
         self._held = set[str]()  # workers whose environments hold them, which was told
 
     @property
@@ -491,6 +492,29 @@ class Controller:
         if self._deadline is not None:  # the next life ends the run as this one would have
             self._deadline = awake() + EXIT_DEADLINE
 
+    def _note(self, event: Event) -> None:
+        """Take note of an event, and of what was lost with it."""
+        self.events.append(event)
+        life = event.worker, event.life
+        if event.what == "lost" or (event.what == "died" and life not in self._begun):
+            self.progress.lost_samples += event.samples
+            # what was known before may have been less, or was sent since
+            self.progress.lost_steps += event.steps - self._begun.get(life, 0)
+            self._begun[life] = event.steps
+
+    def _look_for_losses(self) -> None:
+        """Tell what is known by now to be lost with hosts."""
+        for worker, life, host, samples, exact in self._launcher.losses():
+            known = self._begun.get((worker, life), 0)
+            steps = known if exact is None else exact
+            if samples or steps != known:
+                way = f"{samples:,} samples that were on their way" if samples else ""
+                begun = f"{steps:,} env steps of samples that were begun" if steps else ""
+                cause = f"with host {host}: {' and '.join(filter(None, (way, begun))) or 'nothing'}"
+                self._note(Event(time(), "lost", worker, life, cause=cause, steps=steps, samples=samples))
+                if samples:
+                    self._tell(f"of {worker} is lost {cause}")
+
     def _say(self, text: str) -> None:
         self.notices.append(mask(text, self._secrets))
 
@@ -543,6 +567,7 @@ class Controller:
     def _look(self) -> None:
         if awake() - self._last_watch >= 0.1:
             self._last_watch = awake()
+            self._look_for_losses()
             if self._running and not (self.paused or self._finishing):
                 self._silence.look(self.members)
                 self._memory.look(self.members)

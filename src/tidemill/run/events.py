@@ -16,7 +16,7 @@ FILE = "events.jsonl"
 LONGEST = 1 << 20  # bytes of a line
 MOST_WAITING = 1000  # events for which there is no room on the disk
 
-What = Literal["began", "died", "lives", "went back", "told", "ended"]
+What = Literal["began", "died", "lost", "lives", "went back", "told", "ended"]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -24,7 +24,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
     time: when it happened, in seconds since 1970
     what: "began": every worker runs, for the first time in this command; "died": a worker
-        did, of `cause`; "lives": it runs again; "went back": the trainers of `policy`
+        did, of `cause`; "lost": what is lost with it, as far as that is known by
+        now; "lives": it runs again; "went back": the trainers of `policy`
         begin anew at their newest checkpoint; "told": the user was told `cause`; "ended":
         the run did, for `cause`
     worker: its name
@@ -32,7 +33,9 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: name of a policy
     cause: why, in words
     seconds: for how long the worker did not run
-    steps: env steps that are undone
+    steps: env steps that are undone; where a worker died, those that it had begun samples
+        with, as far as it had told
+    samples: that were on their way, and are lost
     """
 
     time: float
@@ -43,6 +46,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     seconds: float = 0.0
     steps: int = 0
+    samples: int = 0
 
 
 class EventLog:

@@ -60,12 +60,14 @@ class Member:
     died_at: float = 0.0  # second of `awake`, until it runs again; 0: it lives
     cause: str = ""  # of its last death, shortly
     leaving: bool = False  # it was told to end its life, since another one has died
+    unsent: int = 0  # see `WorkerStatistics`
 
     def bury(self, cause: str) -> None:
         """Note that it has died, and of what."""
         self.cause = cause.partition("\n")[0].partition(";")[0][:LONGEST_CAUSE]
         self.buried, self.state, self.shares, self.rate = True, State.CONFIGURING, {}, 0.0
         self.died_at = self.died_at or awake()
+        self.unsent = 0
 
     def forget_updates(self) -> None:
         """Forget what updates have told that are undone."""
@@ -76,7 +78,7 @@ class Member:
         """Note that it lives again, at the other end of `link`."""
         self.link, self.life, self.buried, self.leaving = link, self.life + 1, False, False
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
-        self.progress = 0
+        self.progress = self.unsent = 0
 
     def works(self, seconds: float) -> bool:
         """True of one that writes a checkpoint, or was heard of in the last so many
@@ -86,7 +88,7 @@ class Member:
     def note_statistics(self, message: WorkerStatistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the
         rest."""
-        self.polls, self.progress = message.polls, message.progress
+        self.polls, self.progress, self.unsent = message.polls, message.progress, message.unsent
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
         self.rate = message.time.get("samples_per_second", 0.0)
         if self.recorded:
@@ -148,6 +150,11 @@ class Progress:
     updates: int = 0
     seconds: float = 0.0
     dropped: int = 0
+    lost_samples: int = 0
+    """Samples that were on their way from hosts that are lost."""
+    lost_steps: int = 0
+    """Env steps of samples that were begun by workers that died, as far as they had
+    told."""
     episodes: int = 0
     windows: EpisodeWindows | None = None
     """What the last episodes have reached; None before the run begins."""
@@ -334,6 +341,8 @@ class Progress:
             "dropped": self.dropped,
             "episodes": self.episodes,
         }
+        if self.lost_samples or self.lost_steps:
+            counters |= {"lost/samples": self.lost_samples, "lost/steps": self.lost_steps}
         record |= {k: float(v) for k, v in counters.items()}
         if self.windows is not None:
             record |= self.windows.metrics()

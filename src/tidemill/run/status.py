@@ -53,6 +53,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     workers: list[WorkerStatus]
     stalled: str = ""
     hosts: dict[str, HostView] = {}
+    lost_samples: int = 0
+    lost_steps: int = 0
 
 
 def status_of(controller: Controller) -> RunStatus:
@@ -83,6 +85,8 @@ def status_of(controller: Controller) -> RunStatus:
         workers,
         controller.stalled(),
         dict(now.hosts),
+        controller.progress.lost_samples,
+        controller.progress.lost_steps,
     )
 
 
@@ -124,6 +128,10 @@ def _now(status: RunStatus) -> list[RenderableType]:
         "trained for": f"{status.seconds:,.0f} s",
         "a crash would cost": f"{seconds:.0f} s, {steps:,} env steps",
     } | ({"stalled": status.stalled} if status.stalled else {})
+    if status.lost_samples or status.lost_steps:
+        facts["lost"] = (
+            f"{status.lost_samples:,} samples on their way, {status.lost_steps:,} env steps of others"
+        )
     table = Table("worker", "life", "state", "does", "time", box=SIMPLE_HEAD)
     for worker in status.workers:
         shares = ", ".join(

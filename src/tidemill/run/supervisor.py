@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import time
+from typing import Literal
 
 from tidemill.api.control_messages import Configure, Down, Exit, Facts, Start, State, pack
 from tidemill.api.edges import group_of
@@ -170,9 +171,9 @@ class Supervisor:
             for birth in self._births
             if (left := [other for other in birth.names if other not in names])
         ]
+        begun = sum(self._members[other].unsent for other in dead)
         for other in dead:
-            self._note(Event(time(), "died", other, self._members[other].life + 1, cause=cause))
-            self._members[other].bury(cause)
+            self._bury(other, "died", cause)
         if any(set(burial.names) >= set(names) for burial in self._buried):
             return  # it goes with those that died before it: one death more costs nothing
         pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
@@ -198,7 +199,13 @@ class Supervisor:
         with_it = [other for other in names if other != name]
         goes = f" (and {', '.join(with_it)} with it)" if with_it else ""
         when = "once a host has its place" if lost else f"in {pause:.0f} s" if pause else "now"
-        self._tell(f"{said}; life {member.life + 2} of {name}{goes} begins {when}")
+        void = f"; {begun:,} env steps of samples that were begun are lost" if begun else ""
+        self._tell(f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}")
+
+    def _bury(self, name: str, what: Literal["died", "lost"], cause: str) -> None:
+        member = self._members[name]
+        self._note(Event(time(), what, name, member.life + 1, cause=cause, steps=member.unsent))
+        member.bury(cause)
 
     def _bury_with(self, burial: Burial) -> None:
         """Have these begin their next life, together with all whom a lost host has added
@@ -252,8 +259,11 @@ class Supervisor:
     def _revive(self, names: Sequence[str]) -> None:
         members = {name: self._members[name] for name in names}
         links = self._launcher.restart(names)
-        for member in members.values():
-            member.bury(member.cause if member.buried else "with one that it cannot go on without")
+        for name, member in members.items():
+            if member.unsent:
+                self._bury(name, "lost", "with one that it cannot go on without")
+            else:
+                member.bury(member.cause if member.buried else "with one that it cannot go on without")
         policies = dict.fromkeys(
             port.stream for m in members.values() for port in m.config.ports() if port.role == "publish"
         )

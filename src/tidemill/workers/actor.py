@@ -225,6 +225,9 @@ class ActorWorker(Worker):
     def _progress(self) -> int:
         return self.order.ticks + self.order.steps
 
+    def _unsent(self) -> int:
+        return self.order.unsent()
+
     def _paces(self) -> dict[str, float]:
         p99 = self._times.p99()
         return {} if p99 is None else {"tick_p99": p99}

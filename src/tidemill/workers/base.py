@@ -101,6 +101,11 @@ class Worker(WorkerHandle):
         """Return how much was done so far, in any unit."""
         return self._samples + self._batches
 
+    def _unsent(self) -> int:
+        """Return how many env steps would be lost with the worker: nobody has them
+        yet."""
+        return 0
+
     def _paces(self) -> dict[str, float]:
         """Return further numbers for the regular statistics that depend on the clock."""
         return {}
@@ -148,6 +153,8 @@ class Worker(WorkerHandle):
 
     def pause(self) -> None:
         """Become PAUSED: nothing is polled until `start`."""
+        if self.state is State.RUNNING:
+            self._beat()  # what it has done is known from here on
         self._enter(Status(State.PAUSED))
 
     def exit(self, reason: str = "") -> None:
@@ -320,7 +327,8 @@ class Worker(WorkerHandle):
         time["seconds"] = seconds
         time |= self._paces()
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
-        self.report(WorkerStatistics(self.polls, self._stats(), time, progress=self._progress()))
+        done, unsent = self._progress(), self._unsent()
+        self.report(WorkerStatistics(self.polls, self._stats(), time, progress=done, unsent=unsent))
 
 
 def _tail(text: str, most: int) -> str:

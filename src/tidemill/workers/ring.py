@@ -90,6 +90,8 @@ class EnvTarget:
         self._stepping = False  # sent and not yet received
         self._reset: NDArray[np.bool_] = np.ones(environment.lanes, np.bool_)
         self._forced = False  # cut every open episode at the next observation
+        self.sending: list[BlockAgent] = []
+        """Those of the agents whose rows are sent to somebody."""
         self.elsewhere = False
         """The environment was not ready when it was asked: it steps in a thread or a
         process of its own."""
@@ -182,6 +184,11 @@ class EnvTarget:
             agent.observe(tick)
         self._reset = self._finished(lanes)
         self._ticked(seconds, resets > 0)
+
+    def unsent(self) -> int:
+        """See `ServiceOrder`; of the agents that are furthest."""
+        lanes = self._environment.lanes
+        return max((a.writer.unsent() * lanes // len(a.finished) for a in self.sending), default=0)
 
     # ---- a cut -------------------------------------------------------------------------
 
@@ -293,7 +300,7 @@ def build_target(parts: ActorContext, number: int, gates: list[Any]) -> EnvTarge
         gate = RoundGate(judged, agents, games, parts.refresh, gates)
     elif parts.context.experiment.exact_resume:
         gate = RoomGate(agents)
-    return EnvTarget(
+    target = EnvTarget(
         environment,
         agents,
         ticks,
@@ -304,6 +311,8 @@ def build_target(parts: ActorContext, number: int, gates: list[Any]) -> EnvTarge
         parts.ticked,
         patience_of(config),
     )
+    target.sending = [agent for spec, agent in zip(config.agents, agents, strict=True) if spec.streams]
+    return target
 
 
 class EnvRing(ServiceOrder):
@@ -336,6 +345,9 @@ class EnvRing(ServiceOrder):
     @property
     def steps(self) -> int:
         return sum(target.steps for target in self.targets)
+
+    def unsent(self) -> int:
+        return sum(target.unsent() for target in self.targets)
 
     def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
         for target in self.targets:

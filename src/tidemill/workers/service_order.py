@@ -46,6 +46,11 @@ class ServiceOrder(ABC):
     def steps(self) -> int:
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
 
+    def unsent(self) -> int:
+        """Return how many env steps stand in rows that are to be trained on, and that no
+        sample was sent with."""
+        return 0
+
     def look(self) -> None:
         """Look at what may have gone wrong since the last look. Raises what ends the
         run."""

@@ -26,6 +26,9 @@ class AfterDone(ClosedEpisodes):
         super().__init__(terms)
         self._slot = Slot(terms, {})
 
+    def unsent(self) -> int:
+        return super().unsent() + self._slot.unsent()
+
     def state(self) -> Part:
         return {**super().state(), **self._slot.state()}
 

@@ -133,6 +133,11 @@ class SampleWriter(ABC):
         """Send what is finished, now that all rows written so far have their answers.
         False when some of it found no slot."""
 
+    def unsent(self) -> int:
+        """Return how many steps stand in rows that are to be trained on, and that no
+        sample was sent with; 0 where each row goes as it comes."""
+        return 0
+
 
 class Columns(SampleWriter):
     """The base of writers by index: each seat is at a row of its own, in memory of so
@@ -146,6 +151,11 @@ class Columns(SampleWriter):
         fill({name: array[: terms.spec.burn_in] for name, array in self.arrays.items()})
         self.position = np.full(terms.seats, terms.spec.burn_in, np.intp)
         """[N], the next row of each seat."""
+
+    def unsent(self) -> int:
+        rows = np.arange(self._private_rows)[:, None]
+        # nothing has come of the newest row's action yet
+        return steps_of(self.arrays, (rows >= self._terms.spec.burn_in) & (rows < self.position - 1))
 
     def close(self, seats: Seats) -> None:
         """The newest rows of `seats` are the last of their episodes."""
@@ -204,6 +214,14 @@ class Slot:
             self.arrays, self._filled = {}, 0
             self._terms.on_sent()
 
+    def unsent(self) -> int:
+        """See `SampleWriter`."""
+        if not self._filled:
+            return 0
+        spec, rows = self._terms.spec, np.arange(self._terms.need.rows)[:, None]
+        trained = (rows >= spec.burn_in) & (rows < spec.rows - spec.bootstrap)
+        return steps_of(self.arrays, trained & (np.arange(self._terms.seats) < self._filled))
+
     def state(self) -> Part:
         """Return what was written of the slot."""
         written = {name: array[:, : self._filled] for name, array in self.arrays.items()}
@@ -217,6 +235,11 @@ class Slot:
             assert slot is not None  # it had one when it was saved
             self.arrays = slot
             put({name: array[:, : self._filled] for name, array in slot.items()}, written)
+
+
+def steps_of(rows: Arrays, where: NDArray[np.bool_]) -> int:
+    """Return how many of the rows are steps: final ones are none."""
+    return int(np.count_nonzero(where & ~(rows["done"] | rows["truncated"])))
 
 
 def put(arrays: Arrays, saved: Part) -> None:

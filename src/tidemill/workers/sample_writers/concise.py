@@ -71,6 +71,10 @@ class Concise(Full):
         """True when every episode that was sent has been given back."""
         return self._terms.samples.settled()
 
+    def unsent(self) -> int:
+        """Return 0: nobody trains on these rows."""
+        return 0
+
     def abort(self, seats: Seats) -> None:
         """See `Columns`: nobody counts such episodes."""
         self.position[seats] = self._closed[seats]

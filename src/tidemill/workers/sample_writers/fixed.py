@@ -11,6 +11,8 @@ but always consecutive rows of one seat.
 from collections.abc import Collection
 from typing import ClassVar
 
+import numpy as np
+
 from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, allocate
 from tidemill.workers.sample_writers.base import (
@@ -22,6 +24,7 @@ from tidemill.workers.sample_writers.base import (
     WriterTerms,
     fill,
     put,
+    steps_of,
 )
 
 # what is written after the row is, or in few rows
@@ -72,6 +75,13 @@ class AlignedBlock(SampleWriter):
             self._terms.on_sent()
         return True
 
+    def unsent(self) -> int:
+        rows = np.arange(self._rows)[:, None]
+        block = self.newest
+        # nothing has come of the newest row's action yet
+        written = (rows >= self._terms.spec.burn_in) & (rows < self.position - 1)
+        return steps_of(block, written[: len(block["done"])])
+
     @property
     def newest(self) -> Arrays:
         """The rows that end with the newest one, which is at `position` - 1."""
@@ -119,6 +129,9 @@ class FixedColumns(Columns):
     def __init__(self, terms: WriterTerms, slot: Arrays) -> None:
         super().__init__(terms)
         self._slot = Slot(terms, slot)
+
+    def unsent(self) -> int:
+        return super().unsent() + self._slot.unsent()
 
     def state(self) -> Part:
         return {**super().state(), **self._slot.state()}
