@@ -14,8 +14,11 @@ import pytest
 from tests.run.watching import EXPERIMENTS, Run, wait_until
 
 from tidemill import Gymnasium, Limits
+from tidemill.api.stream import Offered
 from tidemill.core.errors import Overtaken, RunError
+from tidemill.core.schema import Field
 from tidemill.core.user_code_loading import load_file
+from tidemill.replay.retrain_journal import JournalReader, JournalWriter, Task, journal_path
 from tidemill.run.control_folder import FOLDER, ControlFolder
 from tidemill.run.folder import RunFolder
 from tidemill.store import fence
@@ -128,6 +131,31 @@ def test_nothing_is_written_for_an_epoch_that_is_over(overtaken: Path) -> None:
     with pytest.raises(Overtaken):
         ParameterDatabase(overtaken / "parameters").push("policy", 2, {"w": np.ones(2, np.float32)})
     assert whole(overtaken) == before
+
+
+def test_a_journal_is_the_newer_runner_s_alone(tmp_path: Path) -> None:
+    take(tmp_path)
+    offered = [Offered({"obs": Field((2,), "float32")}, (1, 1), 2, 1)]
+    path = journal_path(tmp_path, "policy")
+    journal = JournalWriter(path, offered, {}, None)
+    journal.task(0.5)
+    end = journal.sync()
+    journal.task(0.6)  # which waits to be written
+    (tmp_path / EPOCHS / "2").touch()
+    before = path.read_bytes()
+    assert len(before) == end
+    with pytest.raises(Overtaken):
+        journal.sync()
+    journal.task(0.7)
+    journal.close()
+    with pytest.raises(Overtaken):  # a later life of that runner's trainer
+        JournalWriter(path, offered, {}, 0)
+    assert path.read_bytes() == before
+    hold(tmp_path, 2)
+    newer = JournalWriter(path, offered, {}, end)
+    newer.task(0.8)
+    newer.close()
+    assert list(JournalReader(path).records()) == [Task(0.5), Task(0.8)]
 
 
 def test_who_is_overtaken_follows_no_order_that_is_left_for_the_other_one(overtaken: Path) -> None:

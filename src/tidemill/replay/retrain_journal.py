@@ -23,10 +23,11 @@ import numpy as np
 
 from tidemill.api.algorithm import FILLER, Sample
 from tidemill.api.stream import Offered, SampleConsumer, WatchedConsumer
-from tidemill.core.errors import CheckpointError
+from tidemill.core.errors import CheckpointError, Overtaken
 from tidemill.core.private_files import private
 from tidemill.core.schema import Field, Schema, is_of_numbers
 from tidemill.core.untrusted_files import open_plain, read_json
+from tidemill.store.fence import check
 
 FORMAT = 2
 MOST = 1 << 28
@@ -35,6 +36,7 @@ _ARRIVAL, _TASK, _EMPTIED = b"A", b"T", b"E"
 _ARRIVED, _PROGRESS = struct.Struct("<HI"), struct.Struct("<d")  # channel and number of seats; progress
 _SEAT = np.dtype("<u4")
 _SUM = struct.Struct("<I")
+_TOGETHER = 1 << 18  # bytes that are written at once
 
 
 def journal_path(folder: Path, policy: str) -> Path:
@@ -45,9 +47,14 @@ def journal_path(folder: Path, policy: str) -> Path:
 class JournalWriter:
     """A journal writer writes a run's journal. `offered` says what each channel sends,
     `facts` are plain data for the header. `end`, in bytes, is where a resumed run goes
-    on: what was written after it is cut off."""
+    on: what was written after it is cut off.
+
+    Records wait in memory until there are many: before they go to the disk is looked
+    whether a newer runner leads the run, which raises `Overtaken`."""
 
     def __init__(self, path: Path, offered: list[Offered], facts: dict[str, Any], end: int | None) -> None:
+        check(path)
+        self._waiting = bytearray()
         try:
             if end is None:
                 schema = {name: [list(field.shape), field.dtype] for name, field in offered[0].schema.items()}
@@ -57,10 +64,11 @@ class JournalWriter:
                     "leads": [list(block.lead) for block in offered],
                     "facts": facts,
                 }
-                self._file: BinaryIO = open(path, "wb", opener=private)  # noqa: SIM115  `close` closes it
-                self._file.write(json.dumps(header).encode() + b"\n")
+                # no buffer but ours; `close` closes it
+                self._file: BinaryIO = open(path, "wb", buffering=0, opener=private)  # noqa: SIM115
+                self._waiting += json.dumps(header).encode() + b"\n"
             else:
-                self._file = path.open("r+b")
+                self._file = path.open("r+b", buffering=0)
                 if (size := path.stat().st_size) < end:
                     self._file.close()
                     raise CheckpointError(
@@ -95,19 +103,28 @@ class JournalWriter:
     def sync(self) -> int:
         """Have all of it on the disk, and return its length."""
         with self._named():
-            self._file.flush()
+            self._write_out()
             os.fsync(self._file.fileno())
             return self._file.tell()
 
     def close(self) -> None:
         """Write what is left, if that can be: a checkpoint has had it on the disk before,
         and whoever resumes goes on from there."""
-        with suppress(OSError):
-            self._file.close()
+        with suppress(OSError), self._file, suppress(Overtaken):
+            self._write_out()
 
     def _write(self, record: bytes) -> None:
-        with self._named():
-            self._file.write(record + _SUM.pack(crc32(record)))
+        self._waiting += record + _SUM.pack(crc32(record))
+        if len(self._waiting) >= _TOGETHER:
+            with self._named():
+                self._write_out()
+
+    def _write_out(self) -> None:
+        check(self._path)
+        left = memoryview(bytes(self._waiting))
+        self._waiting.clear()
+        while left:
+            left = left[self._file.write(left) :]
 
     @contextmanager
     def _named(self) -> Iterator[None]:
