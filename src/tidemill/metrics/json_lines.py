@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 class JSONLines(MetricSink):
     """The sink writes the records of one run into its `metrics.jsonl`.
 
-    What an earlier life of a resumed run wrote about later steps is dropped. A disk that
+    What an earlier life of a resumed run wrote about later steps is dropped, and what it
+    told of others than updates is not written again, where that is the same in every
+    word: an evaluation that a killed run has played, and an exact one plays again, has
+    one line. A disk that
     is full, or a share that went away, does not stop training: the newest records wait in
     memory until they can be written, and a warning is logged once, and once when that is
     over.
@@ -48,10 +51,12 @@ class JSONLines(MetricSink):
         self._waiting: deque[bytes] = deque(maxlen=WAITING)
         self._failed: OSError | None = None  # why the first of them is not in the file
         self._lost = 0
+        self._told = deque[bytes](maxlen=WAITING)  # before the run was resumed, not of updates
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
                 _drop_later(self._path, run)
+                self._told.extend(line for line, record in _lines(self._path) if not _of_update(record))
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise RunError(
@@ -61,9 +66,12 @@ class JSONLines(MetricSink):
         self._end = os.lseek(self._file, 0, os.SEEK_END)
 
     def write(self, record: Mapping[str, float]) -> None:
+        line = msgspec.json.encode(record) + b"\n"
+        if line in self._told:
+            return
         if len(self._waiting) == WAITING:
             self._lost += 1
-        self._waiting.append(msgspec.json.encode(record) + b"\n")
+        self._waiting.append(line)
         waited = len(self._waiting) - 1
         try:
             while self._waiting:
@@ -170,6 +178,10 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
         ) from None
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _of_update(record: Mapping[str, float]) -> bool:
+    return any(name.rpartition("/")[2] == "update" for name in record)
 
 
 def _drop_later(path: Path, run: LoggedRun) -> None:
