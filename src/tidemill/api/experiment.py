@@ -18,13 +18,14 @@ hold ends of; equal names are joined::
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
 from typing import ClassVar, TypeVar
 
 from tidemill.api.conditions import PROGRESS, check_condition, check_measured, episode_metrics
+from tidemill.api.control_messages import Adopt
 from tidemill.api.curriculum import Stage, check_curriculum
 from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
 from tidemill.api.policy import PolicyConfig
@@ -225,6 +226,11 @@ class WorkerConfig(Config):
         name of what the worker records of a version, with after how many updates each,
         beginning with the version of none."""
         return {}
+
+    def adoption(self, policy: str, known: Mapping[str, float]) -> Adopt | None:
+        """Return from which version of another policy the trainer of `policy` is to go
+        on, by what was recorded of its present version; None: from its own."""
+        return None
 
     def queries(self) -> tuple[tuple[str, Query], ...]:
         """Return what the worker asks of the parameter database, as (policy, query)."""
@@ -429,6 +435,11 @@ class Experiment(Config):
         return {
             name: updates for group in groups for name, updates in self.workers[group].awaited(policy).items()
         }
+
+    def adoption(self, policy: str, known: Mapping[str, float]) -> Adopt | None:
+        """See `WorkerConfig.adoption`."""
+        told = (config.adoption(policy, known) for config in self.workers.values())
+        return next(filter(None, told), None)
 
     def players(self) -> dict[tuple[str, int], tuple[str, ...]]:
         """Return the names under which finished episodes are counted: (group, index of

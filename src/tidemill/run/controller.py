@@ -68,6 +68,7 @@ from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
 from tidemill.workers.cut_files import newest_cut
+from tidemill.workers.population import Population
 
 # seconds from the order to finish to every trainer's final checkpoint, but for one that
 # works and may need longer
@@ -636,7 +637,18 @@ class Controller:
                     f"{name} ended before it was told to{said}; only workers of a configuration with "
                     "limited = True may"
                 )
-            self.reason = message.reason
+            if not self._others_go_on():
+                self.reason = message.reason
+
+    def _others_go_on(self) -> bool:
+        """True while other members of a population go on to limits of their own, in a run
+        that resumes exactly: else time would say how far they come."""
+        exact = self.job.experiment.exact_resume and not self._launcher.takes_turns
+        return (
+            exact
+            and bool(self.job.experiment.groups(Population))
+            and any(member.config.limited and member.state not in ENDED for member in self.members.values())
+        )
 
     def _take_statistics(self, name: str, member: Member, message: WorkerStatistics) -> None:
         """Count an update that a trainer has finished, or note what any worker tells of

@@ -38,6 +38,7 @@ from tidemill.workers.cut_files import CUTS, has_part, number_of, only_judges
 from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.judge_rounds import judge_of
 from tidemill.workers.policy import PolicyWorkers
+from tidemill.workers.population import Population
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 PATIENCE = 600.0
@@ -229,6 +230,8 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
                     wrong = f"workers.{name}.threaded = True, so that who draws first is a matter of time"
                 elif config.device != "cpu":
                     wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
+            case Population():
+                wrong = _wrong_with_population(experiment, name, config, inline)
             case _:
                 wrong = f"workers.{name}, a {type(config).__name__}, works by the clock; leave it out"
         if wrong:
@@ -269,6 +272,27 @@ def _wrong_with_draws(experiment: Experiment, config: ActorConfig, spec: PlayerS
             name == group_of(taker) for s in streams for taker in experiment.in_lockstep(s)
         ):
             return f"{who}, and {name}, which makes these, does not wait for their actors' samples"
+    return ""
+
+
+def _wrong_with_population(experiment: Experiment, name: str, config: Population, inline: bool) -> str:
+    """Return why what a population decides would be a matter of time, "" where it is
+    not."""
+    if config.updates is None:
+        return f"workers.{name} decides by env steps, whenever it looks; set its updates"
+    evaluations = [each for each in experiment.groups(Evaluation).values() if each.updates is not None]
+    for member in config.members:
+        counted = {name for each in evaluations if each.policy == member for name in each.records()}
+        if config.metric not in {"training_return", *counted}:
+            return (
+                f'workers.{name}.metric = "{config.metric}", which is known of versions of "{member}" at any '
+                'time; take "training_return", or what an Evaluation with updates records'
+            )
+    if not inline and experiment.limits.updates is None:
+        return (
+            f"the first member of workers.{name} that reaches a limit would end the run; set limits.updates, "
+            "which all members reach"
+        )
     return ""
 
 

@@ -417,9 +417,15 @@ class Learner:
         if self._publisher is not None:
             self._publisher.publish(self.policy)
 
+    @property
+    def least(self) -> int:
+        """The oldest version that belongs to these weights: one of before their trainer's
+        life, or before they were adopted, is of others."""
+        return self.first_version + self.counters.adopted
+
     def awaits(self) -> bool:
         """True while the present version is still to be evaluated, or decided on, before
-        it is trained any further (`Evaluation.updates`)."""
+        it is trained any further (`Evaluation.updates`, `Population.updates`)."""
         now, folder = self.counters.updates, self._context.folder
         if self._heard == now:
             return False
@@ -434,6 +440,10 @@ class Learner:
                 return True
             if not due <= known.keys():
                 return True
+            if (message := self._context.experiment.adoption(self._config.policy, known)) is not None:
+                self.adopt(message)
+                self.look_at_versions()
+                return self.awaits()
         self._heard = now
         return False
 

@@ -7,6 +7,9 @@ looks at what the parameter database knows of the members' versions, and decides
 has trained another `steps` env steps; training does not wait for it. What it decides
 follows from these records and the run's seed alone. It keeps no state: a resumed run goes
 on from the records, each member with the weights and settings of its checkpoint.
+
+With `updates` it decides on the members' versions after each so many, and each member
+waits for that: what was decided is recorded of its version, where its trainer reads it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +26,23 @@ from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.config import acting
-from tidemill.core.errors import ConfigError, DatabaseError, VersionGone, did_you_mean
+from tidemill.core.cut import Part
+from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone, did_you_mean
 from tidemill.core.seeding import derive_seed
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
 from tidemill.store.query import Query
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.cut_files import read_part, write_part
 from tidemill.workers.evaluation import Evaluation
-from tidemill.workers.trainer_config import TrainerConfig
+from tidemill.workers.trainer_config import TrainerConfig, check_pushed
 from tidemill.workers.version_metadata import field_of, with_settings
 
 LOOK = 0.25  # seconds between looks at the database
+PREFIX = "population/"
+FROM, FROM_VERSION = f"{PREFIX}from", f"{PREFIX}from_version"
+"""What is recorded of a version that was decided on: the number of the member from which
+it goes on, its own where it goes on by itself, and from which version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +55,9 @@ class Population(WorkerConfig):
         versions
     explore: settings of the members' algorithms that are explored, with their bounds:
         ``{"learning_rate": (1e-5, 1e-2)}``; they may begin outside
+    updates: updates that every member does between two decisions, for which each waits
+        for the others; to go on from another counts as one. None: it is decided by
+        `steps`, and nobody waits
     steps: env steps that every member trains between two decisions: many enough that what
         it reaches is that of its present weights and settings
     metric: what is recorded of versions by which members are compared; higher is better.
@@ -66,7 +78,10 @@ class Population(WorkerConfig):
 
     members: tuple[str, ...]
     explore: dict[str, tuple[float, float]]
-    steps: int = 50_000
+    updates: int | None = None
+    steps: int = acting(
+        50_000, lambda population: population.updates is None, "with updates, which say when it is decided"
+    )
     metric: str = "training_return"
     quantile: float = 0.25
     factors: tuple[float, ...] = acting(
@@ -79,7 +94,7 @@ class Population(WorkerConfig):
             raise ConfigError(f"count = {self.count}: one worker manages a population")
         if len(set(self.members)) < max(2, len(self.members)):
             raise ConfigError(f"members = {self.members} must be at least two different policies")
-        self.check_least(steps=1)
+        self.check_least(steps=1, updates=2)
         if not 0 < self.quantile <= 0.5:
             raise ConfigError(
                 f"quantile = {self.quantile} must be above 0 and at most 0.5; a quarter is usual"
@@ -110,6 +125,19 @@ class Population(WorkerConfig):
             *(f"population/{number}/{name}" for number in range(len(self.members)) for name in own),
         )
 
+    def records(self) -> tuple[str, ...]:
+        return () if self.updates is None else (FROM, FROM_VERSION, *map(_taken, self.explore))
+
+    def awaited(self, policy: str) -> dict[str, int]:
+        return {} if self.updates is None or policy not in self.members else {FROM: self.updates}
+
+    def adoption(self, policy: str, known: Mapping[str, float]) -> Adopt | None:
+        if policy not in self.members or FROM not in known:
+            return None
+        donor = self.members[int(known[FROM])]
+        settings = {setting: known[_taken(setting)] for setting in self.explore}
+        return None if donor == policy else Adopt(donor, int(known[FROM_VERSION]), settings)
+
     def check(self, experiment: Experiment) -> None:
         """Raise `ConfigError` for members that could not go on from one another, or of
         which the metric is not recorded."""
@@ -121,6 +149,8 @@ class Population(WorkerConfig):
                     f'policy "{member}" is a member of the populations {" and ".join(managers)}; one alone '
                     "can tell it what to go on from"
                 )
+            if self.updates is not None:
+                check_pushed(experiment, member, "Population", self.updates)
         policies = [experiment.policies[member] for member in self.members]
         for member, policy in zip(self.members, policies, strict=True):
             if policy != policies[0]:
@@ -179,6 +209,7 @@ class PopulationWorker(Worker):
         self._config = config
         self._members = {name: _Member(number) for number, name in enumerate(config.members)}
         self._looked, self._begun = -LOOK, False
+        self._tags = {_tag(member) for member in self._members.values()}
 
     def _configure(self, facts: Facts) -> Facts:
         if self.context.folder is None:
@@ -193,9 +224,98 @@ class PopulationWorker(Worker):
                     f"{spaces[first]} and {spaces[other]}"
                 )
         self._database = ParameterDatabase(Path(self.context.folder) / PARAMETERS)
+        if self.context.experiment.exact_resume and self.context.resume is not None and not self.context.life:
+            self._load_part(read_part(self.context))
         return Facts()
 
+    # ---- a cut -------------------------------------------------------------------------
+
+    def _save_part(self, checkpoints: Mapping[str, int]) -> None:
+        if self._config.updates is None:
+            return
+        part = {
+            name: {
+                "records": self._database.records(name, PREFIX),
+                "tags": {
+                    tag: version for tag, version in self._database.tags(name).items() if tag in self._tags
+                },
+            }
+            for name in self._members
+        }
+        try:
+            write_part(self.context, part, self.cut, checkpoints)
+        except CheckpointError as error:
+            self.report(Notice(f"{error}. Training goes on; a resumed run goes on from the cut before"))
+
+    def _load_part(self, part: Part) -> None:
+        """Have the database know what it knew of decisions when the run was cut."""
+        for name in self._members:
+            self._untag(name)
+            for tag, version in part[name]["tags"].items():
+                self._database.tag(name, tag, version)
+            self._database.set_records(name, PREFIX, part[name]["records"])
+
+    # ---- decisions that members wait for -----------------------------------------------
+
+    def _poll_waiting(self, updates: int) -> PollResult:
+        """Decide on the members' versions after so many updates more, once all are
+        there, and all is known of them that their trainers wait for besides."""
+        due = [self._database.unrecorded(name, FROM, updates) for name in self._members]
+        if due.count(None) == len(due):
+            return PollResult()
+        at = min(version for version in due if version is not None)
+        found = {name: self._database.versions(name) for name in self._members}
+        now = {name: {each.version: each for each in versions}.get(at) for name, versions in found.items()}
+        for name, version in now.items():
+            if version is None and not any(each.version > at for each in found[name]):
+                return PollResult()  # it is to come
+            awaited = self.context.experiment.awaited(name)
+            others = {what for what, every in awaited.items() if at % every == 0} - {FROM}
+            if version is not None and not others <= version.means.keys():
+                return PollResult()
+        scores = dict[str, float]()
+        for name, member in self._members.items():
+            member.newest = now[name]
+            if member.newest is not None:
+                own = self._own([each for each in found[name] if each.version <= at], member.newest)
+                scores.update(zip([name], own, strict=False))  # the newest, if there is one
+            self._untag(name)
+        self._decide_together(scores if at and len(scores) == len(now) else {})
+        return PollResult(1, 1)
+
+    def _decide_together(self, scores: Mapping[str, float]) -> None:
+        """Exploit and explore, where something is known of everybody, and record what
+        each member is to go on from."""
+        told = list[tuple[int, dict[str, float], str]]()
+        for name, member in self._members.items():
+            if (version := member.newest) is None:  # it was collected, and its trainer waits no more
+                continue
+            rng = self._random(name, version)
+            donor = choose_donor(scores, name, self._config.quantile, rng) if scores else None
+            source, taken = version, self._settings(version)
+            if donor is not None and (found := self._members[donor].newest) is not None:
+                self._database.tag(donor, _tag(member), found.version)
+                source, taken = found, self._explored(found, rng)
+                told.append(self._lineage(name, member, found, version.version + 1, taken))
+            origin = {FROM: float(self._members[source.policy].number), FROM_VERSION: float(source.version)}
+            if FROM not in version.means:
+                taken_over = {_taken(setting): value for setting, value in taken.items()}
+                self._database.record(name, version.version, origin | taken_over)
+        if scores:
+            self._measure(scores)
+        for steps, values, text in told:
+            self.report(Measured(steps, self.stage, values))
+            self.report(Notice(text))
+
+    def _untag(self, policy: str) -> None:
+        for tag in self._tags & self._database.tags(policy).keys():
+            self._database.untag(policy, tag)
+
+    # ---- decisions that nobody waits for -----------------------------------------------
+
     def _poll(self) -> PollResult:
+        if self._config.updates is not None:
+            return self._poll_waiting(self._config.updates)
         if monotonic() - self._looked < LOOK:
             return PollResult()
         self._looked = monotonic()
@@ -217,10 +337,8 @@ class PopulationWorker(Worker):
         """What a run before this one was about to do is not done: whoever ought to go on
         from another is told so anew."""
         self._begun = True
-        tags = {_tag(member) for member in self._members.values()}
         for name, member in self._members.items():
-            for tag in tags & self._database.tags(name).keys():
-                self._database.untag(name, tag)
+            self._untag(name)
             member.since = member.steps
 
     def _on_exit(self) -> None:
@@ -242,25 +360,34 @@ class PopulationWorker(Worker):
             self._let_go(member.donor, member)
             self._tell(name, member, member.newest)
             member.donor, member.since = None, member.steps
-        own = Query(where=(("adopted", "==", adopted),)).select(versions, Version.values)
-        scores = [
-            values[self._config.metric]
-            for version in own
-            if self._config.metric in (values := version.values())
-        ]
+        scores = self._own(versions, member.newest)
         member.score = scores[0] if scores and member.donor is None else None
+
+    def _own(self, versions: Sequence[Version], newest: Version) -> list[float]:
+        """Return what a member's versions have reached, the newest first, of those since
+        it went on from another."""
+        own = Query(where=(("adopted", "==", newest.counters["adopted"]),)).select(versions, Version.values)
+        known = (version.values() for version in own)
+        return [values[self._config.metric] for values in known if self._config.metric in values]
+
+    def _random(self, name: str, version: Version) -> np.random.Generator:
+        """Return what draws for a member at a version."""
+        return np.random.default_rng(
+            derive_seed(self.context.experiment.seed, self.name, name, version.version)
+        )
 
     def _decide(self, scores: Mapping[str, float]) -> None:
         """Exploit and explore."""
         for name, member in self._members.items():
             assert member.newest is not None
-            rng = np.random.default_rng(
-                derive_seed(self.context.experiment.seed, self.name, name, member.newest.version)
-            )
+            rng = self._random(name, member.newest)
             donor = choose_donor(scores, name, self._config.quantile, rng)
             if donor is not None:
                 self._exploit(name, member, donor, rng)
             member.since = member.steps
+        self._measure(scores)
+
+    def _measure(self, scores: Mapping[str, float]) -> None:
         reached = {
             "population/best": max(scores.values()),
             "population/mean": float(np.mean(list(scores.values()))),
@@ -268,7 +395,7 @@ class PopulationWorker(Worker):
         self.report(Measured(max(member.steps for member in self._members.values()), self.stage, reached))
 
     def _exploit(self, name: str, member: _Member, donor: str, rng: np.random.Generator) -> None:
-        config, version = self._config, self._members[donor].newest
+        version = self._members[donor].newest
         assert version is not None
         try:
             self._database.tag(donor, _tag(member), version.version)
@@ -277,42 +404,47 @@ class PopulationWorker(Worker):
         except DatabaseError as error:  # the disk is full, say: so it is then
             self.report(Notice(f"{error}. {name} goes on with its own weights until the next decision"))
             return
-        taken = {setting: version.counters[field_of(setting)] for setting in config.explore}
-        self.report(
-            Relay(
-                name,
-                Adopt(
-                    donor,
-                    version.version,
-                    explore(taken, config.explore, config.factors, config.resample, rng),
-                ),
-            )
-        )
+        self.report(Relay(name, Adopt(donor, version.version, self._explored(version, rng))))
         member.donor = version
+
+    def _settings(self, version: Version) -> dict[str, float]:
+        return {setting: version.counters[field_of(setting)] for setting in self._config.explore}
+
+    def _explored(self, version: Version, rng: np.random.Generator) -> dict[str, float]:
+        config = self._config
+        return explore(self._settings(version), config.explore, config.factors, config.resample, rng)
 
     def _tell(self, name: str, member: _Member, now: Version) -> None:
         """Say that a member has gone on from its donor: `now` is its first version that
         is known to."""
-        donor, adopted = member.donor, int(now.counters["adopted"])
-        assert donor is not None
-        settings = {setting: now.counters[field_of(setting)] for setting in self._config.explore}
+        assert member.donor is not None
+        adopted = int(now.counters["adopted"])
+        _, values, text = self._lineage(name, member, member.donor, adopted, self._settings(now))
+        self.report(Measured(int(now.counters["env_steps"]), self.stage, values))
+        self.report(Notice(text))
+
+    def _lineage(
+        self, name: str, member: _Member, donor: Version, adopted: int, settings: Mapping[str, float]
+    ) -> tuple[int, dict[str, float], str]:
+        """Return the env steps, the metrics and the sentence that say from which version
+        a member goes on, as version `adopted`, with these settings."""
         origin = {
             "from": float(self._members[donor.policy].number),
             "from_version": float(donor.version),
             "version": float(adopted),
         }
-        values = {f"population/{member.number}/{key}": value for key, value in (origin | settings).items()}
-        self.report(Measured(int(now.counters["env_steps"]), self.stage, values))
+        values = {f"population/{member.number}/{key}": value for key, value in {**origin, **settings}.items()}
         told = (
             ", ".join(f"{setting} = {value:.3g}" for setting, value in settings.items())
             or "settings as they were"
         )
-        self.report(
-            Notice(
-                f"{name} goes on from version {donor.version} of {donor.policy}, as version {adopted}, with "
-                f"{told}"
-            )
-        )
+        whence = f"version {donor.version} of {donor.policy}"
+        return member.steps, values, f"{name} goes on from {whence}, as version {adopted}, with {told}"
+
+
+def _taken(setting: str) -> str:
+    """Return by what name a setting is recorded that a member takes over."""
+    return f"{PREFIX}{setting}"
 
 
 def _tag(member: _Member) -> str:

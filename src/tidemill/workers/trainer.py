@@ -68,8 +68,8 @@ class TrainerWorker(Worker):
             )
         demand = learner.demand(config.batch_size, config.max_policy_lag)
         self._buffer = returned(config.buffer.build(source, demand), Buffer, config.buffer.build)
-        self._buffer.least = learner.first_version  # what the weights of undone updates have played
         needs = *learner.build(), *self._buffer.needs
+        self._buffer.least = learner.least  # what the weights of undone updates have played
         copies = learner.algorithm.batch_copies
         return Facts(memory=(*needs, *demand.batches(source.offered() or (), copies)))
 
@@ -110,7 +110,7 @@ class TrainerWorker(Worker):
         while True:
             taken: Sequence[BufferedSample] | None = None
             while self._reason is None and not self._to_rest:
-                if not learner.awaits() and (taken := self._buffer.take(learner.policy.version)) is not None:
+                if not self._awaits() and (taken := self._buffer.take(learner.policy.version)) is not None:
                     break
                 if self.context.experiment.limits.seconds is not None:
                     learner.limits.count_time()
@@ -176,6 +176,18 @@ class TrainerWorker(Worker):
         super().exit(self._reason or "")
         yield result
 
+    def _awaits(self) -> bool:
+        """True while something is waited for before the next update; see
+        `Learner.awaits`, which may have the trainer go on from other weights."""
+        learner = self.learner
+        before = learner.counters.adopted
+        if learner.awaits():
+            return True
+        if learner.counters.adopted != before:
+            self._buffer.least = learner.least
+            self._end_at_limits()
+        return self._reason is not None
+
     def _hold(self, message: Hold) -> None:
         """See `Worker._hold`. Equal trainers rest between two updates, once they have
         agreed on it."""
@@ -200,7 +212,7 @@ class TrainerWorker(Worker):
     def _adopt(self, message: Adopt) -> None:
         """See `Learner.adopt`. Samples of versions before it are dropped from now on."""
         self.learner.adopt(message)
-        self._buffer.least = self.learner.version
+        self._buffer.least = self.learner.least
 
     def _change(self, settings: Mapping[str, float | None]) -> None:
         self.learner.change(settings)  # never within an update of a trainer without equals
