@@ -45,3 +45,10 @@ class SmallRunner(HostsLauncher):
     def engine(self) -> HostEngine:
         there = {name: CommandHost(LOOPBACK, cores=2) for name in ("b", "c")}
         return CommandEngine(there, cores=1)
+
+
+class IdleRunner(HostsLauncher):
+    """A host beside the runner's, which has no cores for workers: a login node."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({"b": CommandHost(LOOPBACK)}, cores=0)

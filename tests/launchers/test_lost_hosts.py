@@ -165,6 +165,17 @@ def test_a_host_that_is_told_to_leave_does_and_the_run_goes_on(start: Callable[[
     run.nothing_is_left()
 
 
+def test_a_runner_without_cores_takes_no_workers_of_hosts_that_are_gone(
+    start: Callable[[str, str], Run],
+) -> None:
+    run = start("cartpole", "IdleRunner")
+    agents(run)["b"].kill()
+    status, text = run.ended()
+    assert status == 1 and "no host is left that can have the workers of host b" in text
+    assert run.summary()["status"] == "failed" and list((run.path / "checkpoints" / "policy").iterdir())
+    run.nothing_is_left()
+
+
 def test_what_a_policy_worker_held_is_asked_of_its_next_life(tmp_path: Path) -> None:
     run, killed = tmp_path / "run", list[psutil.Process]()
 

@@ -12,7 +12,7 @@ from tests.run.watching import wait_until
 
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers import slurm, slurm_job
-from tidemill.launchers.slurm_job import SlurmJob, script
+from tidemill.launchers.slurm_job import WATCH, SlurmJob, script
 from tidemill.launchers.table import make_launcher
 
 JOB = SlurmJob(Path("/runs/cart"), ["train", "CartPole-v1"], ["resume", "/runs/cart"], 4)
@@ -67,6 +67,40 @@ def test_a_job_that_is_told_of_its_end_goes_on_later(
         *(["scontrol requeue 7"] if requeued else []),
     ]
     assert job.returncode == 143
+
+
+def test_a_job_that_has_lost_its_first_node_is_queued_again_by_another_one(tmp_path: Path) -> None:
+    for name, text in (
+        ("sleep", "exec /bin/sleep 0.01"),
+        ("squeue", 'echo "$@" >>asked; cat nodes'),
+        ("scontrol", 'if [ $1 = show ]; then echo "$3" | tr , "\\n"; else echo "scontrol $@"; fi'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    nodes, asked = tmp_path / "nodes", tmp_path / "asked"
+    nodes.write_text("")  # as of one that ends, and of one that Slurm does not tell
+    variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    watch = ["bash", "-c", WATCH, "7", "a"]
+    watching = subprocess.Popen(watch, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True)
+
+    def asks_on() -> bool:
+        return asked.exists() and len(asked.read_text().splitlines()) > 2
+
+    try:
+        for there in ("", "a,b\n"):
+            (tmp_path / "new").write_text(there)
+            (tmp_path / "new").rename(nodes)
+            asked.unlink(missing_ok=True)
+            wait_until(asks_on, 30, "it looks")
+        assert watching.poll() is None
+        (tmp_path / "new").write_text("aa,b\n")
+        (tmp_path / "new").rename(nodes)
+        output, _ = watching.communicate(timeout=30)
+    finally:
+        watching.kill()
+        watching.wait()
+    assert output == "scontrol requeue 7\n" and watching.returncode == 0
+    assert set(asked.read_text().splitlines()) == {"--noheader --jobs=7 --format=%N"}
 
 
 def test_what_slurm_says_of_nodes_and_times() -> None:

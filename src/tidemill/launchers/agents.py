@@ -420,7 +420,9 @@ class Agents:
         own = self.known.get(share.host)
         if own is not None and share.host not in share.refused:
             return "" if own.lost else own.name
-        holders = [RUNNER, *(a.name for a in self.known.values() if a.holder is None and not a.lost)]
+        holders = [a.name for a in self.known.values() if a.holder is None and not a.lost]
+        if self.cores[RUNNER] or self._engine.restarts:  # else it is a login node, whose allocation is over
+            holders.insert(0, RUNNER)
         if not (left := [name for name in holders if name not in share.refused]):
             raise RunError(f"no host is left that can have the workers of host {share.host}: {share.lost}")
         homes = {s.host: s.agent.home for s in self.shares.values() if s.agent is not None}

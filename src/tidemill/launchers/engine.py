@@ -53,10 +53,12 @@ class HostEngine(ABC):
 
     own_address: the address by which other hosts reach the runner's, once it has started
     own_cores: cores of the runner's host that are the run's; None: all that it may use
+    restarts: whether it starts another agent on a host whose own has ended (`again`)
     """
 
     own_address = "127.0.0.1"
     own_cores: int | None = None
+    restarts = False
 
     @abstractmethod
     def start(self, logs: Path | None) -> dict[str, StartedAgent]:

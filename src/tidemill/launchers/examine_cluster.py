@@ -215,7 +215,8 @@ class _Examiner:
             known.found = told
             known.ahead_s = told.clock - time.time() + (known.peer.round_trip_s or 0.0) / 2
             files = "any number of" if told.files < 0 else f"{told.files:,}"
-            text = f"{told.cores} cores, {size(told.memory)} can be filled, {files} open files"
+            cores = min(told.cores, known.started.cores or told.cores)
+            text = f"{cores} cores, {size(told.memory)} can be filled, {files} open files"
             if 0 <= told.files < FEW_FILES:
                 yield Finding(
                     f"host {host}", "warn", text, "there: ulimit -Hn 65536, or LimitNOFILE= of systemd"

@@ -70,6 +70,8 @@ class RayLauncher(HostsLauncher):
 class RayEngine(HostEngine):
     """The engine that has Ray bring hosts."""
 
+    restarts = True
+
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._driver: subprocess.Popen[bytes] | None = None
