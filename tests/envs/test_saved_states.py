@@ -2,6 +2,7 @@
 been: with other seeds, in a fresh process as it were."""
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def play(environment: Environment, tick: Tick, reset: Any, actions: list[Arrays]
     for action in actions:
         environment.send([action], reset)
         while not environment.ready():
-            pass
+            time.sleep(1e-4)  # its threads have the next move
         environment.recv([tick])
         told = {**tick.observation, "reward": tick.reward, "done": tick.done, "truncated": tick.truncated}
         seen += [array.tobytes() for array in told.values()]

@@ -64,6 +64,7 @@ def tick(driver, begin=False):
     until = time.monotonic() + 60
     while not environment.ready():
         assert time.monotonic() < until
+        time.sleep(1e-4)  # its threads have the next move
     environment.recv(driver.ticks)
 
 

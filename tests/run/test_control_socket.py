@@ -29,6 +29,7 @@ def until(future: "Future[str]", socket: ControlSocket) -> list[str]:
         for command, connection in socket.commands():
             seen.append(command)
             ControlSocket.reply(connection, f"did {command}")
+        time.sleep(1e-3)
     return seen
 
 
