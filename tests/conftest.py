@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tidemill.core.blas_threads import limit_threads
 from tidemill.envs.hanging_threads import HANGING
 
 # No test depends on how busy the machine is.
@@ -42,6 +43,13 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Have numeric libraries compute with one thread: processes of tests that each take
+    every core would mostly wait for one another."""
+    limit_threads(1)
 
 
 @pytest.fixture(autouse=True)

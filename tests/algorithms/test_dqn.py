@@ -12,18 +12,12 @@ from tidemill.algorithms.qr_dqn import QRDQN
 from tidemill.api.algorithm import Sample
 from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
-from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.q_network import QNetwork
 
 SPACES = Spaces(Box((3,), "float32"), Discrete(4))
 BATCH, STEPS = 16, 2
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def sample_of(seed=0, **fields):

@@ -14,7 +14,6 @@ from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
-from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate, poison
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
@@ -26,11 +25,6 @@ NETS = {
     kind: RecurrentActorCritic(cell=kind, hidden=(8,), width=6, normalise_observations=True)
     for kind in ("lstm", "gru")
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def stirred(policy, seed=0):

@@ -24,14 +24,6 @@ SPACES = Spaces(Box((3,), "float32"), Discrete(3))
 NET = ActorCritic(hidden=(8, 8))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make_sample(policy, spaces=SPACES, T=9, N=4, seed=0, reward=None):
     """Rows as an actor writes them, in memory poisoned first: random episode ends,
     answers by `policy`."""

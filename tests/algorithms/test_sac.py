@@ -12,7 +12,6 @@ from tidemill.algorithms.action_value_formulas import differentiate_actor, soft_
 from tidemill.algorithms.sac import SAC
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import allocate
 from tidemill.nets.mlp import MLP, MLPShape
@@ -23,11 +22,6 @@ from tidemill.nets.weights import views
 SPACES = Spaces(Box((3,), "float32"), Box((2,), "float32", (-1.0, 0.0), (3.0, 1.0)))
 CENTRE, HALF = np.array([1, 0.5], np.float32), np.array([2, 0.5], np.float32)
 BATCH = 16
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def sample_of(seed=0, **fields):

@@ -10,16 +10,10 @@ from tests.algorithms.test_sac import BATCH, CENTRE, HALF, SPACES, sample_of
 from tidemill.algorithms.td3 import TD3
 from tidemill.api.algorithm import Sample
 from tidemill.api.spaces import Box, Discrete, Spaces
-from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import allocate
 from tidemill.nets.deterministic_actor import DeterministicActor
 from tidemill.nets.squashed_gaussian import SquashedGaussian
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def learner_of(config=None, seed=0):

@@ -182,16 +182,6 @@ def check(kernels, config, action, algorithm, count=70, **more):
     assert (native <= np.maximum(2e-6 * entry, 2 * plain)).all(), (native / entry, plain / entry)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The reference's arrays are small, so that torch's threads would only wait for each
-    other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_gradients_are_those_of_64_bits(kernels, action, options):

@@ -5,17 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.core.blas_threads import limit_threads
 from tidemill.nets.cells import CELLS
 
 UNITS, INPUTS = 6, 5
 # of our W and U, in torch's order
 COLUMNS = {"lstm": ([1, 2, 3, 0], [1, 2, 3, 0]), "gru": ([1, 2, 0], [0, 1, 2])}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def made(kind, towers, inputs=INPUTS, seed=0):

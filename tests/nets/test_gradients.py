@@ -8,7 +8,6 @@ from tests.nets.activations import hidden_layers
 from torch.nn import functional
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Spaces, Tuple, leaves
-from tidemill.core.blas_threads import limit_threads
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic
 
@@ -27,11 +26,6 @@ ACTIONS = {
         }
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def built(net, action, n=40, observation=VECTOR):

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, Spaces
-from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
 from tidemill.nets.q_function import QFunction, first_weights
@@ -17,11 +16,6 @@ VECTOR = Box((3,), "float32")
 IMAGE = Box((6, 7, 2), "bool", (0,), (1,))
 LARGE = Box((40, 37, 2), "uint8", (0,), (255,))
 MASKED = Dict({"seen": VECTOR, "action_mask": Box((4,), "int8", (0,), (1,))})
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def by_autograd(shape, weights, inputs):

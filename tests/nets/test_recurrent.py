@@ -10,7 +10,6 @@ import torch
 from tests.nets.test_gradients import ACTIONS, VECTOR
 
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, Spaces
-from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
@@ -21,11 +20,6 @@ LENGTH, COUNT = 9, 4
 KINDS = ["lstm", "gru"]
 MASKED = Dict({"speed": VECTOR, "action_mask": MultiBinary(4), "global_state": Box((2,), "float32")})
 CAMERA = Dict({"camera": Box((36, 36, 1), "uint8", (0.0,), (255.0,)), "speed": VECTOR})
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    limit_threads(1)
 
 
 def stirred(net, spaces, device="numpy", seed=0):
