@@ -237,7 +237,7 @@ def test_a_lane_that_comes_back_as_its_time_is_over_is_one_or_the_other(monkeypa
         ticks += 1
         loop.send([{"action": np.zeros(3, np.int64)}], np.zeros(3, bool))
         while not loop.ready():
-            time.sleep(0)  # who keeps Python's lock meets nobody
+            time.sleep(1e-5)  # who keeps Python's lock, or the core, meets nobody
         loop._stepper.watch(PATIENCE)  # what takes its place has time for its reset
         loop.recv(driver.ticks)
         loop._stepper.watch(1e-4)
