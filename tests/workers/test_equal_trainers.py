@@ -201,19 +201,19 @@ def test_one_without_a_row_to_train_takes_part() -> None:
 def test_a_setting_changes_at_one_update_of_all_once_all_are_told(tmp_path: Path) -> None:
     group = Group(folder=tmp_path)
     half_an_update(group)  # of the first; what is half done is finished as it was begun
-    group.tell(ChangeSettings({"factor": 10.0}), to=0)
+    group.tell(ChangeSettings({"factor": 10.0}, 1), to=0)
     group.turns()
     first = group.weights()
     assert first[0] == first[1]
     for told, factor in ((None, 1), (1, 10), (None, 10)):
         before = group.weights()[0]
         if told is not None:
-            group.tell(ChangeSettings({"factor": 10.0}), to=told)
+            group.tell(ChangeSettings({"factor": 10.0}, 1), to=told)
         for i in range(2):
             group.send(i, 2.0)
         group.turns()
         assert group.weights() == [before + 2.0 * factor] * 2
-    group.tell(ChangeSettings({"factor": 100.0}), Exit("enough"))
+    group.tell(ChangeSettings({"factor": 100.0}, 2), Exit("enough"))
     group.turns()
     assert group.states() == [State.COMPLETED] * 2
     assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"factor": 100.0}
@@ -228,7 +228,7 @@ def test_a_setting_changes_at_one_update_of_all_once_all_are_told(tmp_path: Path
 @pytest.mark.parametrize("then", [Save(), Exit("enough")])
 def test_a_checkpoint_knows_changes_that_not_all_have_taken(tmp_path: Path, then: Any) -> None:
     group = Group(folder=tmp_path)
-    changes = ChangeSettings({"factor": 10.0}), ChangeSettings({"factor": 100.0})
+    changes = ChangeSettings({"factor": 10.0}, 1), ChangeSettings({"factor": 100.0}, 2)
     group.tell(*changes, then)
     group.turns()
     assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"factor": 100.0}

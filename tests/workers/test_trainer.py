@@ -420,7 +420,7 @@ def test_the_plan_counts_the_copies_that_the_algorithm_makes_of_a_batch(
 @pytest.mark.parametrize("then", [Save(), Exit("enough")])
 def test_a_checkpoint_that_is_asked_for_with_a_change_knows_it(tmp_path: Path, then: Any) -> None:
     bench = Bench(folder=tmp_path)
-    for message in (ChangeSettings({"amount": 3.0}), then):
+    for message in (ChangeSettings({"amount": 3.0}, 1), then):
         bench.link.send(pack(message))
     bench.worker.run_once()
     assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"amount": 3.0}
@@ -431,14 +431,31 @@ def test_a_change_that_does_not_go_with_earlier_ones_is_refused_with_a_notice(
 ) -> None:
     monkeypatch.setattr(Adding, "ranges", {"amount": (0, 5, "1 is usual")})
     bench = Bench(folder=tmp_path)
-    for amount in (3.0, 9.0):
-        bench.link.send(pack(ChangeSettings({"amount": amount})))
+    for number, amount in enumerate((3.0, 9.0), 1):
+        bench.link.send(pack(ChangeSettings({"amount": amount}, number)))
     bench.worker.run_once()
     assert bench.worker.state is State.RUNNING and bench.algorithm.config == Adding(amount=3.0)
     (notice,) = [message.text for message in bench.heard() if isinstance(message, Notice)]
     assert notice.startswith("amount = 9.0 is not taken") and "1 is usual" in notice
     bench.worker.exit()
     assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"amount": 3.0}
+
+
+def test_a_change_that_a_checkpoint_knows_is_not_taken_again(tmp_path: Path) -> None:
+    """What came after it holds: here what a life before took as updates were not
+    finite."""
+    first, second = ChangeSettings({"amount": 3.0}, 1), ChangeSettings({"amount": 7.0}, 2)
+    bench = Bench(folder=tmp_path)
+    bench.link.send(pack(first))
+    bench.worker.run_once()
+    assert bench.worker.learner._accept({"amount": 1.5}) is not None
+    bench.worker.exit()
+    for told, amount in (([first], 1.5), ([first, second], 7.0)):
+        again = Bench(folder=tmp_path, resume="update-0")
+        for message in told:
+            again.link.send(pack(message))
+        again.worker.run_once()
+        assert again.worker.learner._now() == Adding(amount=amount)
 
 
 # ---- going on from another policy ------------------------------------------------------

@@ -134,9 +134,12 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
 
 class ChangeSettings(msgspec.Struct, frozen=True, tag=True):
     """A trainer goes on with these settings of its algorithm (see
-    `AlgorithmConfig.changeable`); equal trainers from one and the same update on."""
+    `AlgorithmConfig.changeable`); equal trainers from one and the same update on.
+    `number` grows with each change of the run: a later life of a trainer, which is told
+    all of them again, leaves out those that its checkpoint knows."""
 
     settings: dict[str, float | None]
+    number: int
 
 
 class Renew(msgspec.Struct, frozen=True, tag=True):

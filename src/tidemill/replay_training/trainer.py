@@ -7,10 +7,10 @@ at most, and nobody at all while training keeps up: steps are granted ahead, up 
 actor's slots. In an exact run all tasks that are owed come before the grant.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 
 from tidemill.api.algorithm import UpdateFault, run_alone
-from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, State
+from tidemill.api.control_messages import Adopt, ChangeSettings, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
 from tidemill.core.bell_batching import BatchedRings
@@ -339,8 +339,8 @@ class ReplayTrainerWorker(Worker):
         self._buffer.least = self.learner.counters.updates
         self._policy_lag.publish(self.learner.policy.version)
 
-    def _change(self, settings: Mapping[str, float | None]) -> None:
-        self.learner.change(settings)  # between two tasks
+    def _change(self, message: ChangeSettings) -> None:
+        self.learner.change(message)  # between two tasks
 
     def _summarise(self) -> None:
         """Report what has happened since the last time."""

@@ -178,7 +178,8 @@ class Controller:
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
         self._stalled = False  # that no update comes was told
-        self._changed = dict[str, ChangeSettings]()  # by group: all that was changed
+        # by group: what was changed, in order, and not changed again
+        self._changed = dict[str, list[ChangeSettings]]()
         self._stall = StallWatch(stall_limit(job.experiment), lambda: any(map(self._trains, self.members)))
         self._begun = dict[tuple[str, int], int]()  # env steps that were lost of samples, by worker and life
         self._held = set[str]()  # workers whose environments hold them, which was told
@@ -545,9 +546,7 @@ class Controller:
     def _orders(self, name: str) -> tuple[list[Down], list[Down]]:
         """Return what a worker of a later life is told before it starts, and after."""
         stages = self.job.experiment.curriculum
-        before: list[Down] = []
-        if (changed := self._changed.get(group_of(name))) is not None:
-            before.append(changed)
+        before: list[Down] = [*self._changed.get(group_of(name), ())]
         if self.job.experiment.exact_resume:
             before.append(Hold(on=False, cut=self._cuts.number))
         if stages:
@@ -840,15 +839,21 @@ class Controller:
         if not paused:
             self.resume()
 
-    def change(self, experiment: Experiment, orders: Mapping[str, ChangeSettings]) -> None:
+    def change(self, experiment: Experiment, settings: Mapping[str, dict[str, float | None]]) -> None:
         """Go on with `experiment`, in which the limits `mean_return` and `until`, and
-        settings of algorithms, may be others; the groups of workers that these concern
-        are told by `orders`. Raises `ConfigError` for limits that cannot be."""
+        `settings` of algorithms, by group of workers, may be others. Raises `ConfigError`
+        for limits that cannot be."""
         experiment.check_judged()
+        self.progress.changes += 1
+        orders = {group: ChangeSettings(new, self.progress.changes) for group, new in settings.items()}
         for group, order in orders.items():
             # later lives are told, too: what they go on from may be of before
-            known = self._changed.get(group, ChangeSettings({})).settings
-            self._changed[group] = ChangeSettings({**known, **order.settings})
+            earlier = [
+                ChangeSettings(left, before.number)
+                for before in self._changed.get(group, ())
+                if (left := {name: v for name, v in before.settings.items() if name not in order.settings})
+            ]
+            self._changed[group] = [*earlier, order]
         for name in self.members:
             if group_of(name) in orders:
                 self._send(name, orders[group_of(name)])

@@ -179,6 +179,8 @@ class Progress:
     """When the newest checkpoint of each policy was on the disk, and its env steps."""
     trained: set[str] = field(default_factory=set)
     """The policies that are trained."""
+    changes: int = 0
+    """How often settings were changed while the run went on."""
     began: float = field(default_factory=awake)
     """When this life of the run began, and after how many env steps."""
     steps_at_start: int = 0

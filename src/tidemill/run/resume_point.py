@@ -60,6 +60,7 @@ class ResumePoint:
                 progress.steps = max(progress.steps, int(facts["steps"]))
                 progress.updates = max(progress.updates, int(facts["updates"]))
                 progress.dropped += int(facts["dropped"])
+                progress.changes = max(progress.changes, int(facts.get("changes", 0)))
                 progress.seconds = max(progress.seconds, float(facts["seconds"]))
                 progress.checkpoint_episodes[policy] = [
                     point

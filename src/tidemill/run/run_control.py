@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.api.control_messages import ChangeSettings
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.run.controller import Controller
 from tidemill.workers.trainer_config import TrainerConfig
@@ -65,11 +64,11 @@ class RunControl:
         )
         for trainer in changed.values():
             trainer.check(experiment)
-        orders = {
-            group: ChangeSettings({name: getattr(trainer.algorithm, name) for name in settings})
+        told = {
+            group: {name: getattr(trainer.algorithm, name) for name in settings}
             for group, trainer in changed.items()
         }
-        self._controller.change(experiment, orders)
+        self._controller.change(experiment, told)
 
 
 def plain_number(value: Any) -> Any:

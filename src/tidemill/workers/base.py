@@ -119,7 +119,7 @@ class Worker(WorkerHandle):
     def _adopt(self, message: Adopt) -> None:
         """Go on from other weights. Trainers are told to."""
 
-    def _change(self, settings: Mapping[str, float | None]) -> None:
+    def _change(self, message: ChangeSettings) -> None:
         """Go on with other settings of the algorithm. Trainers are told to."""
 
     def _leave_alone(self) -> None:
@@ -288,8 +288,8 @@ class Worker(WorkerHandle):
                     self._enter_stage(options)
                 case Adopt() as message:
                     self._adopt(message)
-                case ChangeSettings(settings=settings):
-                    self._change(settings)
+                case ChangeSettings() as message:
+                    self._change(message)
                 case Renew(edges=edges):
                     self.context.endpoints.renew(edges)
                 case Exit(reason=reason, alone=alone, checkpoints=checkpoints):

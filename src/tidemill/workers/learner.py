@@ -18,6 +18,7 @@ from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Upd
 from tidemill.api.buffer import BufferedSample, Demand
 from tidemill.api.control_messages import (
     Adopt,
+    ChangeSettings,
     Facts,
     Notice,
     SampleFacts,
@@ -447,10 +448,14 @@ class Learner:
         self._heard = now
         return False
 
-    def change(self, settings: Mapping[str, float | None]) -> None:
-        """Take other settings of the algorithm, which checkpoints keep from now on. A
+    def change(self, message: ChangeSettings) -> None:
+        """Take other settings of the algorithm, which checkpoints keep from now on; not
+        those that the checkpoint it goes on from knows: other ones may have come after. A
         trainer without equals goes on with them at once."""
-        if (config := self._accept(settings)) is not None:
+        if message.number <= self.counters.changes:
+            return
+        self.counters.changes = message.number
+        if (config := self._accept(message.settings)) is not None:
             self.changes.append(config)
             self._saved = -1, -1  # the checkpoint of now, if there is one, does not know them
             if not self.equal_trainers.others:

@@ -7,13 +7,13 @@ Several equal trainers of one policy each take samples of their own and sum thei
 gradients (`workers.data_parallel`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
-from tidemill.api.control_messages import Adopt, Facts, Hold, Holding, SaveDue, State
+from tidemill.api.control_messages import Adopt, ChangeSettings, Facts, Hold, Holding, SaveDue, State
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import VERSIONS_OF_LIFE
@@ -214,8 +214,8 @@ class TrainerWorker(Worker):
         self.learner.adopt(message)
         self._buffer.least = self.learner.least
 
-    def _change(self, settings: Mapping[str, float | None]) -> None:
-        self.learner.change(settings)  # never within an update of a trainer without equals
+    def _change(self, message: ChangeSettings) -> None:
+        self.learner.change(message)  # never within an update of a trainer without equals
 
     def _leave_alone(self) -> None:
         self.learner.equal_trainers.alone = True

@@ -15,7 +15,9 @@ class Counters:
     trained rows, each counted when it is first trained on, divided by the seats in a
     lane. `dropped`, `evicted` and `reused` count samples (see `api.buffer.SampleCounts`),
     `skipped` updates that were left out, since they were not finite,
-    `adopted` is the version as which it went on from another policy's weights last."""
+    `adopted` is the version as which it went on from another policy's weights last,
+    `changes` the number of the last change of settings that it was told
+    (`ChangeSettings`)."""
 
     updates: int = 0
     rows: int = 0
@@ -25,6 +27,7 @@ class Counters:
     reused: int = 0
     skipped: int = 0
     adopted: int = 0
+    changes: int = 0
     seconds: float = 0.0
 
     def add(self, counts: SampleCounts | CombinedCounts) -> None:
