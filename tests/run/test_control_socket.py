@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,32 +125,55 @@ def test_who_hangs_up_before_the_answer_does_no_harm(tmp_path: Path) -> None:
     socket.close()
 
 
-def test_a_run_is_paused_started_and_stopped(tmp_path: Path) -> None:
-    actors = Actors(environment=Scripted(), lanes=4, agents=(AgentSpec(sample_steps=8),))
-    workers = {"actor": actors, "trainer": Trainer(algorithm=PPO(epochs=1))}
+def answers_of(
+    path: Path, commands: Sequence[str], trainers: int = 1, **settings: Any
+) -> tuple[Any, list[str]]:
+    """Return how a run ended, and what it has answered to these commands after its first
+    update."""
+    actors = Actors(environment=Scripted(), lanes=4, count=trainers, agents=(AgentSpec(sample_steps=8),))
+    trainer = Trainer(algorithm=PPO(epochs=1), count=trainers, max_policy_lag=0 if trainers > 1 else None)
     # without a limit: it ends when it is told to
-    experiment = Experiment(name="told", policies={"policy": ActorCritic()}, workers=workers)
+    experiment = Experiment(
+        name="told",
+        policies={"policy": ActorCritic()},
+        workers={"actor": actors, "trainer": trainer},
+        **settings,
+    )
     results = []
     run = threading.Thread(
         target=lambda: results.append(
-            tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True)
+            tidemill.train(experiment, launch="inline", layout="given", run_dir=path, quiet=True)
         )
     )
     run.start()
-    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + DEADLINE
+    metrics, deadline = path / "metrics.jsonl", time.monotonic() + DEADLINE
     while not (metrics.exists() and metrics.stat().st_size):  # until the first update
         assert time.monotonic() < deadline and run.is_alive()
         time.sleep(0.01)
-    answers = [tell(tmp_path / "run", command) for command in ("pause", "start", "nonsense", "stop")]
+    answers = [tell(path, command) for command in commands]
     run.join(DEADLINE)
+    return results[0].summary, answers
+
+
+def test_a_run_is_paused_started_and_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    summary, answers = answers_of(path, ("pause", "start", "nonsense", "stop"))
     assert answers == [
         "paused",
         "running",
         'unknown command "nonsense"',
         "stopping: a final checkpoint is written",
     ]
-    summary = results[0].summary
     assert (summary["status"], summary["reason"]) == ("completed", "tidemill stop")
-    assert (tmp_path / "run" / "checkpoints" / "policy" / f"update-{summary['updates']}").is_dir()
+    assert (path / "checkpoints" / "policy" / f"update-{summary['updates']}").is_dir()
     with pytest.raises(RunError, match="no run is going on"):
-        tell(tmp_path / "run", "pause")
+        tell(path, "pause")
+
+
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_a_save_in_a_pause_of_an_exact_run_says_when_it_comes(tmp_path: Path, trainers: int) -> None:
+    """Equal trainers come to rest together only while the run goes on."""
+    commands = ("pause", "save", "start", "save", "stop")
+    _, answers = answers_of(tmp_path / "run", commands, trainers, exact_resume=True)
+    now, later = "saving: a checkpoint is written", "saving once the run goes on: "
+    assert answers[3] == now and answers[1].startswith(now if trainers == 1 else later)

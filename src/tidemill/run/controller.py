@@ -877,6 +877,13 @@ class Controller:
                 self._send(name, Save())
         return True
 
+    @property
+    def saves_later(self) -> bool:
+        """True where the checkpoint that was asked for is written once the run goes on
+        again: equal trainers of a run that resumes exactly rest by agreement, to which
+        they do not come in a pause."""
+        return self.paused and self._cuts.due and self._cuts.agreed
+
     def _tell_all(self, message: Down) -> None:
         for name in self.members:
             self._send(name, message)

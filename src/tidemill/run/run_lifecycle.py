@@ -216,6 +216,11 @@ class RunLifecycle:
             case "status":
                 return msgspec.json.encode(status_of(controller)).decode()
             case "save" if controller.save():
+                if controller.saves_later:
+                    return (
+                        "saving once the run goes on: its equal trainers come to rest together only then "
+                        "(exact_resume); let it go on by: tidemill start"
+                    )
                 return "saving: a checkpoint is written"
             case "save":
                 return "nothing to save: the run is starting or ending"
