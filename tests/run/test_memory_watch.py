@@ -2,6 +2,7 @@
 kills it for that."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,6 +29,7 @@ from tidemill.run import memory_watch
 from tidemill.run.events import read_events
 from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.progress import Member
+from tidemill.run.run_control import RunControl
 
 MB = 1 << 20
 
@@ -97,39 +99,66 @@ def test_a_process_tells_what_it_holds_for_itself_alone() -> None:
 
 
 class Hoarding(gymnasium.Env[Any, Any]):
-    """Keeps all that it has ever seen, and more."""
+    """Keeps a quarter of a megabyte of each step, once there is a file `flag`."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
+    def __init__(self, flag: str) -> None:
+        self.flag, self.kept = Path(flag), list[Any]()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        self.kept.append(np.ones(1 << 18, np.uint8))
+        if len(self.kept) < 1000 and self.flag.exists():
+            self.kept.append(np.ones(1 << 18, np.uint8))
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
 def test_an_environment_that_keeps_all_is_told_while_it_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str
 ) -> None:
-    for name, value in {"EVERY": 0.05, "SETTLED": 0.1, "MARGIN": 64 * MB, "MARGIN_SHARE": 0.25}.items():
+    if launch == "processes" and not sys.platform.startswith("linux"):
+        pytest.skip("processes need Linux")
+    for name, value in {"EVERY": 0.05, "SETTLED": 0.1, "MARGIN": 64 * MB, "MARGIN_SHARE": 0.05}.items():
         monkeypatch.setattr(memory_watch, name, value)
+    flag = tmp_path / "flag"
     made = Experiment(
         name="hoarding",
         policies={"policy": ActorCritic(hidden=(8,))},
         workers={
             "actor": Actors(
-                environment=Gymnasium(make=Hoarding), lanes=1, agents=(AgentSpec(sample_steps=64),)
+                environment=Gymnasium(make=Hoarding, kwargs={"flag": str(flag)}),
+                lanes=1,
+                agents=(AgentSpec(sample_steps=64),),
             ),
             "trainer": Trainer(algorithm=PPO(minibatch_size=64, epochs=1)),
         },
-        limits=Limits(steps=2000),
+        limits=Limits(steps=10**9),
     )
-    result = train(made, layout="given", run_dir=tmp_path / "run", quiet=True, source=Path(__file__))
-    told = [event.cause for event in read_events(tmp_path / "run") if event.cause.startswith("actor-0 holds")]
-    assert told and "its environment, most likely" in told[0], result.summary
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        controller = control._controller
+        if controller._memory._known and all(known.settled for known in controller._memory._known.values()):
+            flag.touch()
+        if any(" for itself, " in text for text in controller.notices):
+            control.stop("it was told")
+
+    train(
+        made,
+        layout="given",
+        run_dir=tmp_path / "run",
+        quiet=True,
+        launch=launch,
+        source=Path(__file__),
+        on_update=on_update,
+    )
+    told, *_ = [event.cause for event in read_events(tmp_path / "run") if " for itself, " in event.cause]
+    if launch == "processes":
+        assert told.startswith("actor-0 holds") and "its environment, most likely" in told
+    else:
+        assert told.startswith("actor-0, trainer-0 holds") and "it is told whose it is" in told

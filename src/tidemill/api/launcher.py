@@ -146,8 +146,8 @@ class Launcher(ABC):
         return ()
 
     def own_bytes(self, worker: str) -> int | None:
-        """Return the bytes that a worker's process holds for itself alone; None where it
-        has none of its own, or nobody knows."""
+        """Return the bytes that a worker's process holds for itself alone, which without
+        `processes` is that of all; None where nobody knows."""
         return None
 
     def each_host(self) -> Mapping[str, HostFigures]:

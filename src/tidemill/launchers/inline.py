@@ -1,10 +1,13 @@
 """The inline launcher: every worker in this thread, in turn. Deterministic: the
 debugger's launcher."""
 
+import os
+
 from tidemill.api.experiment import WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.blas_threads import limit_threads
+from tidemill.core.memory import own_bytes
 from tidemill.transports.local import LocalLink, local_endpoints
 
 # seconds to wait when no worker can do anything: for an environment outside of this
@@ -38,6 +41,9 @@ class InlineLauncher(Launcher):
     def wait(self, seconds: float, least: float = 0.0) -> None:
         if not sum(worker.run_once() for worker in self._workers.values()):
             self._bell.wait(min(seconds, _NAP))
+
+    def own_bytes(self, worker: str) -> int | None:
+        return own_bytes(os.getpid())
 
     def obituary(self, worker: str) -> str:
         return "it returned"

@@ -12,6 +12,7 @@ from tidemill.api.launcher import Call, Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.cores import keep_to
+from tidemill.core.memory import own_bytes
 from tidemill.core.thread_stacks import stack_of
 from tidemill.transports.local import LocalLink, local_endpoints
 
@@ -58,6 +59,9 @@ class ThreadsLauncher(Launcher):
 
     def stack(self, worker: str) -> Sequence[Call]:
         return stack_of(self._threads[worker].ident)
+
+    def own_bytes(self, worker: str) -> int | None:
+        return own_bytes(os.getpid())
 
     def close(self, seconds: float) -> None:
         for link in self._links:

@@ -154,7 +154,10 @@ class Controller:
             job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
         )
         self._turns = TurnWatch(lambda text: alarm(mask(text, self._secrets)))
-        self._memory = MemoryWatch(job.experiment.processes(), launcher.own_bytes, self._say)
+        every = [[name for name, _ in job.experiment.members()]]  # in one process
+        self._memory = MemoryWatch(
+            job.experiment.processes() if launcher.processes else every, launcher.own_bytes, self._say
+        )
         self._hosts = HostWatch(launcher.each_host)
         self._cuts = Cuts(
             job.experiment.trained(),

@@ -95,11 +95,18 @@ def growth(
     left = free / pace
     ago = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} s"
     soon = f"{left / 60:.0f} minutes" if left < 7200 else f"{left / 3600:.0f} hours"
-    where = (
-        "its environment, most likely, keeps what it could forget (episodes, lists that only grow)"
-        if any(member.config.owns_environment for member in group)
-        else "a list in its algorithm or policy, most likely, only grows"
-    )
+    owners = [member for member in group if member.config.owns_environment]
+    if len(owners) not in (0, len(group)):  # as threads, or by turns
+        where = (
+            "an environment, an algorithm, a policy or a callback of one's own keeps what it could forget; "
+            "with processes of their own (--launch processes, no `together`) it is told whose it is"
+        )
+    elif owners:
+        where = "its environment, most likely, keeps what it could forget (episodes, lists that only grow)"
+    else:
+        where = "a list in its algorithm or policy, most likely, only grows"
+    if hanging := int(max(member.statistics.get("lanes/hanging", 0.0) for member in group)):
+        where += f"; {hanging} threads that hang in environments keep theirs"
     return (
         f"{names} holds {size(own)} for itself, {size(grown)} more than {ago} ago, where {size(planned)} "
         f"were planned: it grows by {size(60 * pace)} a minute, and the {size(free)} that are left would "
