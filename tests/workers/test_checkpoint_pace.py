@@ -37,6 +37,20 @@ def test_writing_never_takes_more_than_its_share(cost):
     assert len(found) > 5
 
 
+@pytest.mark.parametrize(("cost", "each"), [(0.1, 1), (1.0, 3)])
+def test_updates_that_take_long_are_saved_each_as_far_as_the_share_allows(cost, each):
+    pace, now, found = CheckpointPace(60.0, 0.02), 0.0, []
+    pace.start(0.0, True)
+    for update in range(1, 10):
+        now += 20.0
+        if pace.due(now, update, 20.0):
+            found.append(update)
+            pace.wrote(now, now + cost)
+            now += cost
+    assert found == [1, *range(1 + each, 10, each)]
+    assert not pace.due(now + 1.0, 10, 0.1)
+
+
 def test_a_run_that_goes_on_has_its_first_one_already():
     assert written(60.0, 0.02, 0.0, 2, saved=True) == [1.0]
 

@@ -8,6 +8,9 @@ LEAST = 1.0
 """Seconds that are between two of them all the same."""
 AGAIN = 5.0
 """Seconds until one that could not be written is tried again."""
+LONG = 5.0
+"""Seconds of an update from which on each one is saved, as far as the share allows: the
+next one may not have ended when a signal's time is over."""
 SHARE = 0.02
 """Share of a run's time that writing takes, at most, the first checkpoint aside."""
 
@@ -33,17 +36,20 @@ class CheckpointPace:
             self._began, self._first = now, not saved
         self._last = now
 
-    def due(self, now: float, updates: int) -> bool:
-        """Return whether it is time, after so many `updates` of the run."""
+    def due(self, now: float, updates: int, seconds: float = 0.0) -> bool:
+        """Return whether it is time, after so many `updates`, of which the last one has
+        taken so many `seconds`."""
         if self._first and updates:
             return True
         began = now if self._began is None else self._began
-        return now - self._last >= self.interval(now - began, bool(updates))
+        return now - self._last >= self.interval(now - began, bool(updates), seconds > LONG)
 
-    def interval(self, age: float, trained: bool = True) -> float:
+    def interval(self, age: float, trained: bool = True, each: bool = False) -> float:
         """Return how many seconds are between two at this `age` of the run; before it has
-        `trained`, there is little to lose."""
+        `trained`, there is little to lose. `each`: after each update."""
         wanted = min(self._seconds, max(LEAST, YOUNG * age)) if trained else self._seconds
+        if each:
+            wanted = 0.0
         if self._failed:
             wanted = min(wanted, AGAIN)
         return max(wanted, self._cost * (1 / self._share - 1))

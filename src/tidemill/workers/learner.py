@@ -126,6 +126,7 @@ class Learner:
         self._saved = -1, -1  # updates and steps at the newest checkpoint
         self._refused = False  # the last one could not be written
         self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
+        self._update_s = 0.0  # that the last update took
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
         self.changes = deque[AlgorithmConfig]()
@@ -284,7 +285,7 @@ class Learner:
         checkpoint. Raises `UpdateFault` where there is none left: `save_finite` then.
         """
         self.went_back = False
-        algorithm, policy, steps = self.algorithm, self.policy, self.counters.steps
+        algorithm, policy, steps, began = self.algorithm, self.policy, self.counters.steps, awake()
         try:
             metrics = yield from self.equal_trainers.update(
                 algorithm, policy, [held.sample for held in batch], steps
@@ -298,6 +299,7 @@ class Learner:
                 yield from self._go_back(fault)
             return {}
         self._faults.in_a_row = 0
+        self._update_s = awake() - began
         return metrics
 
     def _note(self, fault: UpdateFault, batch: Sequence[BufferedSample]) -> None:
@@ -496,7 +498,7 @@ class Learner:
         """True when it is time for a checkpoint: not while updates are left out, since
         what they end in is to be gone back from."""
         faulty = self._faults.in_a_row or self.went_back
-        return not faulty and self._pace.due(awake(), self.counters.updates)
+        return not faulty and self._pace.due(awake(), self.counters.updates, self._update_s)
 
     def save(self, final: bool = False, again: bool = False) -> None:
         """Write a checkpoint, unless the newest one is of now; `again`: all the same.
