@@ -304,7 +304,7 @@ def hangs_at_last(flag: str, stall_s: float) -> Experiment:
 def dawdles() -> Experiment:
     """Takes a quarter of a second for each step."""
     made = experiment(Gymnasium(make=f"{__file__}:Dawdles"), lanes=1, sample_steps=4)
-    return made.replace(limits=Limits(updates=6, stall_s=3.0))
+    return made.replace(limits=Limits(updates=4))
 
 
 def hangs() -> Experiment:
