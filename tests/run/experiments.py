@@ -281,9 +281,7 @@ def hangs_once(flag: str) -> Experiment:
     """Its actor's environment hangs, once: then there is a file `flag`."""
     environment = Gymnasium(make=f"{__file__}:HangsOnce", kwargs={"flag": flag})
     made = experiment(environment, lanes=1)
-    actor = made.workers["actor"].replace(deadline_s=2.0)
-    limits = made.limits.replace(updates=100)
-    return made.replace(workers={**made.workers, "actor": actor}, limits=limits)
+    return made.replace(limits=made.limits.replace(updates=100))
 
 
 def hangs_in_a_thread(flag: str) -> Experiment:
@@ -291,7 +289,7 @@ def hangs_in_a_thread(flag: str) -> Experiment:
     hangs, once."""
     environment = Gymnasium(make=f"{__file__}:HangsOnce", kwargs={"flag": flag}, threads=2)
     made = experiment(environment, lanes=2)
-    actor = made.workers["actor"].replace(deadline_s=3.0)
+    actor = made.workers["actor"].replace(deadline_s=8.0)
     return made.replace(workers={**made.workers, "actor": actor}, limits=made.limits.replace(updates=400))
 
 

@@ -2,6 +2,7 @@
 holds for too long live again."""
 
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock
@@ -9,10 +10,11 @@ from unittest.mock import Mock
 import pytest
 from tests.envs.driver import Driver
 from tests.envs.games import Hanging
-from tests.run.watching import EXPERIMENTS, leftovers
+from tests.run.watching import EXPERIMENTS, leftovers, wait_until
 
-from tidemill import PPO, Actors, Scripted, Trainer
+from tidemill import PPO, Actors, Buffers, Evaluation, PolicyWorkers, Scripted, Trainer
 from tidemill.api.control_messages import State, WorkerStatistics
+from tidemill.api.experiment import WorkerConfig
 from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
 from tidemill.core.user_code_loading import load_file
@@ -21,30 +23,37 @@ from tidemill.envs.lanes import LaneLoop
 from tidemill.launchers.processes import calls_of
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import silence
+from tidemill.run.controller import Controller
 from tidemill.run.events import read_events
 from tidemill.run.progress import Member
+from tidemill.run.run_control import RunControl
 from tidemill.run.silence import SilenceWatch, TurnWatch
 from tidemill.training.train import train
 
 experiments = load_file(EXPERIMENTS, "test")
 IN_ENVIRONMENT = [Call("read", "/home/arm.py", 41), Call("send", "/lib/tidemill/envs/lanes.py", 7)]
-IN_TRAINING = [Call("matmul", "/lib/torch.py", 1)]
+IN_TRAINING = [Call("matmul", "/lib/torch.py", 1), Call("_poll", "/lib/tidemill/workers/trainer.py", 1)]
 
 
 class Watched:
-    """An actor and a trainer that share a process, and what is told of them."""
+    """An actor and a trainer that share a process, or else only a worker of this
+    configuration, and what is told of them."""
 
-    def __init__(self, stack: Sequence[Call], condition: str = "", **actors: float) -> None:
+    def __init__(
+        self, stack: Sequence[Call], condition: str = "", alone: WorkerConfig | None = None, **actors: float
+    ) -> None:
         self.told: list[str] = []
         self.hung: list[tuple[str, str]] = []
         actor = Member(Actors(environment=Scripted(), **actors), Mock())
         trainer = Member(Trainer(algorithm=PPO()), Mock(), update=WorkerStatistics(1, update=True))
         self.members = {"actor-0": actor, "trainer-0": trainer}
+        if alone is not None:
+            self.members = {"worker-0": Member(alone, Mock())}
         for member in self.members.values():
             member.state, member.polls = State.RUNNING, 1000
             member.statistics = {"longest_poll": 0.1, "tick_p99": 0.1}
         self.watch = SilenceWatch(
-            [["actor-0", "trainer-0"]],
+            [[*self.members]],
             lambda _: stack,
             lambda _: condition,
             self.told.append,
@@ -65,7 +74,8 @@ def test_a_process_that_falls_silent_is_told_once_and_when_it_speaks_again() -> 
     watched.after(6.0)
     watched.watch.look(watched.members)
     assert watched.told == [
-        "actor-0, trainer-0 is silent for 6 s (no poll took longer than 0.1 s before): matmul (torch.py:1)"
+        "actor-0, trainer-0 is silent for 6 s (no poll took longer than 0.1 s before): matmul (torch.py:1) ← "
+        "_poll (trainer.py:1)"
     ]
     watched.members["trainer-0"].heard = awake()
     watched.watch.look(watched.members)
@@ -97,6 +107,33 @@ def test_an_actor_whose_environment_holds_it_for_too_long_is_gone() -> None:
     assert found == (
         "actor-0", "its environment has not come back for 11 s: read (arm.py:41) ← send (lanes.py:7)"
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config", [PolicyWorkers(stream="inference"), Buffers(process=()), Actors(environment=Scripted())]
+)
+def test_who_serves_training_and_hangs_anywhere_else_is_gone_likewise(config: WorkerConfig) -> None:
+    watched = Watched([Call("act", "/home/policy.py", 7)], alone=config)
+    watched.after(299.0)
+    assert len(watched.told) == 1 and not watched.hung
+    watched = Watched([Call("act", "/home/policy.py", 7)], alone=config)
+    watched.after(301.0)
+    assert watched.hung == [("worker-0", "its thread has not come back for 301 s: act (policy.py:7)")]
+
+
+def test_one_whose_polls_take_long_has_more_time() -> None:
+    for seconds, gone in ((499.0, 0), (501.0, 1)):
+        watched = Watched([Call("act", "/home/policy.py", 7)], alone=PolicyWorkers(stream="inference"))
+        watched.members["worker-0"].statistics = {"longest_poll": 100.0}
+        watched.after(seconds)
+        assert len(watched.hung) == gone
+
+
+@pytest.mark.parametrize("alone", [Trainer(algorithm=PPO()), Evaluation()])
+def test_who_may_wait_for_a_share_is_told_alone(alone: WorkerConfig) -> None:
+    watched = Watched([Call("open", "/home/database.py", 7)], alone=alone)
+    watched.after(400.0)
+    assert len(watched.told) == 1 and not watched.hung
 
 
 @pytest.mark.parametrize(
@@ -172,8 +209,24 @@ def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> None:
-    made = experiments.hangs_once(str(tmp_path / "hung"))
-    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
+    """Its deadline is cut short while it hangs alone: nothing else may be late for it."""
+    flag, threads = tmp_path / "hung", list[threading.Thread]()
+
+    def cut_short(controller: Controller) -> None:
+        wait_until(flag.exists, 60, "it hangs")
+        member = controller.members["actor-0"]
+        usual, member.config = member.config, member.config.replace(deadline_s=0.5)
+        wait_until(lambda: member.life, 60, "another life has begun")
+        member.config = usual
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=cut_short, args=(control._controller,)))
+            threads[0].start()
+
+    made = experiments.hangs_once(str(flag))
+    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, on_update=on_update)
+    threads[0].join(60)
     events = read_events(tmp_path / "run")
     (died,) = (event for event in events if event.what == "died")
     assert died.worker == "actor-0"

@@ -21,7 +21,8 @@ from tidemill.run import controller as controller_module
 from tidemill.run import stall_watch
 from tidemill.run.controller import Controller
 from tidemill.run.run_control import RunControl
-from tidemill.run.stall_watch import LONGEST_WORK, StallWatch, in_update
+from tidemill.run.silence import in_update
+from tidemill.run.stall_watch import LONGEST_WORK, StallWatch
 from tidemill.store.checkpoint import checkpoints
 
 

@@ -61,9 +61,9 @@ from tidemill.run.host_watch import HostView, HostWatch
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.progress import Member, Progress
-from tidemill.run.silence import SilenceWatch, TurnWatch
+from tidemill.run.silence import SilenceWatch, TurnWatch, in_update
 from tidemill.run.stall_report import SILENT, explain_stall, stall_limit
-from tidemill.run.stall_watch import LONGEST_WORK, StallWatch, in_update
+from tidemill.run.stall_watch import LONGEST_WORK, StallWatch
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
@@ -460,17 +460,19 @@ class Controller:
         self._look()
 
     def _hangs(self, name: str, cause: str) -> None:
-        """Take a worker that its environment holds for dead, where it may live again;
-        else tell the cure, once."""
+        """Take a worker that something holds for dead, where it may live again; else tell
+        the cure, once."""
         if self._launcher.restarts and not self.reason:
             self._bury(name, cause)
         elif name not in self._held:
             self._held.add(name)
-            self._say(
-                f"{name}: {cause}; nobody can end its thread. Gymnasium(threads=1) has lanes step in threads "
-                "of their own, which are left where they hang, and with --launch processes the actor would "
-                "live again"
-            )
+            cure = "with --launch processes it would live again"
+            if self.members[name].config.owns_environment:
+                cure = (
+                    "Gymnasium(threads=1) has lanes step in threads of their own, which are left where they "
+                    f"hang, and {cure}"
+                )
+            self._say(f"{name}: {cause}; nobody can end its thread. {cure}")
 
     def _bury(self, name: str, cause: str = "") -> None:
         """Take note of a worker that has died, with what it and those that die with it

@@ -14,13 +14,21 @@ from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, words_of
 from tidemill.run.progress import Member
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.buffer_worker import Buffers
+from tidemill.workers.policy import PolicyWorkers
 
 LEAST = 5.0  # seconds of silence that are told
 FIRST = 30.0  # while a trainer of its process has finished no update: it may be a long one
 TIMES = 5.0  # so many times the longest poll so far
+# seconds after which one of these hangs that is neither in its environment nor in an
+# update; others may wait for a share that is away, which training does without
+HUNG = 300.0
+REPLACED = (ActorConfig, PolicyWorkers, Buffers)
 ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
 # who is called by a worker's poll where it is in its environment
-_LANES = "/tidemill/envs/lane_threads.py"  # on whichever host
+# on whichever host
+_LANES, _RING = "/tidemill/envs/lane_threads.py", "/tidemill/workers/ring.py"
+_TRAINERS = ("/tidemill/workers/trainer.py", "/tidemill/replay_training/trainer.py")
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
 
 
@@ -33,8 +41,8 @@ class SilenceWatch:
     condition: function that returns what keeps a worker still that its environment has
         nothing to do with, or ""
     tell: function that tells the user
-    hangs: function that is called with a worker whose environment holds it for too long,
-        and why it counts as gone
+    hangs: function that is called with a worker that something holds for too long, its
+        environment most likely, and why it counts as gone
     """
 
     def __init__(
@@ -78,21 +86,44 @@ class SilenceWatch:
             return
         for name, member in group.items():
             config, p99 = member.config, member.statistics.get("tick_p99")
-            if isinstance(config, ActorConfig) and silent > deadline(config.deadline_s, p99):
-                self._asked[first] = awake()
-                calls = () if self._condition(name) else self._stack(name)
-                if in_environment(calls) and silent > deadline(config.deadline_s, p99, resetting(calls)):
-                    self._silent.pop(first, None)
-                    why = f"its environment has not come back for {silent:.0f} s: {words_of(calls)}"
-                    self._hangs(name, why)
-                    return
+            given = config.deadline_s if isinstance(config, ActorConfig) else HUNG
+            if silent <= min(deadline(given, p99), HUNG):
+                continue
+            self._asked[first] = awake()
+            calls = () if self._condition(name) else self._stack(name)
+            if in_environment(calls):
+                # for as long as its settings say; only actors have any
+                hung = isinstance(config, ActorConfig) and silent > deadline(given, p99, resetting(calls))
+                what = "its environment"
+            else:
+                hung = isinstance(config, REPLACED) and silent > max(HUNG, TIMES * longest) and bool(calls)
+                hung = hung and not (in_update(calls) or waits_for_lanes(calls))
+                what = "its thread"
+            if hung:
+                self._silent.pop(first, None)
+                self._hangs(name, f"{what} has not come back for {silent:.0f} s: {words_of(calls)}")
+                return
 
 
 def in_environment(calls: Sequence[Call]) -> bool:
     """True of a worker's calls where it is in its environment, but for one that waits for
-    lanes in threads: these have deadlines of their own."""
-    waits = any(call.file.endswith(_LANES) for call in calls)
-    return not waits and any(room in call.file for call in calls for room in _ENVIRONMENTS)
+    what has deadlines of its own."""
+    return not waits_for_lanes(calls) and any(room in call.file for call in calls for room in _ENVIRONMENTS)
+
+
+def waits_for_lanes(calls: Sequence[Call]) -> bool:
+    """True of an actor's calls where it waits for lanes in threads, or for an environment
+    whose turn it is."""
+    return any(
+        call.file.endswith(_LANES) or (call.name == "wait" and call.file.endswith(_RING)) for call in calls
+    )
+
+
+def in_update(calls: Sequence[Call]) -> bool:
+    """True of a silent worker's calls where it is a trainer that trains: its poll waits
+    for nobody."""
+    polls = any(call.name == "_poll" and call.file.endswith(_TRAINERS) for call in calls)
+    return polls and not in_environment(calls)
 
 
 def resetting(calls: Sequence[Call]) -> bool:

@@ -1,11 +1,9 @@
 """A run in which nothing progresses, told apart from one whose trainer takes long for an
 update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
-from tidemill.run.silence import in_environment
 
 # seconds between two looks for progress; more are not counted: a callback or a cut took
 # them
@@ -14,14 +12,6 @@ LONGEST_WORK = 3600.0
 """Seconds in which a trainer that writes a checkpoint, or is in an update, counts as
 doing something."""
 ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
-_TRAINERS = ("/tidemill/workers/trainer.py", "/tidemill/replay_training/trainer.py")  # on whichever host
-
-
-def in_update(calls: Sequence[Call]) -> bool:
-    """True of a silent worker's calls where it is a trainer that trains: its poll waits
-    for nobody."""
-    polls = any(call.name == "_poll" and call.file.endswith(_TRAINERS) for call in calls)
-    return polls and not in_environment(calls)
 
 
 class StallWatch:
