@@ -43,7 +43,7 @@ style: .venv/ready-to-test
 sanitize: .venv/ready-to-test $(SANITIZED)
 	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 NATIVE_LIBRARY=$(CURDIR)/$(SANITIZED) \
 	$(BIN)/pytest -n 2 -q tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py tests/native/test_draws.py \
-	tests/native/test_learning.py tests/native/test_traces.py \
+	tests/native/test_learning.py tests/native/test_traces.py tests/native/test_ticks.py \
 	-k "not (test_layers and (baseline or avx512 or number_of_threads))"
 
 $(SANITIZED): .venv/ready-to-test
@@ -52,7 +52,7 @@ $(SANITIZED): .venv/ready-to-test
 # Tests of kernels and learners as on a processor with AVX2 and no more, with the native core; and that it is there at all.
 avx2: .venv/ready-to-test
 	$(BIN)/python benchmarks/avx2.py $(BIN)/pytest -n 2 -q -rs tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py \
-	tests/native/test_draws.py tests/native/test_traces.py tests/native/test_learning.py tests/algorithms
+	tests/native/test_draws.py tests/native/test_traces.py tests/native/test_ticks.py tests/native/test_learning.py tests/algorithms
 	TIDEMILL_NATIVE=require $(BIN)/pytest -n 2 -q tests/run/test_trains.py
 
 bench: .venv/ready-to-test

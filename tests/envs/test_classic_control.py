@@ -78,7 +78,10 @@ def test_a_thousand_steps_of_every_lane_are_gymnasiums_in_every_bit(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_own_limits_forced_resets_and_finished_lanes_that_wait_are_gymnasiums(name):
+@pytest.mark.parametrize("native", dict.fromkeys(("off", choices()[-1])))
+def test_own_limits_forced_resets_and_finished_lanes_that_wait_are_gymnasiums(name, native, monkeypatch):
+    monkeypatch.setenv(VARIABLE, native)
+
     def resets(tick):
         return ALL if tick == 0 else np.arange(LANES) == tick % 60
 

@@ -10,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class MetricSink(ABC):
         """Give back what the sink holds. May be called twice."""
 
 
+@lru_cache(4096)
 def viewer_name(name: str) -> str:
     """Return what viewers are to call a metric. They fold what stands before the first
     slash: the times of workers (``time/actor-0/wait``) stand in a group of their own

@@ -14,9 +14,11 @@ from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.gymnasium_registry import fps_of
+from tidemill.envs.lane_ends import LaneEnds
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.spaces import action_caster, spaces_of
 from tidemill.envs.tick_check import TickCheck
+from tidemill.native.library import asked_for, choices
 
 _CLASSIC = "tidemill.envs.classic_control"
 _MUJOCO = {
@@ -84,6 +86,7 @@ class BatchLanes(Environment):
         self._stepped: tuple[Array, Array, Array] | None = None
         self._begun: dict[int, Any] = {}  # first observations of the lanes that were reset
         self._idle = np.ones(lanes, np.bool_)  # finished and not yet reset
+        self._ends = LaneEnds(self._counts, self._limits, self._idle, asked_for(choices()[-1]))
 
     @classmethod
     def fits(cls, env: Any) -> bool:
@@ -156,23 +159,13 @@ class BatchLanes(Environment):
             tick.done.fill(False)
         else:
             seen[...], tick.reward[...], tick.done[...] = self._stepped
-        np.greater_equal(self._counts, self._limits, tick.truncated)
-        tick.restarted.fill(False)
-        tick.present.fill(True)
-        if 1 in self._idle.tobytes():
-            tick.present[self._idle] = False
-            tick.reward[self._idle] = 0
-            tick.done[self._idle] = tick.truncated[self._idle] = False
         if begun:
             tick.reward[begun] = 0
             tick.done[begun] = False
             for lane, observation in self._begun.items():
                 seen[lane] = observation
+        self._ends.tell(tick)
         self._check(tick)
-        if 1 in tick.truncated.tobytes():  # an end is an end, even at the limit
-            np.greater(tick.truncated, tick.done, tick.truncated)
-        self._idle |= tick.done
-        self._idle |= tick.truncated
 
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return [{} for _ in seats]

@@ -28,11 +28,13 @@ class _CartPoles:
     costs.
 
     state: [4, lanes]: the cart's position and speed, the pole's angle and speed
+    seen: float32 [lanes, 4]: the same after a step, as it is observed
     """
 
     def __init__(self, env: Any, lanes: int) -> None:
         """Take the constants of `env`."""
         self._env, self.state = env, np.zeros((4, lanes))
+        self.seen = np.zeros((lanes, 4), np.float32)
         self._limits = np.array([[env.x_threshold], [env.theta_threshold_radians]])
         self._work = np.empty((6, lanes))
         self._angle, (self._cos, self._sin) = self.state[2], self._work[:2]
@@ -44,7 +46,7 @@ class _CartPoles:
             *(env.force_mag, env.gravity, env.total_mass, env.masspole, env.length),
             *(env.polemass_length, env.tau, env.x_threshold, env.theta_threshold_radians),
         )
-        held = (self._actions, self._cos, self._sin, self.state, self._beyond[0])
+        held = (self._actions, self._cos, self._sin, self.state, self._beyond[0], self.seen)
         self._taken = KernelCartPoles(*numbers, lanes, *map(address, held))
         self._of_taken = addressof(self._taken)
 
@@ -85,6 +87,7 @@ class _CartPoles:
         speeds += accelerations
         np.greater(np.abs(places, out=self._moved), self._limits, out=self._beyond)
         fallen = self._beyond[0] | self._beyond[1]
+        self.seen[...] = self.state.T
         return fallen
 
 
@@ -94,7 +97,7 @@ class CartPole(BatchLanes):
     def __init__(self, env: Any, name: str, lanes: int, seed: int, limit: int) -> None:
         super().__init__(env, name, lanes, seed, limit)
         self._poles = _CartPoles(env, lanes)
-        self._punished = bool(env._sutton_barto_reward)
+        self._punished, self._ones = bool(env._sutton_barto_reward), np.ones(lanes)
 
     def _lane_states(self) -> Part:
         return {"state": self._poles.state}
@@ -113,7 +116,7 @@ class CartPole(BatchLanes):
         if 1 in self._idle.tobytes():  # where it fell, so that waiting takes it nowhere
             self._poles.state[:, self._idle] = 0
         over = self._poles.step(actions)
-        return self._poles.state.T, (-1.0 * over if self._punished else np.ones(self.lanes)), over
+        return self._poles.seen, (-1.0 * over if self._punished else self._ones.copy()), over
 
 
 class CartPoleVector(CartPoleVectorEnv):
@@ -136,14 +139,16 @@ class CartPoleVector(CartPoleVectorEnv):
         self.steps += self._one  # an array: numpy takes three times as long with a number
         truncated = self.steps >= self._limit
         reward = -terminated.astype(np.float32) if self._sutton_barto_reward else self._ones.copy()
+        seen = self._poles.seen.copy()
         if 1 in begins.tobytes():
             count = np.count_nonzero(begins)
             self.state[:, begins] = self.np_random.uniform(self.low, self.high, (4, count))
+            seen[begins] = self.state[:, begins].T
             self.steps[begins] = 0
             reward[begins] = 0
             terminated[begins] = truncated[begins] = False
         self.prev_done = terminated | truncated
-        return self.state.T.astype(np.float32), reward, terminated, truncated, {}
+        return seen, reward, terminated, truncated, {}
 
     def tidemill_state(self) -> Part:
         """Return where all lanes are, and the generator of their beginnings."""

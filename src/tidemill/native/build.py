@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 NAMES = (
     *("kernels.c", "advantages.c", "layers.c", "dqn.c", "squash.c", "descent.c"),
-    *("replay.c", "cart_pole.c", "threads.c"),
+    *("replay.c", "cart_pole.c", "ticks.c", "threads.c"),
 )
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 # not NAME.so, which importlib would take for a module of this package

@@ -17,10 +17,12 @@ typedef struct {
     const double *cosine, *sine;
     double *state;
     uint8_t *over;
+    float *seen;
 } CartPoles;
 
 /* A step of n carts as envs/classic_control.py does it, equal in every bit: no product is fused
-   with a sum. state: [4, n]; over: who fell or left the track. */
+   with a sum. state: [4, n]; over: who fell or left the track; seen: the state as it is observed,
+   [n, 4]. */
 UNFUSED void EXPORT(cart_pole)(const CartPoles *c)
 {
 #if defined(__clang__)
@@ -40,5 +42,7 @@ UNFUSED void EXPORT(cart_pole)(const CartPoles *c)
         angle[i] += c->seconds * spin[i];
         spin[i] += c->seconds * turn;
         c->over[i] = fabs(place[i]) > c->farthest || fabs(angle[i]) > c->steepest;
+        float *seen = c->seen + 4 * i;
+        seen[0] = place[i], seen[1] = speed[i], seen[2] = angle[i], seen[3] = spin[i];
     }
 }

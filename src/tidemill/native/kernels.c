@@ -15,7 +15,7 @@
 #include "activations.h"
 #include "threads.h"
 
-#define VERSION 11 /* library.py's */
+#define VERSION 12 /* library.py's */
 #define BLOCK 64  /* rows worked on at a time: their activations stay in the caches */
 #define FORBIDDEN -1e30f
 #define HALF_LOG_TWO_PI 0.91893853320467274178
@@ -208,7 +208,7 @@ typedef struct {
     float *value, *of_value;   /* [BLOCK] each */
     float *gradient[2];        /* [BLOCK, widest] each */
     float *transposed;         /* the weights of layers above the first, [width, below] */
-    float *sums;               /* [widest] */
+    float *deviation;          /* [deviations]: e^log_std; where a gradient is computed, one over it */
 } Work;
 
 /* Lay out the work of each tower; return how many floats that takes. */
@@ -236,7 +236,7 @@ static int64_t plan(const Network *net, float *at, Work *works)
         w.gradient[0] = at, at += BLOCK * widest;
         w.gradient[1] = at, at += BLOCK * widest;
         w.transposed = at, at += turned;
-        w.sums = at, at += widest;
+        w.deviation = at, at += net->deviations;
         at = begin + (at - begin + 15) / 16 * 16; /* to the next line of the caches */
         if (works)
             works[t] = w;
@@ -309,8 +309,8 @@ static float softplus(float x)
 
 static int64_t deviations(const Leaf *leaf) { return leaf->kind == GAUSSIAN ? leaf->size : 0; }
 
-static double evaluate_leaf(const Leaf *leaf, const int32_t *action, const float *log_std, float *head, float *p,
-                           float *entropy)
+static double evaluate_leaf(const Leaf *leaf, const int32_t *action, const float *log_std, const float *inverse,
+                            float *head, float *p, float *entropy)
 {
     double log_prob = 0, total = 0;
     *entropy = 0;
@@ -341,7 +341,7 @@ static double evaluate_leaf(const Leaf *leaf, const int32_t *action, const float
     } else {
         const float *given = (const float *)action;
         for (int64_t k = 0; k < leaf->size; k++) {
-            head[k] = (given[k] - head[k]) * expf(-log_std[k]); /* the noise */
+            head[k] = (given[k] - head[k]) * inverse[k]; /* the noise */
             log_prob -= 0.5 * head[k] * head[k];
             total += log_std[k];
         }
@@ -352,21 +352,22 @@ static double evaluate_leaf(const Leaf *leaf, const int32_t *action, const float
 }
 
 /* Return log_prob and write entropy, sums over the leaves; head becomes what `differentiate` needs. */
-static double evaluate(const Network *net, const int32_t *action, const float *log_std, float *head, float *p,
-                      float *entropy)
+static double evaluate(const Network *net, const int32_t *action, const float *log_std, const float *inverse,
+                       float *head, float *p, float *entropy)
 {
     double log_prob = 0;
     *entropy = 0;
     for (const Leaf *leaf = net->actions; leaf < net->actions + net->leaves; leaf++) {
         float own;
-        log_prob += evaluate_leaf(leaf, action, log_std, head, p, &own);
+        log_prob += evaluate_leaf(leaf, action, log_std, inverse, head, p, &own);
         *entropy += own;
-        action += leaf->branches, head += leaf->size, p += leaf->size, log_std += deviations(leaf);
+        action += leaf->branches, head += leaf->size, p += leaf->size;
+        log_std += deviations(leaf), inverse += deviations(leaf);
     }
     return log_prob;
 }
 
-static void differentiate_leaf(const Leaf *leaf, const int32_t *action, const float *log_std, float of_log_prob,
+static void differentiate_leaf(const Leaf *leaf, const int32_t *action, const float *inverse, float of_log_prob,
                                float of_entropy, const float *head, float *p, float *of_head)
 {
     if (leaf->kind == CATEGORICAL) {
@@ -393,18 +394,18 @@ static void differentiate_leaf(const Leaf *leaf, const int32_t *action, const fl
         }
     } else {
         for (int64_t k = 0; k < leaf->size; k++) {
-            of_head[k] = head[k] * expf(-log_std[k]) * of_log_prob;
+            of_head[k] = head[k] * inverse[k] * of_log_prob;
             p[k] = (head[k] * head[k] - 1) * of_log_prob + of_entropy; /* of log_std */
         }
     }
 }
 
-static void differentiate(const Network *net, const int32_t *action, const float *log_std, float of_log_prob,
+static void differentiate(const Network *net, const int32_t *action, const float *inverse, float of_log_prob,
                           float of_entropy, const float *head, float *p, float *of_head)
 {
     for (const Leaf *leaf = net->actions; leaf < net->actions + net->leaves; leaf++) {
-        differentiate_leaf(leaf, action, log_std, of_log_prob, of_entropy, head, p, of_head);
-        action += leaf->branches, log_std += deviations(leaf);
+        differentiate_leaf(leaf, action, inverse, of_log_prob, of_entropy, head, p, of_head);
+        action += leaf->branches, inverse += deviations(leaf);
         head += leaf->size, p += leaf->size, of_head += leaf->size;
     }
 }
@@ -433,24 +434,36 @@ static void transpose(const Network *net, const Work *w, int64_t tower)
     }
 }
 
-/* of_bias += the sum of the n rows of g. */
-static void add_rows(int64_t n, int64_t width, const float *g, float *sums, float *of_bias)
+/* of_bias += the sum of the n rows of g, column by column: the sums stay in registers. */
+#define ADD_COLUMNS(VECTOR, COUNT)                                                                  \
+    for (int64_t each = COUNT * sizeof(VECTOR) / sizeof(float); j + each <= width; j += each) {     \
+        VECTOR sums[COUNT];                                                                         \
+        memset(sums, 0, sizeof sums);                                                               \
+        for (int64_t r = 0; r < n; r++)                                                             \
+            for (int i = 0; i < COUNT; i++)                                                         \
+                sums[i] += ((const VECTOR *)(g + r * width + j))[i];                                \
+        for (int i = 0; i < COUNT; i++)                                                             \
+            ((VECTOR *)(of_bias + j))[i] += sums[i];                                                \
+    }
+
+static void add_rows(int64_t n, int64_t width, const float *g, float *of_bias)
 {
-    memset(sums, 0, width * sizeof *sums);
-    for (int64_t r = 0; r < n; r++)
-        for (int64_t j = 0; j < width; j++)
-            sums[j] += g[r * width + j];
-    for (int64_t j = 0; j < width; j++)
-        of_bias[j] += sums[j];
+    int64_t j = 0;
+    ADD_COLUMNS(wide, 4)
+    ADD_COLUMNS(wide, 1)
+    ADD_COLUMNS(one, 1)
 }
 
 /* totals += the sum of the n rows of g. What few numbers are made of many rows that cancel out is
    summed in 64 bits. */
 static void total_rows(int64_t n, int64_t width, const float *g, double *totals)
 {
-    for (int64_t r = 0; r < n; r++)
-        for (int64_t j = 0; j < width; j++)
-            totals[j] += g[r * width + j];
+    for (int64_t j = 0; j < width; j++) {
+        double total = totals[j];
+        for (int64_t r = 0; r < n; r++)
+            total += g[r * width + j];
+        totals[j] = total;
+    }
 }
 
 /* Add the gradient of a tower's layers; of_last [n, width], in w->gradient[0], is overwritten. */
@@ -465,7 +478,7 @@ static void backward(const Network *net, const Work *w, int64_t tower, const flo
         int64_t place = result_place(net, tower, i);
         float *g = w->gradient[turn], *of_weight = out + weight_place(net, tower, i);
         deactivate(n * width, net->activation, w->hidden + place, w->slopes + place, g);
-        add_rows(n, width, g, w->sums, out + bias_place(net, tower, i));
+        add_rows(n, width, g, out + bias_place(net, tower, i));
         product(seen_by(net, tower, i), width, n, i ? w->hidden + result_place(net, tower, i - 1) : x, 1, in, g, width,
                 of_weight, width, of_weight, width);
         if (i) {
@@ -534,17 +547,19 @@ static void actor_loss(const Minibatch *m, const Work *w, const int64_t *picked,
     int64_t size = net->size;
     const float *log_std = places(net, net->weights).log_std;
     float weight = (float)m->weight, of_entropy = (float)(-m->loss->entropy_coefficient * weight);
+    for (int64_t k = 0; k < net->deviations; k++)
+        w->deviation[k] = expf(-log_std[k]);
     for (int64_t r = 0; r < n; r++) {
         int64_t row = picked[r];
         const uint8_t *forbidden = rows->forbidden ? rows->forbidden + row * size : NULL;
         const int32_t *action = rows->action + row * net->branches;
         float *head = w->head + r * size, *p = w->p + r * size, *of_head = w->of_head + r * size, entropy;
         forbid(net, forbidden, head);
-        double log_prob = evaluate(net, action, log_std, head, p, &entropy);
+        double log_prob = evaluate(net, action, log_std, w->deviation, head, p, &entropy);
         float of_log_prob =
             surrogate(m->loss, (float)(log_prob - rows->log_prob[row]), rows->advantage[row], sums);
         sums[ENTROPY] += entropy;
-        differentiate(net, action, log_std, of_log_prob * weight, of_entropy, head, p, of_head);
+        differentiate(net, action, w->deviation, of_log_prob * weight, of_entropy, head, p, of_head);
         if (forbidden)
             for (int64_t k = 0; k < size; k++)
                 of_head[k] = forbidden[k] ? 0 : of_head[k];
@@ -666,7 +681,7 @@ void EXPORT(ppo)(const Network *net, const Rows *rows, const Loss *loss, const i
 /* Choose an action by noise, or the mode; return its log-probability. `stride` is between a row's
    random numbers, but for GAUSSIAN; head is overwritten. */
 static float choose_leaf(const Leaf *leaf, int mode, const float *noise, int64_t stride, const float *log_std,
-                         float *head, float *p, int32_t *action)
+                         const float *deviation, float *head, float *p, int32_t *action)
 {
     float log_prob = 0, total = 0;
     if (leaf->kind == CATEGORICAL) {
@@ -695,7 +710,7 @@ static float choose_leaf(const Leaf *leaf, int mode, const float *noise, int64_t
         float *chosen = (float *)action;
         for (int64_t k = 0; k < leaf->size; k++) {
             float x = mode ? 0 : noise[k];
-            chosen[k] = head[k] + expf(log_std[k]) * x;
+            chosen[k] = head[k] + deviation[k] * x;
             log_prob += x * x;
             total += log_std[k];
         }
@@ -706,14 +721,15 @@ static float choose_leaf(const Leaf *leaf, int mode, const float *noise, int64_t
 
 /* The same of all leaves; noise is that of all n rows, of which this one is `row`. */
 static float choose(const Network *net, int mode, const float *noise, int64_t row, int64_t n, const float *log_std,
-                    float *head, float *p, int32_t *action)
+                    const float *deviation, float *head, float *p, int32_t *action)
 {
     float log_prob = 0;
     for (const Leaf *leaf = net->actions; leaf < net->actions + net->leaves; leaf++) {
         const float *own = noise ? noise + (leaf->kind == GAUSSIAN ? row * leaf->size : row) : NULL;
-        log_prob += choose_leaf(leaf, mode, own, n, log_std, head, p, action);
+        log_prob += choose_leaf(leaf, mode, own, n, log_std, deviation, head, p, action);
         noise = noise ? noise + n * leaf->branches : NULL;
-        action += leaf->branches, head += leaf->size, p += leaf->size, log_std += deviations(leaf);
+        action += leaf->branches, head += leaf->size, p += leaf->size;
+        log_std += deviations(leaf), deviation += deviations(leaf);
     }
     return log_prob;
 }
@@ -738,6 +754,8 @@ void EXPORT(act)(const Network *net, const Acting *a)
     plan(net, net->scratch, works);
     Places at = places(net, net->weights);
     int64_t size = net->size;
+    for (int64_t k = 0; k < net->deviations; k++)
+        w->deviation[k] = expf(at.log_std[k]);
     for (int64_t first = 0; first < n; first += BLOCK) {
         int64_t count = n - first < BLOCK ? n - first : BLOCK;
         for (int64_t t = 0; t < net->towers; t++)
@@ -746,7 +764,7 @@ void EXPORT(act)(const Network *net, const Acting *a)
             int64_t row = first + r;
             forbid(net, a->forbidden ? a->forbidden + row * size : NULL, w->head + r * size);
             a->log_prob[row] =
-                choose(net, a->modes ? a->modes[row] : a->mode != 0, noise, row, n, at.log_std,
+                choose(net, a->modes ? a->modes[row] : a->mode != 0, noise, row, n, at.log_std, w->deviation,
                        w->head + r * size, w->p + r * size, a->action + row * net->branches);
             a->value[row] = critic->value[r] * a->scale;
         }

@@ -18,7 +18,7 @@ from tidemill.native.build import LIBRARY
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 11
+VERSION = 12
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
@@ -135,7 +135,36 @@ class KernelCartPoles(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("force", "gravity", "total_mass", "pole_mass", "length")),
         *((name, ctypes.c_double) for name in ("pole_mass_length", "seconds", "farthest", "steepest")),
         ("n", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("action", "cosine", "sine", "state", "over")),
+        *((name, ctypes.c_void_p) for name in ("action", "cosine", "sine", "state", "over", "seen")),
+    )
+
+
+class KernelCopy(ctypes.Structure):
+    """An array that is copied into rows; the fields are those of ``Copy`` in ticks.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("bytes", "step")),
+        *((name, ctypes.c_void_p) for name in ("source", "into")),
+    )
+
+
+class KernelCounted(ctypes.Structure):
+    """A tick of seats; the fields are those of ``Counted`` in ticks.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("seats", "wide")),
+        *((name, ctypes.c_void_p) for name in ("reward", "done", "truncated", "present", "restarted")),
+        *((name, ctypes.c_void_p) for name in ("returns", "length")),
+    )
+
+
+class KernelStepped(ctypes.Structure):
+    """Lanes that have stepped; the fields are those of ``Stepped`` in ticks.c."""
+
+    _fields_ = (
+        ("lanes", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("count", "limit", "idle", "done", "truncated")),
+        *((name, ctypes.c_void_p) for name in ("present", "restarted", "reward")),
     )
 
 
@@ -191,6 +220,9 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
     "gae": (None, [_P, *[ctypes.c_float] * 2]),
     "vtrace": (None, [_P, *[ctypes.c_float] * 4]),
     "cart_pole": (None, [_P]),
+    "copy_rows": (None, [_P, _I, _I]),
+    "count_tick": (_I, [_P, _P]),
+    "end_lanes": (None, [_P]),
     "helpers": (_I, [_I]),
     "forward": (None, [_P, _P, _I, _P, _P]),
     "backward": (None, [_P, _P, _I, _P, _P, _P, _P, _P]),
@@ -249,6 +281,9 @@ class Kernels:
     gae: Any
     vtrace: Any
     cart_pole: Any
+    copy_rows: Any
+    count_tick: Any
+    end_lanes: Any
     helpers: Any
     forward: Any
     backward: Any

@@ -31,6 +31,7 @@ KINDS: Mapping[type[Distribution], int] = {
     DiagonalGaussian: 2,
 }
 """What kernels.c calls the distributions."""
+MOST_SIZES = 64  # of batches that are acted on, whose arrays are kept
 
 
 class _Leaf:
@@ -94,7 +95,7 @@ class NativeActorCritic(NumpyActorCritic):
         ]
         self._acting_network, self.training = self._described(), self._described()
         self._of_acting_network = addressof(self._acting_network)
-        self._acting_arrays = _ActingArrays(0, self._leaves)
+        self._acting_arrays: dict[int, _ActingArrays] = {}  # by number of rows
 
     def _described(self) -> KernelNetwork:
         """Return the network with scratch memory of its own."""
@@ -131,9 +132,11 @@ class NativeActorCritic(NumpyActorCritic):
         """See `Network.begin`. Everything is done at once."""
         features = inputs["features"]
         n = len(features)
-        if n != len(self._acting_arrays.value):
-            self._acting_arrays = _ActingArrays(n, self._leaves)
-        work = self._acting_arrays
+        work = self._acting_arrays.get(n)
+        if work is None:  # episodes that end leave fewer rows for a tick
+            if len(self._acting_arrays) >= MOST_SIZES:
+                self._acting_arrays.clear()
+            work = self._acting_arrays[n] = _ActingArrays(n, self._leaves)
         rows = work.rows
         if features is not work.features:  # the policy hands in the same ones again and again
             work.features, rows.features = features, address(features)

@@ -52,7 +52,6 @@ class Agent(ABC):
         one."""
         self._return = np.zeros(seats, writer.returns)
         self._length = np.zeros(seats, np.int32)  # index within the episode of the seat's last row
-        self._one = np.ones(seats, np.int32)  # an array: numpy takes three times as long with a number
         self._actions: Arrays = allocate({n: schema[n] for n in action_names}, (seats,))
         self._state: Arrays = allocate({n: schema[n] for n in self._state_names}, (seats,))
         self.episodes: list[Episode] = []

@@ -26,10 +26,12 @@ from tidemill.api.environment import Tick
 from tidemill.api.stream import InferenceClient
 from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, Schema, allocate
+from tidemill.native.library import asked_for, choices
 from tidemill.workers import info_numbers
 from tidemill.workers.agent import Agent
 from tidemill.workers.sample_writers.base import Columns, Seats, put
 from tidemill.workers.sample_writers.fixed import AlignedBlock
+from tidemill.workers.step_books import StepBooks
 
 _NOBODY = np.empty(0, np.intp)
 
@@ -55,6 +57,8 @@ class BlockAgent(Agent):
         """The seats whose episodes begin with the request in flight."""
         self._others: list[BlockAgent] = []
         self._lanes, self._numbered = 1, True
+        kept, kernels = {**self._actions, **self._state}, asked_for(choices()[-1])
+        self._books = StepBooks(self._return, self._length, self._answer_names, kept, kernels)
 
         # The request in flight.
         self._request: int | None = None
@@ -95,17 +99,17 @@ class BlockAgent(Agent):
         if self._request is not None:
             answer = self.client.consume_result(self._request)
             self._request = None
-            block, asked, fields = self.writer.arrays, self._asked, answer.fields
+            if answer.version != self._version or len(self.begun):
+                self._note(answer.version, answer.policy)
             if self._asking is None:
-                count, seats, extra = self._seats, slice(None), 0
-            else:
-                count, seats, extra = self._extra + len(self._asking), self._asking, self._extra  # type: ignore[assignment]
+                self._books.complete(answer, self.writer.arrays, self._asked)
+                return
+            block, asked, fields = self.writer.arrays, self._asked, answer.fields
+            count, seats, extra = self._extra + len(self._asking), self._asking, self._extra
             for name in self._answer_names:
                 block[name][asked] = fields[name][:count]
             block["version"][asked] = answer.version
             block["policy"][asked] = answer.policy
-            if answer.version != self._version or len(self.begun):
-                self._note(answer.version, answer.policy)
             for name, action in self._actions.items():
                 action[seats] = fields[name][extra:count]
             for name, state in self._state.items():
@@ -122,32 +126,26 @@ class BlockAgent(Agent):
     def observe(self, tick: Tick) -> None:
         """See `Agent`; posts the request for the answers that the rows wait for."""
         writer = self.writer
-        restarted = 1 in tick.restarted.tobytes()
-        if restarted and count_nonzero(lost := tick.restarted & tick.voided):
+        if 1 in tick.restarted.tobytes() and count_nonzero(lost := tick.restarted & tick.voided):
             self.abort(lost)
             tick.restarted &= ~lost
-            restarted = bool(tick.restarted.any())
         if isinstance(writer, AlignedBlock):
-            if 0 not in tick.present.tobytes() and not restarted:
-                self._observe_in_step(writer, tick)
+            ends = self._books.count(tick, writer.arrays, writer.position - 1)
+            if ends is not None:
+                self._observe_in_step(writer, tick, ends)
                 return
             tick.observation = {name: array.copy() for name, array in tick.observation.items()}
             self.writer = writer = writer.by_index()
         self._observe_by_index(writer, tick)
 
-    def _observe_in_step(self, writer: AlignedBlock, tick: Tick) -> None:
-        """All seats write row `position`."""
+    def _observe_in_step(self, writer: AlignedBlock, tick: Tick, any_final: bool) -> None:
+        """All seats write row `position`; the tick is counted."""
         block, position = writer.arrays, writer.position
         begins, final = self.finished, tick.done | tick.truncated
-        self._return += tick.reward
-        if position:
-            block["reward"][position - 1] = tick.reward
-        any_final = 1 in final.tobytes()  # `any` takes ten times as long for few seats
         if any_final:
             seats = final.nonzero()[0]
-            self._unmask(tick, seats, (position - 1, seats))
+            self._unmask(tick, seats, (position - 1, seats), self._length[seats])
             block["done"][position], block["truncated"][position] = tick.done, tick.truncated
-        self._length += self._one
         if 1 in begins.tobytes():
             self._begin(begins.nonzero()[0])
             block["on_reset"][position] = begins
@@ -180,7 +178,7 @@ class BlockAgent(Agent):
         self._return[open_seats] += tick.reward[open_seats]
         if final.any():
             seats = final.nonzero()[0]
-            self._unmask(tick, seats, (position[seats] - 1, seats))
+            self._unmask(tick, seats, (position[seats] - 1, seats), self._length[seats] + 1)
         # ended or cut while absent: the final row repeats the last observation
         closing = (final & ~tick.present).nonzero()[0]
         for name in self._observation_names if len(closing) else ():
@@ -331,11 +329,11 @@ class BlockAgent(Agent):
         super()._begin(seats)
         self.begun = seats
 
-    def _unmask(self, tick: Tick, seats: Seats, at: Any) -> None:
-        """These seats' episodes are over: show the info on the rows whose actions
-        finished them."""
+    def _unmask(self, tick: Tick, seats: Seats, at: Any, lengths: NDArray[np.int32]) -> None:
+        """These seats' episodes are over, after so many actions: show the info on the
+        rows whose actions finished them."""
         block = self.writer.arrays
-        heard = self._end(tick, seats, self._length[seats] + 1, block, at)
+        heard = self._end(tick, seats, lengths, block, at)
         if "others.version" in block:
             lane = seats // (self._seats // self._lanes)
             block["others.version"][at] = np.concatenate(
