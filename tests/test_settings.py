@@ -102,8 +102,8 @@ ALWAYS = {
     "finish_episodes max_no_progress_s",
     "PolicyWorkers": "stream policies most_rows threaded device",
     "Buffers": "samples into process",
-    "Evaluation": "policy samples games tag best drawn name",
-    "Population": "members explore steps metric quantile",
+    "Evaluation": "policy samples games updates tag best drawn name",
+    "Population": "members explore updates metric quantile",
     "Query": "where order limit",
     "Drawn": "tag among how",
     "Fixed": "file",
@@ -172,6 +172,7 @@ IDLE = {
         algorithm=DQN(), buffer=Replay(capacity=10_000), batch_size=32, ratio=1, evaluation_steps=10
     ),
     "Buffers.policy": lambda: Buffers(process=(), policy="policy"),
+    "Population.steps": lambda: Population(members=("a", "b"), explore={}, updates=10, steps=5),
     "Population.factors": lambda: Population(members=("a", "b"), explore={}, factors=(0.5,)),
     "Population.resample": lambda: Population(members=("a", "b"), explore={}, resample=0.5),
     "Drawn.metric": lambda: Drawn(metric="evaluation/return"),

@@ -263,11 +263,11 @@ def test_equal_trainers_rest_between_two_updates_and_cuts_change_nothing(
     assert len(numbers) == 4 and numbers[-1] > 4
 
 
-def differences(first: Path, second: Path, *places: str) -> list[str]:
+def differences(first: Path, second: Path, *places: str, policy: str = "policy") -> list[str]:
     """Return what differs between the newest checkpoints of two runs, and in other
     `places`."""
     found, count = list[str](), 0
-    for place in ("checkpoints/policy", *places):
+    for place in (f"checkpoints/{policy}", *places):
         compared, differing = compare(place, read_newest(first / place), read_newest(second / place))
         found, count = found + differing, count + compared
     assert count > 15

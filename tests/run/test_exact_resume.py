@@ -142,7 +142,7 @@ def killed_at_every_row(experiment: Experiment, folder: Path, launch: str = "inl
     images = []
 
     def save(worker: ReplayTrainerWorker, row: int) -> None:
-        worker.learner._saved = -1, -1
+        worker.learner._saved = -1, -1, -1
         worker._save()
         images.append(folder.with_name(f"{folder.name}-{row}"))
         shutil.copytree(folder, images[-1], ignore=UNNAMED)

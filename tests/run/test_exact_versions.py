@@ -1,7 +1,13 @@
-"""Runs with `exact_resume` whose evaluations count updates: which versions are judged, and
-what they reach, follows from the experiment, wherever the run is cut."""
+"""Runs with `exact_resume` whose evaluations and populations count updates: which
+versions are judged, what they reach and who goes on from whom follows from the
+experiment, wherever the run is cut."""
 
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,40 +15,43 @@ import pytest
 from tests.run.test_cuts import differences, experiment
 
 from tidemill import (
+    DQN,
     Actors,
     AgentSpec,
     Drawn,
     Evaluation,
     Experiment,
     Gymnasium,
+    Limits,
+    QNetwork,
+    ReplayActors,
     ReplayTrainer,
     check_resume,
+    populate,
     resume,
     train,
 )
-from tidemill.algorithms.dqn import DQN
 from tidemill.core.errors import ConfigError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
+from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
-from tidemill.training.check_resume import _measured
-from tidemill.workers.trainer_config import Trainer
 
 FILE = Path(__file__)
+JUDGE = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
 UNNAMED = shutil.ignore_patterns(".*")
 
 
 def judged(lag: int | None, updates: int = 6, judges: int = 1, **evaluation: Any) -> Experiment:
     """Two targets of two lanes, judges that draw their actions likewise."""
     made = experiment(lag, updates, lanes=2, max_episode_steps=30, agents=(AgentSpec(sample_steps=8),))
-    spec = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
     trainer = made.workers["trainer"].replace(database_updates=1)
     judge = Actors(
         environment=Gymnasium(id="CartPole-v1"),
         lanes=2,
         ring=2,
         count=judges,
-        agents=(spec,),
+        agents=(JUDGE,),
         max_episode_steps=30,
     )
     own = Evaluation(**{"games": 7 * judges, "updates": 2, **evaluation})
@@ -55,29 +64,43 @@ def test_what_an_evaluation_finds_is_found_again(launch: str, lag: int | None, j
     assert found.exact and found.compared > 100, found
 
 
+def population(lag: int | None, updates: int = 6) -> Experiment:
+    """Two members, compared by their evaluations: one of them learns nothing."""
+    made = judged(lag, updates, games=3)
+    judge = made.workers["judge"].replace(ring=1)
+    actor = made.workers["actor"].replace(ring=1)
+    made = made.replace(workers={**made.workers, "actor": actor, "judge": judge})
+    starts = [{"learning_rate": rate} for rate in (1e-2, 1e-6)]
+    explored = {"learning_rate": (1e-6, 1.0)}
+    return populate(made, starts, explore=explored, updates=2, resample=0.5, metric="evaluation/return")
+
+
+@pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
+def test_who_goes_on_from_whom_is_decided_again(launch: str, lag: int | None) -> None:
+    found = check_resume(population(lag), updates=8, launch=launch, source=FILE)
+    assert found.exact and found.compared > 200, found
+
+
 def told(folder: Path) -> list[dict[str, float]]:
-    """What evaluations have told, in order."""
-    return [
-        {name: value for name, value in record.items() if name.startswith(("step", "evaluation/"))}
-        for record in read_metrics(folder)
-        if "evaluation/version" in record
-    ]
+    """What evaluations and populations have told, in order."""
+    return [record for record in read_metrics(folder) if not any("update" in name for name in record)]
 
 
-def known(folder: Path) -> list[Any]:
+def known(folder: Path, policies: Iterable[str]) -> list[Any]:
     """What the database knows of versions."""
-    versions = ParameterDatabase(folder / PARAMETERS).versions("policy")
+    database = ParameterDatabase(folder / PARAMETERS)
+    versions = (version for policy in policies for version in database.versions(policy))
     return [(each.version, each.tags, each.means) for each in versions]
 
 
-def at_every_update(folder: Path, made: Experiment) -> list[Path]:
+def killed_everywhere(made: Experiment, folder: Path) -> list[Path]:
     """Train with a cut after each update. Return what a kill would have left when the
     update after it was done."""
-    images = []
+    images = list[Path]()
 
     def cut(record: dict[str, float], control: Any) -> None:
-        if record["update"] > 1:
-            images.append(folder.with_name(f"{folder.name}-{int(record['update'])}"))
+        if any((folder / "cuts").glob("*/update-*")):
+            images.append(folder.with_name(f"{folder.name}-{len(images)}"))
             shutil.copytree(folder, images[-1], ignore=UNNAMED)
         control.save()
 
@@ -85,27 +108,124 @@ def at_every_update(folder: Path, made: Experiment) -> list[Path]:
     return images
 
 
-def places(folder: Path) -> list[str]:
-    return [f"cuts/{path.name}" for path in (folder / "cuts").iterdir()]
-
-
-def test_a_run_that_is_killed_or_stopped_anywhere_evaluates_the_same(tmp_path: Path) -> None:
-    whole, made = tmp_path / "whole", judged(None)
-    train(made, launch="inline", run_dir=whole, source=FILE, quiet=True)
-    assert [each["evaluation/version"] for each in told(whole)] == [0, 2, 4]
-    images = at_every_update(tmp_path / "killed", made)
-    for image in images:
-        resume(image, quiet=True, trust=True)
-    stopped = tmp_path / "stopped"
+def stopped_everywhere(made: Experiment, folder: Path) -> int:
+    """Train one update at a time. Return how often that was."""
 
     def at_once(record: dict[str, float], control: Any) -> None:
         control.stop()
 
     settings: dict[str, Any] = {"launch": "inline", "quiet": True, "on_update": at_once}
-    ended = train(made, run_dir=stopped, source=FILE, **settings).summary
-    while ended["updates"] < 6:
-        ended = resume(stopped, trust=True, **settings).summary
-    assert len(images) == 5
+    ended, times = train(made, run_dir=folder, source=FILE, **settings).summary, 1
+    while ended["updates"] < (made.limits.updates or 0):
+        ended, times = resume(folder, trust=True, **settings).summary, times + 1
+    return times
+
+
+@pytest.mark.parametrize("make", [judged, population])
+def test_a_run_that_is_killed_or_stopped_anywhere_finds_and_decides_the_same(
+    make: Callable[[int | None], Experiment], tmp_path: Path
+) -> None:
+    whole, made = tmp_path / "whole", make(None)
+    train(made, launch="inline", run_dir=whole, source=FILE, quiet=True)
+    facts = told(whole)
+    if make is judged:
+        assert [each["evaluation/version"] for each in facts] == [0, 2, 4]
+    else:
+        assert sum("population/best" in each for each in facts) >= 2
+        assert any(name.endswith("/from") for each in facts for name in each)
+    images = killed_everywhere(made, tmp_path / "killed")
+    for image in images:
+        resume(image, quiet=True, trust=True)
+    stopped = tmp_path / "stopped"
+    assert len(images) > 3 and stopped_everywhere(made, stopped) > 3
+    places = [f"cuts/{path.name}" for path in (whole / "cuts").iterdir()]
     for folder in (tmp_path / "killed", *images, stopped):
-        assert differences(whole, folder, *places(whole)) == []
-        assert (told(folder), known(folder)) == (told(whole), known(whole)), folder
+        for policy in made.trained():
+            assert differences(whole, folder, *places, policy=policy) == []
+        assert (told(folder), known(folder, made.trained())) == (facts, known(whole, made.trained())), folder
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.run.test_exact_versions import FILE, population
+from tidemill import train
+train(population(0, 20), launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
+"""
+
+
+def test_a_population_in_processes_that_is_killed_decides_the_same(tmp_path: Path) -> None:
+    whole, killed, made = tmp_path / "whole", tmp_path / "killed", population(0, 20)
+    train(made, launch="threads", run_dir=whole, source=FILE, quiet=True)
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], cwd=FILE.parents[2])
+    parts = killed / "cuts" / "population-0"
+    deadline = time.monotonic() + 300
+    while not checkpoints(parts) and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.002)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert resume(killed, quiet=True, trust=True).summary["status"] == "completed"
+    for policy in made.trained():
+        assert differences(whole, killed, policy=policy) == []
+    ends = [(read_newest(whole / "checkpoints" / policy).facts["steps"]) for policy in made.trained()]
+    first, second = (
+        {(each["step"], *each): each for each in told(folder) if each["step"] < min(ends)}
+        for folder in (whole, killed)
+    )
+    assert first == second and any("population/best" in each for each in first.values())
+
+
+def changed(made: Experiment, **groups: dict[str, Any]) -> Experiment:
+    """Return `made` with other settings of some groups of workers."""
+    new = {name.replace("_", "-"): settings for name, settings in groups.items()}
+    return made.replace(
+        workers={name: config.replace(**new.get(name, {})) for name, config in made.workers.items()}
+    )
+
+
+REFUSED: dict[str, tuple[Callable[[], Experiment], str]] = {
+    "versions that are not pushed": (
+        lambda: changed(judged(0), trainer={"database_updates": 4}),
+        "trainer does not push these versions .*set workers.trainer.database_updates = 2, or to a divisor",
+    ),
+    "versions by the clock": (
+        lambda: changed(judged(0), trainer={"database_updates": None}),
+        "trainer does not push these versions",
+    ),
+    "a population by env steps": (
+        lambda: changed(population(0), population={"updates": None}),
+        "exact_resume = True cannot be had here: workers.population decides by env steps",
+    ),
+    "members that are compared by what watches": (
+        lambda: changed(population(0), evaluation_0={"updates": None}),
+        'workers.population.metric = "evaluation/return", which is known of versions of "policy-0" at any',
+    ),
+    "members that end by env steps": (
+        lambda: population(0).replace(limits=Limits(steps=1000)),
+        "the first member of workers.population that reaches a limit would end the run; set limits.updates",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "match"), REFUSED.values(), ids=REFUSED)
+def test_what_would_go_by_the_clock_is_refused_by_name(
+    make: Callable[[], Experiment], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        train(make(), launch="threads", run_dir=tmp_path / "run", quiet=True, source=FILE)
+
+
+def test_a_replay_memory_is_not_evaluated_by_updates() -> None:
+    made = judged(None).replace(policies={"policy": QNetwork(hidden=(8,))}, exact_resume=False)
+    trainer = ReplayTrainer(algorithm=DQN(), buffer=Replay(capacity=100, warm_up=10), batch_size=8, ratio=1)
+    actor = ReplayActors(environment=Gymnasium(id="CartPole-v1"), lanes=1)
+    made = made.replace(workers={**made.workers, "trainer": trainer, "actor": actor})
+    with pytest.raises(ConfigError, match="trainer is a ReplayTrainer, which does not wait for it"):
+        made.check()
+
+
+def test_versions_are_evaluated_one_after_the_other_also_where_nothing_is_exact(tmp_path: Path) -> None:
+    made = judged(None, judges=2).replace(exact_resume=False)
+    train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    each = [record["evaluation/version"] for record in told(tmp_path / "run")]
+    assert each[:3] == [0, 2, 4]

@@ -117,6 +117,10 @@ def whom_each_awaits(experiment: Experiment) -> dict[str, dict[str, str]]:
                 found[target].setdefault(edge.source, brought)
             if room:
                 found[edge.source].setdefault(target, room)
+    for name, config in experiment.members():
+        for policy in experiment.trained():
+            for trainer in experiment.holders(policy, "publish") if config.awaited(policy) else ():
+                found[trainer].setdefault(name, "what is recorded by")
     return found
 
 

@@ -123,7 +123,7 @@ class Learner:
         its journal, or its configuration, alone ends instead."""
         self.went_back = False
         """Whether the last update did."""
-        self._saved = -1, -1  # updates and steps at the newest checkpoint
+        self._saved = -1, -1, -1  # updates, steps and dropped samples at the newest checkpoint
         self._refused = False  # the last one could not be written
         self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
         self._update_s = 0.0  # that the last update took
@@ -261,7 +261,7 @@ class Learner:
             self.returns.extend(map(float, found.facts.get("returns", ())))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {found.path} has returns that are none: {error}") from None
-        self._saved = self.counters.updates, self.counters.steps
+        self._saved = self.counters.updates, self.counters.steps, self.counters.dropped
 
     # ---- training ----------------------------------------------------------------------
 
@@ -459,7 +459,7 @@ class Learner:
         self.counters.changes = message.number
         if (config := self._accept(message.settings)) is not None:
             self.changes.append(config)
-            self._saved = -1, -1  # the checkpoint of now, if there is one, does not know them
+            self._saved = -1, -1, -1  # the checkpoint of now, if there is one, does not know them
             if not self.equal_trainers.others:
                 self.apply_change()
 
@@ -503,11 +503,11 @@ class Learner:
     def save(self, final: bool = False, again: bool = False) -> None:
         """Write a checkpoint, unless the newest one is of now; `again`: all the same.
         Where it cannot be written only the `final` one raises."""
-        now = self.counters.updates, self.counters.steps
+        now = self.counters.updates, self.counters.steps, self.counters.dropped
         if not self.equal_trainers.first or self._folder is None or (self._saved == now and not again):
             self._pace.start(awake(), True)  # until the next one
             if self.equal_trainers.first and self._folder is not None:
-                self._report(Saved(self._config.policy, *now))
+                self._report(Saved(self._config.policy, *now[:2]))
             return
         began, refused = awake(), self._refused
         try:
@@ -524,7 +524,7 @@ class Learner:
         if refused:
             self.notice(f"checkpoints are written again: update {now[0]} is on the disk")
         self._saved, self._returns, self._refused = now, 0, False
-        self._report(Saved(self._config.policy, *now))
+        self._report(Saved(self._config.policy, *now[:2]))
         self._alive()  # who hangs from now on does not save
 
     def _write(self, folder: Path) -> None:

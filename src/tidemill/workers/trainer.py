@@ -228,8 +228,16 @@ class TrainerWorker(Worker):
             self._told = True
             self.report(SaveDue())
 
+    def _count(self) -> None:
+        """Count what became of samples since the last update; equal trainers do it
+        together."""
+        if not self.learner.equal_trainers.others:
+            self.learner.counters.add(self._buffer.counts)
+            self._buffer.counts = SampleCounts()
+
     def _save(self) -> None:
         self._told = False
+        self._count()
         self.learner.save()
         self._write_part()
 
@@ -254,6 +262,7 @@ class TrainerWorker(Worker):
         """Write the last checkpoint and version, once."""
         if not self._finished:
             self._finished = True
+            self._count()
             self.learner.limits.count_time()
             self.learner.end()
 
