@@ -129,6 +129,14 @@ def test_one_whose_polls_take_long_has_more_time() -> None:
         assert len(watched.hung) == gone
 
 
+def test_an_environment_of_ones_own_has_the_time_that_is_set() -> None:
+    for seconds, gone in ((999.0, 0), (1001.0, 1)):
+        alone = Actors(environment=Scripted(), deadline_s=1000.0)
+        watched = Watched([Call("send", "/home/own.py", 7)], alone=alone)
+        watched.after(seconds)
+        assert len(watched.hung) == gone
+
+
 @pytest.mark.parametrize("alone", [Trainer(algorithm=PPO()), Evaluation()])
 def test_who_may_wait_for_a_share_is_told_alone(alone: WorkerConfig) -> None:
     watched = Watched([Call("open", "/home/database.py", 7)], alone=alone)

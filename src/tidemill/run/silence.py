@@ -96,7 +96,9 @@ class SilenceWatch:
                 hung = isinstance(config, ActorConfig) and silent > deadline(given, p99, resetting(calls))
                 what = "its environment"
             else:
-                hung = isinstance(config, REPLACED) and silent > max(HUNG, TIMES * longest) and bool(calls)
+                # an environment of one's own may be all that there is to see
+                most = max(HUNG, TIMES * longest, deadline(given, p99))
+                hung = isinstance(config, REPLACED) and silent > most and bool(calls)
                 hung = hung and not (in_update(calls) or waits_for_lanes(calls))
                 what = "its thread"
             if hung:
