@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.hosts.hosts import needs_namespaces
-from tests.launchers.host_launchers import NoTidemill, ThreeHosts, TwoHosts
+from tests.launchers.host_launchers import BlindHost, NoTidemill, ThreeHosts, TwoHosts
 from tests.run.watching import Run, wait_until
 
 import tidemill.training.train
@@ -23,6 +23,8 @@ from tidemill import (
     ActorCritic,
     Actors,
     AgentSpec,
+    Drawn,
+    Evaluation,
     Experiment,
     Gymnasium,
     Limits,
@@ -294,6 +296,25 @@ def test_a_folder_that_a_host_must_see_and_does_not_is_named(hidden: Path) -> No
     launch, made = f"{LAUNCHERS}:BlindHost", experiment(updates=2, trainers=2)
     with pytest.raises(RunError, match=r"host b cannot.*is not seen there, and trainer-1 must read"):
         train(made, launch=launch, layout="given", run_dir=hidden / "run", quiet=True)
+
+
+class Judged(BlindHost):
+    """A host that does not see the run's folder has who plays what is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__({"judge": "b"})
+
+
+def test_versions_are_drawn_on_a_host_that_does_not_see_the_folder(hidden: Path) -> None:
+    played = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
+    made = experiment(lag=None)
+    trainer = made.workers["trainer"].replace(database_updates=5)
+    judge = Actors(environment=Gymnasium(id="CartPole-v1"), lanes=4, agents=(played,))
+    workers = {**made.workers, "trainer": trainer, "judge": judge, "evaluation": Evaluation(games=8)}
+    limits = Limits(until="evaluation/version >= 10")
+    made = made.replace(workers=workers, limits=limits)
+    summary = train(made, launch=Judged, layout="given", run_dir=hidden / "run", quiet=True).summary
+    assert (summary["status"], summary["reason"]) == ("completed", limits.until)
 
 
 def test_code_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

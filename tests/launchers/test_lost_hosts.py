@@ -25,11 +25,12 @@ from tidemill.run.run_control import RunControl
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str, str], Run]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def begin(function: str, launcher: str) -> Run:
-        runs.append(Run(tmp_path, function, "--layout", "given", launch=f"{LAUNCHERS}:{launcher}"))
+    def begin(function: str, launcher: str, restarts: int = 5) -> Run:
+        words = [f"--set=workers.{group}.restarts={restarts}" for group in ("actor", "trainer")]
+        runs.append(Run(tmp_path, function, "--layout", "given", *words, launch=f"{LAUNCHERS}:{launcher}"))
         runs[-1].wait_for_updates()
         return runs[-1]
 
@@ -79,7 +80,7 @@ def ends_cleanly(run: Run) -> None:
     run.nothing_is_left()
 
 
-def test_a_share_goes_on_from_host_to_host(start: Callable[[str, str], Run]) -> None:
+def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
     run = start("cartpole", "ThreeHosts")
     there = agents(run)
     there["b"].kill()
@@ -94,7 +95,7 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[[str, str], Run]) -> 
     ends_cleanly(run)
 
 
-def test_a_trainer_s_host_takes_all_back_to_the_newest_checkpoint(start: Callable[[str, str], Run]) -> None:
+def test_a_trainer_s_host_takes_all_back_to_the_newest_checkpoint(start: Callable[..., Run]) -> None:
     run = start("equal", "TwoHosts")
     agents(run)["b"].kill()
     wait_until(lambda: events(run, "lives"), 60, "trainers live again")
@@ -103,8 +104,8 @@ def test_a_trainer_s_host_takes_all_back_to_the_newest_checkpoint(start: Callabl
     ends_cleanly(run)
 
 
-def test_a_host_that_is_back_in_time_keeps_its_share(start: Callable[[str, str], Run]) -> None:
-    run = start("cartpole", "TwoHosts")
+def test_a_host_that_is_back_in_time_keeps_its_share(start: Callable[..., Run]) -> None:
+    run = start("cartpole", "TwoHosts", restarts=1)  # to leave is no death
     own = agents(run)["b"]
     before = {p.pid for p in own.children(recursive=True)}
     own.suspend()
@@ -125,7 +126,7 @@ def test_a_host_that_is_back_in_time_keeps_its_share(start: Callable[[str, str],
     ends_cleanly(run)
 
 
-def test_a_runner_that_is_stopped_for_a_while_loses_no_host(start: Callable[[str, str], Run]) -> None:
+def test_a_runner_that_is_stopped_for_a_while_loses_no_host(start: Callable[..., Run]) -> None:
     run = start("cartpole", "TwoHosts")
     there, runner = agents(run), psutil.Process(run.main.pid)
     worker = next(p for p in there["b"].children() if "tidemill.launchers.entry" in p.cmdline())
@@ -147,7 +148,7 @@ def test_a_runner_that_is_stopped_for_a_while_loses_no_host(start: Callable[[str
     ends_cleanly(run)
 
 
-def test_a_host_that_is_told_to_leave_does_and_the_run_goes_on(start: Callable[[str, str], Run]) -> None:
+def test_a_host_that_is_told_to_leave_does_and_the_run_goes_on(start: Callable[..., Run]) -> None:
     run = start("cartpole", "TwoHosts")
     own = agents(run)["b"]
     own.terminate()

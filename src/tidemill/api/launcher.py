@@ -165,6 +165,11 @@ class Launcher(ABC):
         () where it is not for want of its host."""
         return ()
 
+    def moves(self, worker: str) -> bool:
+        """True when the host of `worker` is gone in order: it was told to leave, or its
+        workers go back to their own."""
+        return False
+
     def losses(self) -> Sequence[Loss]:
         """Return what is known by now to be lost with hosts, of all that was not returned
         before."""

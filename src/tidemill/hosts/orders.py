@@ -2,9 +2,10 @@
 nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
-`IntroduceAgent`, `LetGo`, `Speak`, `Ask`, `Close`. Up: `Here`, `Listening`, `Launched`,
-`Parted`, `Vacated`, `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`,
-`Whereabouts`, `Leaving`, `Closed`.
+`IntroduceAgent`, `LetGo`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`, `Close`. Up:
+`Here`, `Listening`, `Launched`, `Parted`, `WantVersion`, `Vacated`, `AgentKey`,
+`AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`, `Leaving`,
+`Closed`.
 """
 
 from typing import TypeVar
@@ -102,9 +103,36 @@ class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Launched(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that the workers were started, or why not."""
+    """The report that the workers were started, or why not. `draws`: some of them draw
+    versions, and do not see the run's folder."""
 
     error: str = ""
+    draws: bool = False
+
+
+class KnownVersions(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to have this as the index of the run's parameter database: SQLite's
+    file."""
+
+    index: bytes
+
+
+class WantVersion(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that the file of a version is wanted, from byte `start` on."""
+
+    policy: str
+    version: int
+    start: int
+
+
+class VersionPart(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to take a part of the file that was wanted, b"" of one that is gone.
+    `whole`: bytes of all of it."""
+
+    policy: str
+    version: int
+    data: bytes
+    whole: int
 
 
 class Speak(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -268,6 +296,8 @@ Order = (
     | HoldAgent
     | IntroduceAgent
     | LetGo
+    | KnownVersions
+    | VersionPart
     | Speak
     | Ask
     | Close
@@ -277,6 +307,7 @@ Report = (
     | Listening
     | Launched
     | Parted
+    | WantVersion
     | Vacated
     | AgentKey
     | AgentEnded

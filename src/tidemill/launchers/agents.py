@@ -45,6 +45,7 @@ from tidemill.hosts.orders import (
     Traffic,
     Vacate,
     Vacated,
+    WantVersion,
     Whereabouts,
     WorkerGone,
     pack,
@@ -58,6 +59,8 @@ from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
 from tidemill.launchers.processes import log_name
 from tidemill.launchers.stand_in import StandIn
+from tidemill.launchers.versions_sent import VersionsSent
+from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell
 
 JOIN_S = 60.0
@@ -91,6 +94,7 @@ class Agents:
         self.cores: dict[str, int] = {}
         self.part: Callable[[str], object] = lambda _: None
         self.lost = LostSamples()
+        self._versions = None if logs is None else VersionsSent(logs.parent / PARAMETERS)
         self._held: dict[str, StandIn] = {}  # that the runner holds itself
         self.edges: Sequence[Edge] = ()
         self._places: Mapping[str, str] = {}
@@ -229,11 +233,17 @@ class Agents:
                 self._forget(agent)
             elif not agent.closed:
                 self._look_at(agent)
+                if agent.launched is not None and agent.launched.draws and not agent.lost:
+                    self._tell_versions(agent)
         for share in self.shares.values():
             if share.host not in self.known and (started := self._engine.again(share.host)) is not None:
                 introduce = partial(self._engine.introduce, share.host)
                 self._greet(share.host, share.host, None, started, introduce)
             self._give_back(share)
+
+    def _tell_versions(self, agent: KnownAgent, now: bool = False) -> None:
+        if self._versions is not None and (news := self._versions.news(agent.name, now)) is not None:
+            self.tell(agent, news)
 
     def _look_at(self, agent: KnownAgent) -> None:
         silence, gone = agent.peer.silence_s, agent.peer.ended or self._how_it_ended(agent)
@@ -272,6 +282,10 @@ class Agents:
                 if error and share is not None and share.given:  # a stand-in: another one may
                     share.refused.add(agent.holder or agent.name)
                     self._lose(agent, f"it cannot start its workers: {error}")
+            case WantVersion():
+                if self._versions is not None:
+                    self._tell_versions(agent, now=True)  # one that is gone stands there no more
+                    self.tell(agent, self._versions.part(report))
             case Parted(host, came):
                 self._check_edges(host, [each[0] for each in came])
                 self.lost.came(host, came, self.edges)
@@ -343,11 +357,11 @@ class Agents:
 
     def _lose(self, agent: KnownAgent, cause: str, told: str = "") -> None:
         """Take an agent for dead, and its workers with it. `told`: what is said of them,
-        where it is not the cause."""
+        where it is not the cause, but they go to another host in order."""
         agent.lost = cause
         share = self.shares.get(agent.share)
         if share is not None and share.agent is agent:
-            share.agent, share.given = None, False
+            share.agent, share.given, share.moves = None, False, bool(told)
             share.lost = told or f"its host {share.host} is gone: {cause}"
             for link in share.links.values():
                 link.gone = True

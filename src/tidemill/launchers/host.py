@@ -45,6 +45,7 @@ from tidemill.hosts.orders import (
     HoldAgent,
     IntroduceAgent,
     Introduction,
+    KnownVersions,
     Launched,
     Leaving,
     LetGo,
@@ -59,6 +60,8 @@ from tidemill.hosts.orders import (
     Speak,
     Vacate,
     Vacated,
+    VersionPart,
+    WantVersion,
     Whereabouts,
     Work,
     WorkerGone,
@@ -73,7 +76,10 @@ from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.own_files import OwnFiles, has_files
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.worker_process import ENDING
+from tidemill.store.database_mirror import DatabaseMirror
+from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import TrainerConfig
 
 PAUSE_S = 5.0
@@ -83,7 +89,7 @@ ALONE_S = 15.0
 itself."""
 _CALM_S = 1.0  # seconds after SIGTERM in which the whole run may turn out to end
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
-_LOOK_S = 0.05  # seconds between two looks at an agent that is being started
+_LOOK_S = 0.05  # seconds between two looks at an agent that is being started, or for versions that are wanted
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
 _FAREWELL_S = 2.0  # seconds for the last report to be heard
 
@@ -118,6 +124,7 @@ class HostAgent:
         )
         self._workers: HostWorkers | None = None
         self._own: OwnFiles | None = None
+        self._mirror: DatabaseMirror | None = None  # of the run's parameter database
         self._lives = Counter[str]()  # begun anew, of each worker
         self._running: set[str] = set()  # workers that the runner has told to run
         self._paused = False  # for want of its word
@@ -146,7 +153,7 @@ class HostAgent:
         self._report(Here(cores(), versions()))
         while not self._over and not self._lost():
             if self._workers is not None:
-                self._workers.wait(LEASE_S)
+                self._workers.wait(LEASE_S if self._mirror is None else _LOOK_S)
             elif self._woken.wait(_LOOK_S if self._held.keys() - self._told else LEASE_S):
                 self._woken.clear()
             self._hear()
@@ -218,7 +225,13 @@ class HostAgent:
                 if agent in self._held:
                     self._held.pop(agent).close()
             case Work():
-                self._report(Launched(self._launch(order)))
+                self._report(Launched(self._launch(order), self._mirror is not None))
+            case KnownVersions(index):
+                if self._mirror is not None:
+                    self._mirror.take_index(index)
+            case VersionPart(policy, version, data, whole):
+                if self._mirror is not None:
+                    self._want(self._mirror.take_part(policy, version, data, whole))
             case Close(seconds):
                 if self._workers is not None:
                     self._workers.launcher.close(seconds)
@@ -263,11 +276,14 @@ class HostAgent:
             if order.source is not None:
                 load_file(Path(order.source), "experiment file")
             experiment = decode(Experiment, json.loads(order.experiment))
+            folder = order.folder
             if not sees:
                 self._refuse_unseen(experiment, order)
                 self._own = self._own or OwnFiles()
-                logs = self._own.logs
-            folder = order.folder if sees else None
+                logs, folder = self._own.logs, None
+                if self._who_draws(experiment, order):
+                    self._mirror = DatabaseMirror(self._own.run / PARAMETERS)
+                    folder = str(self._own.run)
             job = Job(experiment, order.source, folder, order.resume, order.files, order.epoch)
             self._lives.update(order.lives)
             self._workers = HostWorkers(
@@ -278,16 +294,30 @@ class HostAgent:
             return f"{type(error).__name__}: {said}"
         return ""
 
+    @staticmethod
+    def _who_draws(experiment: Experiment, order: Work) -> list[str]:
+        """Return the workers of the share that read the run's parameter database."""
+        return [
+            name
+            for name, config in experiment.members()
+            if order.places[name] == order.host and any(port.role == "draw" for port in config.ports())
+        ]
+
+    def _want(self, wanted: tuple[str, int, int] | None) -> None:
+        if wanted is not None:
+            self._report(WantVersion(*wanted))
+
     def _refuse_unseen(self, experiment: Experiment, order: Work) -> None:
         """Raise `ConfigError` where workers of this host need the run's folder."""
         members = dict(experiment.members())
         mine = {name: members[name] for name, host in order.places.items() if host == order.host}
         trainers = [name for name, config in mine.items() if isinstance(config, TrainerConfig)]
-        draw = [name for name, config in mine.items() if any(port.role == "draw" for port in config.ports())]
+        draw = self._who_draws(experiment, order)
+        write = [name for name in draw if not isinstance(mine[name], ActorConfig)]
         why = {
             "with exact_resume all workers save there": experiment.exact_resume,
             f"{', '.join(trainers)} must read checkpoints": trainers,  # also in later lives
-            f"{', '.join(draw)} must draw versions from it": draw,
+            f"{', '.join(write)} must write into it": write,
         }
         for reason, needed in why.items():
             if needed:
@@ -355,6 +385,7 @@ class HostAgent:
             self._wire.turn(0.0)
             self._workers.close_ends()
             self._workers, self._running, self._paused = None, set(), False
+            self._mirror = None
             self._lives.clear()
             self._tell_logs(all_of_it=True)
             self._thread = self._turn_wire()
@@ -376,6 +407,8 @@ class HostAgent:
         self._tell_traffic()
         while workers.parted:
             self._report(Parted(*workers.parted.popleft()))
+        if self._mirror is not None:
+            self._want(self._mirror.wanted())
         for worker, link in list(workers.links.items()):
             messages = link.receive() if not self._over else []
             if messages is None:

@@ -197,6 +197,10 @@ class HostsLauncher(Launcher):
         assert self._agents is not None
         return self._agents.gone_with(worker)
 
+    def moves(self, worker: str) -> bool:
+        share = self._share_of(worker)
+        return share is not None and not share.given and share.moves
+
     def losses(self) -> Sequence[Loss]:
         if self._agents is None or self._own is None:
             return ()

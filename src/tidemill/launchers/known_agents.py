@@ -72,6 +72,7 @@ class Share:
     agent: who has it; None once that is lost
     given: whether the agent was ordered to start the workers
     lost: why its workers had to live again, the last time
+    moves: whether that was in order: its host was told to leave, or is back
     refused: holders whose agents could not start its workers
     links: of its workers, by name
     obituaries: how its workers ended
@@ -81,6 +82,7 @@ class Share:
     agent: KnownAgent | None
     given: bool = False
     lost: str = ""
+    moves: bool = False
     refused: set[str] = field(default_factory=set)
     links: dict[str, HostLink] = field(default_factory=dict)
     obituaries: dict[str, str] = field(default_factory=dict)

@@ -32,6 +32,8 @@ class OwnFiles:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tidemill-host-")
         self.logs = Path(self._folder.name, "logs")
+        self.run = Path(self._folder.name, "run")
+        """The folder that is the run's for workers who draw versions."""
         self._told: dict[Path, int] = {}
         self._next = 0.0
 

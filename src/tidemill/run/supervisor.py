@@ -176,7 +176,8 @@ class Supervisor:
             self._bury(other, "died", cause)
         if any(set(burial.names) >= set(names) for burial in self._buried):
             return  # it goes with those that died before it: one death more costs nothing
-        pause = max(self._count(group, now, said) for group in dict.fromkeys(map(group_of, dead)))
+        counts = not self._launcher.moves(name)
+        pause = max(self._count(group, now, said, counts) for group in dict.fromkeys(map(group_of, dead)))
         if ran:
             self._stillborn.discard(name)
         elif name in self._stillborn:
@@ -222,8 +223,9 @@ class Supervisor:
                 )
         self._buried.append(burial)
 
-    def _count(self, group: str, now: float, said: str) -> float:
-        """Count a death in `group`, and return the seconds that its next life waits."""
+    def _count(self, group: str, now: float, said: str, counts: bool) -> float:
+        """Count a death in `group`, if it `counts`, and return the seconds that its next
+        life waits."""
         if not self._launcher.restarts:
             raise RunError(said)
         config = next(m.config for name, m in self._members.items() if group_of(name) == group)
@@ -232,7 +234,8 @@ class Supervisor:
         deaths = self._deaths.setdefault(group, deque())
         while deaths and now - deaths[0] > config.restarts_within_s:
             deaths.popleft()
-        deaths.append(now)
+        if counts:
+            deaths.append(now)
         if len(deaths) > config.restarts:
             raise RunError(
                 f"{said}.\nThat is death {len(deaths)} of {group} within {config.restarts_within_s:.0f} s; "

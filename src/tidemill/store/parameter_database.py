@@ -176,7 +176,7 @@ class ParameterDatabase:
         with self._writing(policy) as folder:
             held = self._holds(policy, version, arrays)
             if not held:
-                _place(folder / f".{version}{SUFFIX}", _file(folder, version), data)
+                _place(folder / f".{version}{SUFFIX}", file_of(folder, version), data)
                 sync(folder)
             with self._transaction("create") as db:
                 if not held:
@@ -196,7 +196,7 @@ class ParameterDatabase:
             check_finite(arrays, infinities=True)
             return arrays, version
         except SchemaError as error:
-            raise DatabaseError(f"{_file(self.folder / policy, version)}: {error}") from None
+            raise DatabaseError(f"{file_of(self.folder / policy, version)}: {error}") from None
 
     def read(self, policy: str, which: int | str) -> tuple[bytes, int]:
         """Return the bytes of a version's file (see `tidemill.core.safetensors_io`), and
@@ -205,8 +205,8 @@ class ParameterDatabase:
         known: tuple[int, str] | None = None
         while True:  # again when it was collected, or its tag moved, between looking it up and reading it
             with self._transaction("read") as db:
-                found = _find(db, policy, which)
-            path = _file(self.folder / policy, found[0])
+                found = find_version(db, policy, which)
+            path = file_of(self.folder / policy, found[0])
             try:
                 data = read_plain(path)
                 if sha256(data).hexdigest() == found[1]:
@@ -231,6 +231,14 @@ class ParameterDatabase:
         except OSError as error:
             raise DatabaseError(f"{path} cannot be written: {error.strerror}") from None
         return version
+
+    def index(self) -> bytes:
+        """Return the index, as SQLite has it in a file; b"" before the first version."""
+        try:
+            with self._transaction("read") as db:
+                return db.serialize()
+        except VersionGone:
+            return b""
 
     def policies(self) -> list[str]:
         """Return the policies that have versions."""
@@ -283,7 +291,7 @@ class ParameterDatabase:
         the version's number. A tag that exists moves."""
         check_tag(tag)
         with self._transaction("write") as db:
-            version, _ = _find(db, policy, which)
+            version, _ = find_version(db, policy, which)
             _point(db, policy, tag, version)
         return version
 
@@ -291,7 +299,7 @@ class ParameterDatabase:
         """Remove a tag; the version that it pointed to stays until it is collected."""
         check_tag(tag)
         with self._transaction("write") as db:
-            _find(db, policy, tag)
+            find_version(db, policy, tag)
             db.execute("DELETE FROM tags WHERE policy = ? AND tag = ?", (policy, tag))
 
     def tags(self, policy: str) -> dict[str, int]:
@@ -308,7 +316,7 @@ class ParameterDatabase:
                     f'result "{name}" = {results[name]!r} must be a finite number, or a list of them'
                 )
         with self._transaction("write") as db:
-            _find(db, policy, version)
+            find_version(db, policy, version)
             (counters,) = db.execute(
                 "SELECT counters FROM versions WHERE policy = ? AND version = ?", (policy, version)
             ).fetchone()
@@ -341,7 +349,7 @@ class ParameterDatabase:
         """Return the means of what was recorded of a version, by name. Raises
         `VersionGone`."""
         with self._transaction("read") as db:
-            _find(db, policy, version)
+            find_version(db, policy, version)
             rows = db.execute(
                 "SELECT name, mean FROM means WHERE (policy, version) = (?, ?)", (policy, version)
             )
@@ -431,7 +439,7 @@ class ParameterDatabase:
             with self._transaction("create") as db:
                 known = _column(db, "SELECT version FROM versions WHERE policy = ?", (policy,))
                 missing = [
-                    number for number in known if number <= version and not _file(folder, number).is_file()
+                    number for number in known if number <= version and not file_of(folder, number).is_file()
                 ]
                 removed = [number for number in known if number > version] + missing
                 for number in removed:
@@ -467,7 +475,7 @@ class ParameterDatabase:
                 db.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def _sweep(self, policy: str, folder: Path) -> None:
-        kept = {_file(folder, version.version).name for version in self.versions(policy)}
+        kept = {file_of(folder, version.version).name for version in self.versions(policy)}
         for path in folder.iterdir():
             if path.name not in kept and _OURS.fullmatch(path.name):
                 path.unlink(missing_ok=True)
@@ -588,7 +596,8 @@ class ParameterDatabase:
         return error  # a mistake of ours
 
 
-def _file(folder: Path, version: int) -> Path:
+def file_of(folder: Path, version: int) -> Path:
+    """Return where a version's file lies, in the folder of its policy."""
     return folder / f"{version}{SUFFIX}"
 
 
@@ -613,7 +622,7 @@ def _point(db: sqlite3.Connection, policy: str, tag: str, version: int) -> None:
     db.execute("INSERT OR REPLACE INTO tags VALUES (?, ?, ?)", (policy, tag, version))
 
 
-def _find(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, str]:
+def find_version(db: sqlite3.Connection, policy: str, which: int | str) -> tuple[int, str]:
     """Return number and checksum of the version that `which` means. Raises
     `VersionGone`."""
     version = which

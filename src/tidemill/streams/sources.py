@@ -22,6 +22,7 @@ from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Arrays, check_finite
 from tidemill.core.untrusted_files import read_plain
+from tidemill.store.database_mirror import database_in
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
 from tidemill.store.query import Query
 from tidemill.streams.parameters import ParameterSubscriber, Subscription
@@ -138,7 +139,7 @@ class Drawn(ParameterSource):
             raise ConfigError(
                 f'policy "{policy}" is drawn from the parameter database, but the run keeps no folder'
             )
-        database = ParameterDatabase(Path(context.folder) / PARAMETERS)
+        database = database_in(Path(context.folder) / PARAMETERS)
         # in a run that resumes exactly no draw depends on when somebody looked
         return DrawnParameters(database, policy, self, rng, 0.0 if context.experiment.exact_resume else LOOK)
 

@@ -1,0 +1,104 @@
+"""A copy of a parameter database on a host that does not see it, and what the runner
+sends for it."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tidemill.core.errors import DeadlineError, VersionGone
+from tidemill.hosts.orders import WantVersion
+from tidemill.launchers import versions_sent
+from tidemill.launchers.versions_sent import VersionsSent
+from tidemill.store import database_mirror
+from tidemill.store.database_mirror import DatabaseMirror, MirroredDatabase, database_in
+from tidemill.store.parameter_database import ParameterDatabase
+
+
+class Copied:
+    """A database, its copy, and the two who fill that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database, self.sent = ParameterDatabase(folder / "run"), VersionsSent(folder / "run")
+        self.mirror = DatabaseMirror(folder / "copy")
+        found = database_in(folder / "copy")
+        assert isinstance(found, MirroredDatabase) and type(database_in(folder / "run")) is ParameterDatabase
+        self.copy, self.parts = found, list[int]()
+        self.over = False
+
+    def push(self, version: int) -> None:
+        self.database.push("p", version, {"w": np.full(1000, float(version), np.float32)})
+
+    def look(self) -> None:
+        """Have the copy know which versions there are."""
+        if (news := self.sent.news("b", now=True)) is not None:
+            self.mirror.take_index(news.index)
+
+    def serve(self) -> None:
+        """Bring what is asked for, until it is over."""
+        while not self.over:
+            wanted = self.mirror.wanted()
+            while wanted is not None:
+                self.look()
+                part = self.sent.part(WantVersion(*wanted))
+                self.parts.append(len(part.data))
+                wanted = self.mirror.take_part(part.policy, part.version, part.data, part.whole)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Iterator[Copied]:
+    made = Copied(tmp_path)
+    thread = threading.Thread(target=made.serve)
+    thread.start()
+    yield made
+    made.over = True
+    thread.join()
+
+
+def test_a_version_comes_once_in_parts_and_is_that_of_the_run(
+    copied: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions_sent, "PART_BYTES", 1500)
+    assert copied.copy.versions("p") == []
+    for version in (1, 2):
+        copied.push(version)
+    copied.look()
+    assert copied.sent.news("b", now=True) is None and copied.sent.news("c") is not None
+    assert [version.version for version in copied.copy.versions("p")] == [1, 2]
+    assert copied.copy.read("p", "latest") == copied.database.read("p", 2)
+    came = list(copied.parts)
+    assert len(came) == 3 and came[:2] == [1500, 1500]
+    arrays, _ = copied.copy.load("p", 2)
+    assert (arrays["w"] == 2).all() and copied.parts == came  # it is there
+
+
+def test_what_was_collected_meanwhile_is_gone_there_too(copied: Copied) -> None:
+    copied.push(1)
+    copied.look()
+    copied.push(2)
+    copied.database.collect("p", 1)
+    with pytest.raises(VersionGone, match="version 1 "):
+        copied.copy.read("p", 1)
+    assert copied.copy.read("p", 2) == copied.database.read("p", 2)
+
+
+def test_what_was_not_read_for_longest_makes_room(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_mirror, "MOST_CACHED_BYTES", 9000)
+    for version in (1, 2, 3):
+        copied.push(version)
+    copied.look()
+    for version in (1, 2, 1, 3):
+        copied.copy.read("p", version)
+    assert sorted(path.name for path in copied.copy.folder.glob("p/*")) == ["1.safetensors", "3.safetensors"]
+
+
+def test_what_never_comes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_mirror, "PATIENCE_S", 0.05)
+    made = Copied(tmp_path)
+    made.push(1)
+    made.look()
+    with pytest.raises(DeadlineError, match=r"version 1 of policy \"p\" has not come"):
+        made.copy.read("p", 1)
+    assert made.mirror.wanted() == ("p", 1, 0)
