@@ -56,14 +56,23 @@ def test_fewest_uses_left_are_evicted_first_then_the_oldest() -> None:
 
 
 def test_what_arrives_in_excess_is_counted_not_lost_silently() -> None:
-    stream = stream_of(2, slots=1)
+    stream = stream_of(2, slots=10)
     sent = used = 0
     for mark in range(10):
         sent += stream.send(mark)
-        stream.buffer.take(0)  # receives, and is not used
     while stream.take() is not None:
         used += 1
     assert sent == 10 and used == 2 and stream.buffer.counts.evicted == 8
+
+
+def test_a_batch_stays_until_it_was_used_whatever_comes_meanwhile() -> None:
+    stream = stream_of(4, reuses=2, slots=4)
+    stream.send(1)
+    first = stream.buffer.take(0)
+    stream.send(2)
+    assert first is not None and stream.buffer.take(0) == first
+    stream.buffer.release()
+    assert stream.take() == [2] and stream.buffer.counts == SampleCounts()
 
 
 def test_staleness_counts_at_each_use() -> None:

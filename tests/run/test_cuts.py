@@ -11,7 +11,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
+from tests.run.watching import log_of
 
 from tidemill import (
     DQN,
@@ -27,8 +29,10 @@ from tidemill import (
     PettingZoo,
     Policy,
     PolicyWorkers,
+    PriorityQueue,
     QNetwork,
     Query,
+    Queue,
     RecurrentActorCritic,
     ReplayActors,
     ReplayTrainer,
@@ -40,10 +44,14 @@ from tidemill import (
     train,
 )
 from tidemill.algorithms.ppo import PPOLearner
+from tidemill.api.buffer import Buffer
 from tidemill.api.control_messages import Hold, State
 from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.launchers.inline import InlineLauncher
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
 from tidemill.run import cuts
+from tidemill.run.events import read_events
 from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.check_resume import compare
@@ -76,6 +84,15 @@ class ForgetfulPPO(PPO):
 class Forgetful(PPOLearner):
     def load_state(self, state: Any) -> None:
         pass
+
+
+class Forgetting(Queue):
+    """Its buffer does not tell what it holds."""
+
+    def build(self, source: Any, demand: Any) -> Any:
+        buffer = super().build(source, demand)
+        buffer.state = Buffer.state.__get__(buffer)
+        return buffer
 
 
 def experiment(
@@ -291,6 +308,146 @@ def test_inline_runs_of_all_modes_may_be_cut_at_every_update(
     assert differences(whole, cut, *(f"cuts/{path.name}" for path in (whole / "cuts").iterdir())) == []
 
 
+class Interrupted(InlineLauncher):
+    """It is interrupted in the round that comes after so many in which all workers run:
+    in the midst of a batch, or while an equal trainer has none."""
+
+    rounds = 0
+    by = signal.SIGTERM
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left = Interrupted.rounds
+
+    def wait(self, seconds: float, least: float = 0.0) -> None:
+        super().wait(seconds, least)
+        workers: Any = self._workers.values()
+        if all(worker.state is State.RUNNING and not worker._held for worker in workers):
+            self._left -= 1
+            if self._left == 0:
+                signal.raise_signal(Interrupted.by)
+
+
+WAITING: dict[str, tuple[int | None, int, Any, dict[str, Any]]] = {
+    "samples that wait, of which some are too old": (1, 1, Queue(), {}),
+    "samples that are used again": (3, 1, Queue(reuses=3), {}),
+    "copies of samples, of which some make room": (2, 1, PriorityQueue(capacity=600, reuses=3), {"count": 3}),
+    "equal trainers": (None, 3, Queue(), {"count": 5, "slots": 4}),
+    "equal trainers with copies": (4, 2, PriorityQueue(capacity=1000, reuses=3), {"count": 3}),
+}
+
+
+@pytest.mark.parametrize(("lag", "trainers", "buffer", "actors"), WAITING.values(), ids=WAITING)
+def test_what_waits_for_trainers_is_there_again_whenever_an_inline_run_ends(
+    lag: int | None, trainers: int, buffer: Any, actors: dict[str, Any], tmp_path: Path
+) -> None:
+    made = experiment(lag, updates=14, trainers=trainers, **{"count": 2, "slots": 3, **actors})
+    trainer = made.workers["trainer"].replace(buffer=buffer, batch_size=192 * trainers)
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    dropped = interrupted_in_many_rounds(made, tmp_path)["dropped"]
+    assert (dropped > 0) == (lag is not None)
+
+
+def interrupted_in_many_rounds(made: Experiment, folder: Path) -> dict[str, Any]:
+    """Train `made` without an end, and once more, ended and resumed after some rounds
+    each; check that both come to the same, and return the summary."""
+    whole, cut = folder / "whole", folder / "cut"
+    Interrupted.rounds = 0
+    summary = train(made, launch=Interrupted, run_dir=whole, quiet=True).summary
+    Interrupted.rounds = 3
+    ended = [train(made, launch=Interrupted, run_dir=cut, quiet=True).summary["updates"]]
+    for rounds in (1, 2, 4, 1, 3, 5, 0):
+        if ended[-1] < summary["updates"]:
+            Interrupted.rounds = rounds
+            ended.append(resume(cut, launch=Interrupted, quiet=True, trust=True).summary["updates"])
+    assert len(ended) > 2 and ended[-1] == summary["updates"]
+    assert differences(whole, cut, *(f"cuts/{path.name}" for path in (whole / "cuts").iterdir())) == []
+    return summary
+
+
+class Widening(gymnasium.Env[Any, Any]):
+    """Its episodes are as wide, and as long, as their stage says."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.width, self.left = options["width"], options["length"]
+        return self._see(), {}
+
+    def _see(self) -> Any:
+        return self.np_random.uniform(-self.width, self.width, 2).astype(np.float32)
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self._see(), float(action), self.left == 0, False, {}
+
+
+STAGED = {
+    "episodes that are played again": (
+        Gymnasium(make=Widening),
+        ({"width": 1, "length": 30}, {"width": 4, "length": 50}),
+    ),
+    "lanes that step together": (
+        Gymnasium(id="CartPole-v1"),
+        ({"low": -0.1, "high": 0.1}, {"low": 0.0, "high": 0.0}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("environment", "options"), STAGED.values(), ids=STAGED)
+def test_stages_of_a_curriculum_begin_again_where_they_did(
+    environment: Any, options: Any, tmp_path: Path
+) -> None:
+    made = experiment(updates=14, environment=environment, count=2)
+    summary = interrupted_in_many_rounds(in_stages(made, *options), tmp_path)
+    assert summary["stage"] == "3 of 3" and summary["episodes"] > 20
+
+
+def in_stages(made: Experiment, first: dict[str, float], second: dict[str, float]) -> Experiment:
+    return made.replace(
+        curriculum=(
+            Stage(options=first, until="episodes >= 12"),
+            Stage(options=second, until="return/mean > 2 and update >= 4"),
+            Stage(options=first),
+        ),
+        limits=Limits(updates=14, window=8),
+    )
+
+
+def waiting_in_stages() -> Experiment:
+    """Equal trainers that lag, with copies of samples, and a curriculum."""
+    environment, options = STAGED["episodes that are played again"]
+    made = experiment(4, environment=environment, count=3, trainers=2)
+    buffer = PriorityQueue(capacity=1000, reuses=3)
+    trainer = made.workers["trainer"].replace(buffer=buffer, batch_size=384)
+    return in_stages(made.replace(workers={**made.workers, "trainer": trainer}), *options)
+
+
+KILLED_INLINE = """
+import signal, sys
+from pathlib import Path
+from tests.run.test_cuts import FILE, Interrupted, waiting_in_stages
+from tidemill import train
+Interrupted.rounds, Interrupted.by = 9, signal.SIGKILL
+made, save = waiting_in_stages(), lambda record, control: control.save()
+train(made, launch=Interrupted, run_dir=Path(sys.argv[1]), source=FILE, quiet=True, on_update=save)
+"""
+
+
+def test_an_inline_run_that_is_killed_goes_on_from_its_newest_cut(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(waiting_in_stages(), launch="inline", run_dir=whole, source=FILE, quiet=True)
+    run = subprocess.run([sys.executable, "-c", KILLED_INLINE, str(killed)], cwd=FILE.parents[2], check=False)
+    assert run.returncode == -signal.SIGKILL
+    cuts_then = [number_of(path) for path in checkpoints(killed / "cuts" / "runner")]
+    assert len(cuts_then) > 1
+    result = resume(killed, launch="inline", quiet=True, trust=True)
+    assert result.summary["updates"] == 14
+    assert differences(whole, killed, *(f"cuts/{path.name}" for path in (whole / "cuts").iterdir())) == []
+
+
 KILLED = """
 import sys
 from pathlib import Path
@@ -320,6 +477,33 @@ def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
     assert result.summary["status"] == "completed"
     assert differences(whole, killed, "cuts/trainer-1") == []
     assert [path.name for path in half.parent.glob("later-*")] == [f"later-{half.name}"]
+
+
+def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path) -> None:
+    """So the run stays exact. A trainer that dies as it ends leaves it to a resume."""
+    whole, killed, updates = tmp_path / "whole", tmp_path / "killed", 150
+    made = experiment(0, updates, count=2, trainers=2).replace(together=("actor", "trainer"))
+    train(made, launch="threads", run_dir=whole, quiet=True)
+    left = [(1, 1), (0, 30), (1, 60)]  # which process, and from which update on
+
+    def kill(record: dict[str, float], control: Any) -> None:
+        lives = sum(event.what == "lives" for event in read_events(killed))
+        if left and record["update"] >= left[0][1] and lives == 4 * (3 - len(left)):
+            number, _ = left.pop(0)
+            log = killed / "logs" / f"actor-{number}+trainer-{number}.log"
+            (process,) = (each for each in psutil.Process().children() if log_of(each) == log)
+            process.kill()
+            if not left:
+                control.stop()
+
+    with pytest.raises(TidemillError, match="trainer-1 is gone as the run ended"):
+        train(made, launch="processes", run_dir=killed, source=FILE, quiet=True, on_update=kill)
+    died = [event.worker for event in read_events(killed) if event.what == "died"]
+    assert died == ["actor-1", "trainer-1", "actor-0", "trainer-0"]
+    resume(killed, launch="threads", quiet=True, trust=True)
+    assert differences(whole, killed, "cuts/trainer-1") == []
+    told = [record["update"] for record in read_metrics(killed)]
+    assert told == sorted(told) and told[-1] == updates
 
 
 def test_without_a_whole_cut_nothing_is_guessed(tmp_path: Path) -> None:
@@ -378,6 +562,14 @@ def test_a_policy_that_does_not_tell_its_random_stream_is_refused_at_the_start(t
         train(made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
 
 
+def test_a_buffer_that_does_not_tell_what_it_holds_is_refused_at_the_start(tmp_path: Path) -> None:
+    made = experiment()
+    trainer = made.workers["trainer"].replace(buffer=Forgetting())
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    with pytest.raises(TidemillError, match=r"Forgetting, the buffer of trainer-0, has no state\(\)"):
+        train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
+
+
 def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -394,6 +586,7 @@ def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
         lambda: None,
         lambda: False,
         told.append,
+        lambda number, checkpoints: None,
     )
     made.cut()
     orders = Hold(cut=1), Hold(on=False, cut=2)
@@ -403,8 +596,7 @@ def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "asynchronous": ({}, "threads", "max_policy_lag = None"),
-    "equal trainers ahead": ({"workers.trainer.count": 2}, "inline", "2 equal trainers and max_policy_lag"),
-    "reused samples": ({"workers.trainer.buffer.reuses": 2}, "inline", r"take Queue\(\)"),
+    "equal trainers ahead": ({"workers.trainer.count": 2}, "threads", "max_policy_lag = None"),
     "a GPU": ({"workers.trainer.device": "auto"}, "inline", 'device = "auto"'),
 }
 
@@ -417,11 +609,21 @@ def test_what_cannot_be_resumed_exactly_is_refused_by_name(
         train(experiment(), launch=launch, run_dir=tmp_path / "run", quiet=True, **settings)
 
 
-def test_threads_of_policy_workers_and_curricula_are_refused_by_name(tmp_path: Path) -> None:
-    made, answered = experiment(), served(0, threaded=True)
-    for each, match in (
-        (answered, "workers.served.threaded = True"),
-        (made.replace(curriculum=(Stage(),)), "a curriculum"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            train(each, launch="inline", run_dir=tmp_path / "run", quiet=True)
+STAGES = {
+    "in threads": ("threads", "update >= 4", "launch inline"),
+    "by the clock": ("inline", "time/seconds > 3", 'ends by "time/seconds", a matter of time'),
+}
+
+
+@pytest.mark.parametrize(("launch", "until", "match"), STAGES.values(), ids=STAGES)
+def test_stages_that_begin_at_any_time_are_refused_by_name(
+    launch: str, until: str, match: str, tmp_path: Path
+) -> None:
+    made = experiment(0).replace(curriculum=(Stage(until=until), Stage()))
+    with pytest.raises(ConfigError, match=match):
+        train(made, launch=launch, run_dir=tmp_path / "run", quiet=True)
+
+
+def test_threads_of_policy_workers_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workers.served.threaded = True"):
+        train(served(0, threaded=True), launch="inline", run_dir=tmp_path / "run", quiet=True)

@@ -29,7 +29,7 @@ limiter says how often it is drawn from::
 
 What a buffer dropped, evicted or used again is counted in samples (`SampleCounts`); env
 steps count a row when it is first trained on. Buffers start empty after a resume, unless
-their checkpoints hold them.
+their checkpoints hold them, or the run resumes exactly (`Buffer.state`).
 """
 
 from abc import ABC, abstractmethod
@@ -43,6 +43,7 @@ import numpy as np
 from tidemill.api.algorithm import Sample
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.config import Config
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import layout
@@ -159,12 +160,24 @@ class Buffer(ABC):
     @abstractmethod
     def take(self, version: int) -> Sequence[BufferedSample] | None:
         """Return the batch that the trainer, at `version`, is to train on now; None while
-        it is not full. What is in it stays as it is until `release`. Raises `ConfigError`
-        for a batch that can never be full."""
+        it is not full. What is in it stays as it is until `release`: asked again before,
+        it is the same one. Raises `ConfigError` for a batch that can never be full."""
 
     @abstractmethod
     def release(self) -> None:
         """Say that the batch taken last was trained on."""
+
+    def state(self) -> Part | None:
+        """Return what the buffer holds of a run that resumes exactly, the batch that was
+        taken and not yet released included: its own copies of samples, and of those that
+        lie in the source's slots, which come again, what it knows of them. None where it
+        cannot tell: such a run is refused then."""
+        return None
+
+    def load_state(self, state: Part) -> None:
+        """Be as the buffer was whose state this is. Called before the first `take`: the
+        source hands out what that one had not given back, in the same order."""
+        raise NotImplementedError(f"{type(self).__name__} has a state(), but no load_state()")
 
     def _too_old(self, buffered: BufferedSample, version: int) -> bool:
         """True when `buffered` may not be trained on by a trainer at `version`; it is

@@ -94,7 +94,8 @@ class WorkerHandle(ABC):
     """A worker handle is what the launcher's entry needs of a worker: `run` for its own
     thread or process, `run_once` to share one thread.
 
-    attendants: those of its thread that do at once what it asks for (`attends`)
+    attendants: those of its thread that do at once what it asks for (`attends`); of
+        equal trainers that take turns in one thread the others
     """
 
     attendants: "Sequence[WorkerHandle]" = ()
@@ -611,9 +612,10 @@ class Context:
 
     def seed(self, *path: str | int) -> int:
         """Return the seed of a part of this worker that plays. Another one after a
-        resume, and in each life: what was played before is not to be played again."""
+        resume, and in each life: what was played before is not to be played again; but
+        for runs that resume exactly."""
         again = () if self.resume is None else ("resume", self.resume)
-        lives = ("life", self.life) if self.life else ()
+        lives = ("life", self.life) if self.life and not self.experiment.exact_resume else ()
         return derive_seed(self.experiment.seed, self.name, *again, *lives, *path)
 
     def edges(self, prefix: str) -> list[Edge]:

@@ -72,21 +72,31 @@ class KeptEpisodes:
     def __init__(self, lanes: int) -> None:
         self._ticks: deque[Arrays] = deque()  # actions of all lanes
         self._now = 0  # number of the tick that comes next; the newest of `_ticks` is before it
-        # of each lane: seed and generator of its reset, and the tick of its first step
-        self._begun: list[tuple[int | None, Part | None, int]] = [(None, None, 0)] * lanes
+        # of each lane: seed and generator of its reset, the tick of its first step, and
+        # which options it was reset with
+        self._begun: list[tuple[int | None, Part | None, int, int]] = [(None, None, 0, 0)] * lanes
+        self.options: list[dict[str, Any] | None] = [None]
+        """What resets were told in each stage of a curriculum so far; stages in a row
+        that tell the same are one."""
 
     def add(self, actions: Arrays) -> None:
         """Note what all lanes are about to do. Those that begin do nothing of it."""
         self._ticks.append({name: array.copy() for name, array in actions.items()})
         self._now += 1
         oldest = self._now - len(self._ticks)
-        needed = min(tick for _, _, tick in self._begun)
+        needed = min(tick for _, _, tick, _ in self._begun)
         for _ in range(max(needed - oldest, len(self._ticks) - LONGEST)):
             self._ticks.popleft()
 
     def begin(self, lane: int, env: Any, seed: int | None) -> None:
         """Note that `lane` is about to be reset."""
-        self._begun[lane] = seed, None if seed is not None else drawn_from(env), self._now
+        drawn = None if seed is not None else drawn_from(env)
+        self._begun[lane] = seed, drawn, self._now, len(self.options) - 1
+
+    def enter_stage(self, options: dict[str, Any]) -> None:
+        """Note what resets are told from now on."""
+        if options != self.options[-1]:
+            self.options.append(options)
 
     def begun(self, lane: int) -> int:
         """Return the number of the tick of the first step of `lane` in its open
@@ -99,26 +109,37 @@ class KeptEpisodes:
 
     def state(self, lane: int) -> Part | None:
         """Return what `play_again` needs; None where the episode is too long."""
-        seed, generator, begun = self._begun[lane]
+        seed, generator, begun, options = self._begun[lane]
         skipped = begun - (self._now - len(self._ticks))
         if skipped < 0:
             return None
         done = list(self._ticks)[skipped:]
         names = self._ticks[0] if self._ticks else {}
         actions = {name: np.array([tick[name][lane] for tick in done]) for name in names}
-        return {"seed": seed, "generator": generator, "steps": len(done), "actions": actions if done else {}}
+        return {
+            "seed": seed,
+            "generator": generator,
+            "options": options,
+            "steps": len(done),
+            "actions": actions if done else {},
+        }
+
+    def options_of(self, state: Part) -> dict[str, Any] | None:
+        """Return what the reset was told that the episode of this state began with."""
+        return self.options[state.get("options", 0)]
 
     @classmethod
-    def of(cls, states: Mapping[int, Part], blank: Arrays) -> Self:
+    def of(cls, states: Mapping[int, Part], blank: Arrays, options: list[dict[str, Any] | None]) -> Self:
         """Return the episodes that `state` told of: of these lanes, the others have none.
-        `blank`: actions of all lanes, any."""
+        `blank`: actions of all lanes, any. `options`: what resets were told so far."""
         kept = cls(len(next(iter(blank.values()))))
+        kept.options = options
         kept._now = max((state["steps"] for state in states.values()), default=0)
         kept._ticks.extend({name: array.copy() for name, array in blank.items()} for _ in range(kept._now))
-        kept._begun = [(None, None, kept._now)] * len(kept._begun)
+        kept._begun = [(None, None, kept._now, 0)] * len(kept._begun)
         for lane, state in states.items():
             begun = kept._now - state["steps"]
-            kept._begun[lane] = state["seed"], state["generator"], begun
+            kept._begun[lane] = state["seed"], state["generator"], begun, state.get("options", 0)
             for name, done in state["actions"].items():
                 for tick in range(begun, kept._now):
                     kept._ticks[tick][name][lane] = done[tick - begun]

@@ -409,6 +409,8 @@ class LaneLoop(Environment):
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = take_options(self.envs[0], self.name, options)
+        if self._kept is not None:
+            self._kept.enter_stage(self._options)
 
     # ---- a cut -------------------------------------------------------------------------
 
@@ -462,13 +464,13 @@ class LaneLoop(Environment):
         if self._kept is not None:
             episodes = {lane: saved["episode"] for lane, saved in enumerate(lanes) if "episode" in saved}
             blank = allocate(schema_of_space(self._spaces.action, "action"), (self.lanes,))
-            self._kept = KeptEpisodes.of(episodes, blank)
+            self._kept = KeptEpisodes.of(episodes, blank, self._kept.options)
         return {lane: why for lane, (_, why) in enumerate(answers) if why}
 
     def _bringer(self, lane: int, saved: Part) -> Callable[[Any], tuple[Any, str]]:
         """Return a function that brings a lane back to where it was. It returns what the
         lane shows, and why its open episode is lost, "" where it is not."""
-        env, idle = self.envs[lane], bool(self._idle[lane])
+        env, idle, kept = self.envs[lane], bool(self._idle[lane]), self._kept
 
         def bring(_: Any) -> tuple[Any, str]:
             try:
@@ -480,7 +482,9 @@ class LaneLoop(Environment):
                 if not idle and "episode" not in saved:
                     why = TOO_LONG
                 elif not idle:
-                    seen, why = play_again(env, saved["episode"], self._done(saved["episode"]), self._options)
+                    assert kept is not None  # who cannot tell its state keeps its episodes
+                    episode = saved["episode"]
+                    seen, why = play_again(env, episode, self._done(episode), kept.options_of(episode))
                     now = {} if why else self._seen(seen)
                     other = [name for name in now if now[name].tobytes() != saved["seen"][name].tobytes()]
                     why = why or (f"another {other[0]} in the end" if other else "")

@@ -271,6 +271,8 @@ class AgentLanes(Environment):
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options = take_options(self.envs[0], self.name, options)
+        if self._kept is not None:
+            self._kept.enter_stage(self._options)
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render`."""
@@ -349,11 +351,15 @@ class AgentLanes(Environment):
         blank = [
             allocate(schema_of_space(group.action, "action"), (len(group.seats),)) for group in self._groups
         ]
-        kept = self._kept = KeptEpisodes.of(episodes, self._by_lane(blank))
+        assert self._kept is not None  # only who was told to keep episodes is told where they were
+        kept = self._kept = KeptEpisodes.of(episodes, self._by_lane(blank), self._kept.options)
         self._tell_nothing(slice(0, self.lanes * self._count))
         lost = {lane: TOO_LONG for lane, each in saved.items() if each and lane not in episodes}
+        now_told = self._options
         for lane, episode in episodes.items():
+            self._options = kept.options_of(episode)
             self._again(lost, lane, partial(self._begin_anew, lane, episode["seed"]))
+        self._options = now_told
         for number, actions in kept.ticks():
             given = self._lane_actions(self._by_group(actions))
             for lane in episodes.keys() - lost.keys():

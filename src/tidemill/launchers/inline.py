@@ -36,6 +36,14 @@ class InlineLauncher(Launcher):
             endpoints, links[name] = ends[name]
             self._links.append(ends[name][1])
             self._workers[name] = job.build(name, endpoints, math_threads)
+        for name, config in experiment.members():
+            equals = [
+                each
+                for port in config.ports()
+                if port.role == "sum"
+                for each in experiment.holders(port.stream, "sum")
+            ]
+            self._workers[name].attendants = [self._workers[each] for each in equals if each != name]
         return links
 
     def wait(self, seconds: float, least: float = 0.0) -> None:

@@ -5,12 +5,13 @@ So producers never wait; what makes room for newer samples is evicted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import mmap
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import Buffer, BufferConfig, BufferedSample, Demand, check_reuses
 from tidemill.api.stream import SampleConsumer
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import layout, schema_of, views
@@ -21,7 +22,8 @@ class PriorityQueue(BufferConfig):
     """A priority queue copies samples into the trainer's own memory, so that producers
     never wait for it, and lets the trainer use each sample `reuses` times. A batch takes
     the samples with most uses left, the newest first; a full queue evicts those with
-    fewest uses left, the oldest first. It is empty after a resume.
+    fewest uses left, the oldest first. It is empty after a resume, but for runs that
+    resume exactly.
 
     capacity: rows that it holds, as `batch_size` counts them; equal trainers share them
     reuses: how often each sample is trained on, unless it is evicted or becomes too old
@@ -94,19 +96,22 @@ class _OwnMemory(Buffer):
         return True
 
     def take(self, version: int) -> Sequence[BufferedSample] | None:
+        if self._taken:
+            return self._queue[: self._taken]
         if not self._slots and not self._make():
             return None
         self._discard([buffered for buffered in self._queue if self._too_old(buffered, version)])
         self._receive(version)
         self._queue.sort(key=_Placed.order)
-        self._taken = 0
-        while not self._demand.met(self._queue[: self._taken]):
-            if self._taken < len(self._queue):
-                self._taken += 1
+        count = 0
+        while not self._demand.met(self._queue[:count]):
+            if count < len(self._queue):
+                count += 1
             elif self._free:
                 return None
             else:
                 break  # it is full, of short episodes: waiting would bring no more rows
+        self._taken = count
         self.counts.reused += sum(buffered.uses > 0 for buffered in self._queue[: self._taken])
         return self._queue[: self._taken]
 
@@ -126,12 +131,16 @@ class _OwnMemory(Buffer):
         if not self._free:
             self.counts.evicted += 1
             self._discard([max(self._queue, key=_Placed.order)])
+        self._arrivals += 1
+        self._place(buffered, self._arrivals)
+
+    def _place(self, buffered: BufferedSample, number: int) -> None:
+        """Copy a sample into its own memory: the arrival of this `number`."""
         place = self._free.pop()
         own = Sample(views(schema_of(buffered.sample), (), self._memory, place * self._stride))
         vars(own).update(vars(buffered.sample))
         for name, array in buffered.sample.items():
             own[name][...] = array
-        self._arrivals += 1
         self._queue.append(
             _Placed(
                 own,
@@ -139,8 +148,9 @@ class _OwnMemory(Buffer):
                 buffered.trained,
                 buffered.oldest,
                 buffered.stamps,
+                buffered.uses,
                 place=place,
-                number=self._arrivals,
+                number=number,
             )
         )
 
@@ -153,6 +163,23 @@ class _OwnMemory(Buffer):
         for buffered in batch:
             buffered.uses += 1
         self._discard([buffered for buffered in batch if buffered.uses >= self._config.reuses])
+
+    def state(self) -> Part:
+        return {
+            "samples": {str(place): buffered.sample for place, buffered in enumerate(self._queue)},
+            "about": {str(place): vars(buffered.sample) for place, buffered in enumerate(self._queue)},
+            "uses": [buffered.uses for buffered in self._queue],
+            "numbers": [buffered.number for buffered in self._queue],
+            "arrivals": self._arrivals,
+            "taken": self._taken,
+        }
+
+    def load_state(self, state: Part) -> None:
+        for place, (uses, number) in enumerate(zip(state["uses"], state["numbers"], strict=True)):
+            sample = Sample(state["samples"][str(place)])
+            vars(sample).update(state["about"][str(place)])
+            self._place(replace(BufferedSample.of(sample), uses=uses), number)
+        self._arrivals, self._taken = state["arrivals"], state["taken"]
 
 
 @dataclass(eq=False)

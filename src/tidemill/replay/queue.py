@@ -6,10 +6,11 @@ The slots that wait are what holds producers back.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemill.api.buffer import Buffer, BufferConfig, BufferedSample, Demand, check_reuses
 from tidemill.api.stream import SampleConsumer
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError
 
 
@@ -43,6 +44,7 @@ class _SlotQueue(Buffer):
         super().__init__(source, demand)
         self._reuses = config.reuses
         self._batch: list[BufferedSample] = []
+        self._taken = False  # the batch is full, and was handed out
         self._slots: deque[BufferedSample] = deque()  # all that are held, in the order in which they came
         # those of them that nobody needs any more: they go back when all before them do
         self._spent: set[BufferedSample] = set()
@@ -70,6 +72,8 @@ class _SlotQueue(Buffer):
             )
 
     def take(self, version: int) -> Sequence[BufferedSample] | None:
+        if self._taken:
+            return self._batch
         if self._capacity is None:
             self._look()
         self._batch = [buffered for buffered in self._batch if not self._drop(buffered, version)]
@@ -89,6 +93,7 @@ class _SlotQueue(Buffer):
         if self._demand.lockstep:  # one of each producer: which one came first is chance
             self._batch.sort(key=lambda buffered: buffered.sample.channel)
         self.counts.reused += sum(buffered.uses > 0 for buffered in self._batch)
+        self._taken = True
         return self._batch
 
     def _drop(self, buffered: BufferedSample, version: int) -> bool:
@@ -105,8 +110,27 @@ class _SlotQueue(Buffer):
             self._source.release()
 
     def release(self) -> None:
+        self._taken = False
         for buffered in self._batch:
             buffered.uses += 1
         self._spent.update(buffered for buffered in self._batch if buffered.uses >= self._reuses)
         self._batch = [buffered for buffered in self._batch if buffered not in self._spent]
         self._give_back()
+
+    def state(self) -> Part:
+        slots = [*self._slots]
+        return {
+            "uses": [buffered.uses for buffered in slots],
+            "batch": [slots.index(buffered) for buffered in self._batch],
+            "spent": [place for place, buffered in enumerate(slots) if buffered in self._spent],
+            "taken": self._taken,
+        }
+
+    def load_state(self, state: Part) -> None:
+        for uses in state["uses"]:
+            sample = self._source.consume()
+            assert sample is not None  # their producers have sent them again
+            self._slots.append(replace(BufferedSample.of(sample), uses=uses))
+        self._batch = [self._slots[place] for place in state["batch"]]
+        self._spent = {self._slots[place] for place in state["spent"]}
+        self._taken = state["taken"]

@@ -50,7 +50,15 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.config import encode
-from tidemill.core.errors import ConfigError, RunError, TidemillError, did_you_mean, place, returned
+from tidemill.core.errors import (
+    CheckpointError,
+    ConfigError,
+    RunError,
+    TidemillError,
+    did_you_mean,
+    place,
+    returned,
+)
 from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import known, mask
 from tidemill.layouts.memory_plan import MemoryPlan, make_plan
@@ -67,7 +75,7 @@ from tidemill.run.stall_watch import LONGEST_WORK, StallWatch
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
-from tidemill.workers.cut_files import newest_cut
+from tidemill.workers.cut_files import RUNNER, go_back_together, newest_cut, write_part_of
 from tidemill.workers.population import Population
 
 # seconds from the order to finish to every trainer's final checkpoint, but for one that
@@ -166,6 +174,7 @@ class Controller:
             self._hear_and_look,
             lambda: bool(self.reason),
             self._say,
+            self._keep_progress,
             job.experiment.exact_resume and not launcher.takes_turns,
             1 + (newest_cut(Path(job.folder)) if job.folder else 0),
         )
@@ -298,6 +307,8 @@ class Controller:
                     except TidemillError as error:
                         self.notices.append(str(error))
             self._look()
+        if exact and not living:
+            self._keep_progress(self._cuts.number, checkpoints)
         if not living:
             self._patience = CLOSE_DEADLINE  # they have reported their end, and close their environments
         for name, member in living.items():
@@ -487,7 +498,11 @@ class Controller:
         if limited and self._undo is None:
             self.members[name].state = State.FAILED
             raise RunError(f"{name} is gone: {cause}")
-        if self.reason and self._running and not limited:
+        exact = name in go_back_together(self.job.experiment)
+        if self.reason and self._running and exact and self.members[name].config.limited:
+            self.members[name].state = State.FAILED
+            raise RunError(f"{name} is gone as the run ended, which it did not come to: {cause}")
+        if self.reason and self._running and (exact or not limited):
             self.members[name].state = State.FAILED
             self.notices.append(f"{name} is gone, as the run ended: {cause}")
             return
@@ -542,6 +557,7 @@ class Controller:
             if member.buried:
                 member.forget_updates()
         point = self._undo(policies, others)
+        self._cuts.forget()
         self.progress.go_back(point, others, policies)
         undone = max(before.steps - point.steps, 0)
         names = " and ".join(policies)
@@ -558,6 +574,15 @@ class Controller:
             before.append(EnterStage(self.progress.stage, stages[self.progress.stage].options))
         after: list[Down] = [Exit(self.reason)] if self.reason else [Pause()] if self.paused else []
         return before, after
+
+    def _keep_progress(self, cut: int, checkpoints: Mapping[str, int]) -> None:
+        """Write what decides when stages of the curriculum begin, as a part of a cut."""
+        if not (self.job.experiment.curriculum and self.job.folder):
+            return
+        try:
+            write_part_of(Path(self.job.folder), RUNNER, self.progress.state(), cut, checkpoints)
+        except CheckpointError as error:
+            self._say(f"{error}. Training goes on; a resumed run goes on from the cut before")
 
     def _record_when_due(self) -> None:
         if not self.progress.recorded and self._pace.allows():
@@ -681,7 +706,9 @@ class Controller:
         self.progress.note_iteration(message.step, message.values)
         if message.stage == self.progress.stage:  # else it was on its way when the stage changed
             self.progress.measured |= values
-            self._advance()
+            # what comes at any time begins no stage of a run that resumes exactly
+            if not (self.job.experiment.exact_resume and self.members[name].config.watches):
+                self._advance()
 
     def _causes(self, failed: str, waited: float) -> str:
         """Return the first and the last of what others told while a worker waited until

@@ -9,6 +9,8 @@ theirs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 from tidemill.api.control_messages import (
@@ -31,10 +33,11 @@ from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import RunFolder
 from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, readable
+from tidemill.store.query import Query, among
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.cut_files import CUTS, has_part, number_of, only_judges
+from tidemill.workers.cut_files import CUTS, RUNNER, has_part, number_of, only_judges
 from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.judge_rounds import judge_of
 from tidemill.workers.policy import PolicyWorkers
@@ -62,6 +65,8 @@ class Cuts:
     hear: function that reads what they have told; it hands `take` each message
     over: function that says whether the run is to end
     tell: function that tells the user of a text
+    keep: function that writes what is known of the run as a whole, as a part of a cut:
+        its number, and with which checkpoints it goes
     even: whether trainers end after equally many updates
     number: number of the first one
 
@@ -76,11 +81,13 @@ class Cuts:
         hear: Callable[[], None],
         over: Callable[[], bool],
         tell: Callable[[str], None],
+        keep: Callable[[int, Mapping[str, int]], None],
         even: bool = False,
         number: int = 1,
     ) -> None:
         self._policies, self._members = policies, members
         self._send, self._hear, self._over, self._tell = send, hear, over, tell
+        self._keep = keep
         self.number = number
         """Number of the cut that is being made, or comes next. It stays where the run is
         to end meanwhile: then its end is that cut, of which some have written their part
@@ -107,6 +114,12 @@ class Cuts:
             case WorkerStatistics(update=True) if isinstance(config, TrainerConfig):
                 self.checkpoints.pop(config.policy, None)
                 self._updates[name] = int(message.values["update"])
+
+    def forget(self) -> None:
+        """Forget what trainers have told of updates that are undone."""
+        self.due = False
+        self.checkpoints.clear()
+        self._updates.clear()
 
     @property
     def whole(self) -> bool:
@@ -157,8 +170,9 @@ class Cuts:
         others = [name for name in self._members if name not in limited]
         self.hold()
         # to a checkpoint that could not be written nothing belongs
-        if self._await(self._members) and self._save(limited, {}) and self.whole:
-            self._save(others, self.checkpoints)
+        written = self._await(self._members) and self._save(limited, {}) and self.whole
+        if written and self._save(others, self.checkpoints):
+            self._keep(self.number, self.checkpoints)
         if not self._over():
             self.go_on()
 
@@ -195,26 +209,23 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
         return
     wrong = ""
     if experiment.curriculum:
-        wrong = "a curriculum, whose stages begin when the runner hears of it"
+        wrong = _wrong_with_stages(experiment, inline)
     for name, config in experiment.workers.items():
         match config:
             case ReplayTrainer():
                 if not config.exact:
                     wrong = f"workers.{name} is a ReplayTrainer with exact = False; set exact = True"
             case Trainer():
-                if config.count > 1 and config.max_policy_lag != 0:
-                    wrong = (
-                        f"workers.{name}.count = {config.count} equal trainers and max_policy_lag = "
-                        f"{config.max_policy_lag}, so that when they rest is a matter of time; set it to 0, "
-                        "or take one trainer"
-                    )
-                elif config.max_policy_lag != 0 and not inline:
+                if config.max_policy_lag != 0 and not inline:
                     wrong = (
                         f"workers.{name}.max_policy_lag = {config.max_policy_lag}, so that what is "
                         "trained on which weights is a matter of time; set it to 0, or launch inline"
                     )
-                elif config.buffer != Queue():
-                    wrong = f"workers.{name}.buffer = {config.buffer}; take Queue()"
+                elif config.buffer != Queue() and not inline:
+                    wrong = (
+                        f"workers.{name}.buffer = {config.buffer}, which may depend on which sample comes "
+                        "first; take Queue(), or launch inline"
+                    )
                 elif config.device != "cpu":
                     wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
             case ActorConfig():
@@ -238,6 +249,28 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
             break
     if wrong:
         raise ConfigError(f"exact_resume = True cannot be had here: {wrong}; or leave out exact_resume")
+
+
+def _wrong_with_stages(experiment: Experiment, inline: bool) -> str:
+    """Return why when the stages of the curriculum begin would be a matter of time, ""
+    where it is not."""
+    if not inline:
+        return "a curriculum, whose stages begin when the runner hears of it; launch inline"
+    if experiment.groups(ReplayTrainer):
+        return "a curriculum and a ReplayTrainer, which keeps no stage with its episodes; leave one out"
+    evaluations = experiment.groups(Evaluation)
+    if awaited := [name for name, config in evaluations.items() if not config.watches]:
+        return f"a curriculum and workers.{awaited[0]}.updates, whose games are of one stage; leave one out"
+    watching = [config.measures() for config in evaluations.values()]
+    for number, stage in enumerate(experiment.curriculum, 1):
+        for name in Query.parse(stage.until).fields() if stage.until else ():
+            own = name.partition("/")[2] if name.partition("/")[0] in experiment.workers else name
+            if name == "time/seconds" or any(among(own, measures) for measures in watching):
+                return (
+                    f'stage {number} of the curriculum, which ends by "{name}", a matter of time; take '
+                    '"step", "update", "episodes", what the last episodes have reached or what training tells'
+                )
+    return ""
 
 
 def _wrong_with_draws(experiment: Experiment, config: ActorConfig, spec: PlayerSpec, inline: bool) -> str:
@@ -296,14 +329,17 @@ def _wrong_with_population(experiment: Experiment, name: str, config: Population
     return ""
 
 
-def go_back_to_cut(folder: RunFolder, experiment: Experiment) -> None:
+def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = False) -> None:
     """Put aside the checkpoints and parts that are newer than the newest whole cut of a
-    run that resumes exactly. Raises `CheckpointError` where there is none."""
+    run that resumes exactly. Where there is none all of them, to `or_begin` anew; else
+    raises `CheckpointError`."""
     members = dict(experiment.members())
     actors = [name for name, config in members.items() if isinstance(config, Actors)]
     with_part = [name for name in members if has_part(experiment, name)]
+    with_part += [RUNNER] * bool(experiment.curriculum)
     policies = experiment.trained()
-    if not experiment.exact_resume or not actors or not folder.has_checkpoints(policies):
+    begun = or_begin or folder.has_checkpoints(policies)
+    if not experiment.exact_resume or not actors or not begun:
         return
     parts = {
         name: {number_of(found.path): found for found in readable(folder.path / CUTS / name)}
@@ -322,11 +358,24 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment) -> None:
         kept = [*paths.values(), *(each.path for each in same)]
         for path in kept:
             newer = checkpoints(path.parent)
-            for later in newer[newer.index(path) + 1 :]:
-                later.rename(later.with_name(f"later-{later.name}"))
+            _put_aside(newer[newer.index(path) + 1 :])
+        return
+    if or_begin:
+        for place in [*map(folder.checkpoints, policies), *(folder.path / CUTS / name for name in with_part)]:
+            _put_aside(checkpoints(place))
         return
     raise CheckpointError(
         f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run was killed before "
         "all its workers had written the first one. Train anew; or set exact_resume to false in its "
         "config.json, and it goes on from its newest checkpoint with new episodes"
     )
+
+
+def _put_aside(paths: Iterable[Path]) -> None:
+    """Rename checkpoints, or parts of cuts. What has that name is of the same updates, at
+    which the run was before."""
+    for path in paths:
+        aside = path.with_name(f"later-{path.name}")
+        if aside.exists():
+            rmtree(aside)
+        path.rename(aside)

@@ -4,13 +4,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tidemill.api.control_messages import Episodes, State, WorkerStatistics
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.transport import Link
 from tidemill.core.clock import awake
+from tidemill.core.cut import Part
 from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally, summary
-from tidemill.run.episode_windows import CHECKPOINTS, CheckpointEpisodes, EpisodeWindows
+from tidemill.run.episode_windows import (
+    CHECKPOINTS,
+    CheckpointEpisodes,
+    EpisodeWindows,
+    SavedEpisodes,
+)
 from tidemill.workers.trainer_config import COUNTED
 
 NEWEST = {
@@ -256,6 +264,20 @@ class Progress:
                 self.windows.clear(policy)
                 if points and points[-1].stage == self.stage:
                     self.windows.restore(points[-1].episodes)
+
+    def state(self) -> Part:
+        """Return what decides when a curriculum's stages begin, for a cut of the run."""
+        assert self.windows is not None
+        last = {policy: msgspec.to_builtins(self.windows.plain(policy)) for policy in self.trained}
+        return {"stage": self.stage, "episodes": self.episodes, "measured": self.measured, "last": last}
+
+    def load_state(self, state: Part, checkpoints: Mapping[str, int]) -> None:
+        """Go on from what `state` told, of a cut with these checkpoints: by policy, after
+        how many updates."""
+        self.stage, self.episodes, self.measured = state["stage"], state["episodes"], dict(state["measured"])
+        for policy, updates in checkpoints.items():
+            episodes = msgspec.convert(state["last"][policy], dict[str, SavedEpisodes])
+            self.checkpoint_episodes[policy] = [CheckpointEpisodes(updates, self.stage, episodes)]
 
     def keep_last(self) -> None:
         """Keep the last episodes of the whole run, which has written its last

@@ -17,6 +17,7 @@ from tidemill.run.episode_windows import read_saved_episodes
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.progress import Progress
 from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.workers.cut_files import RUNNER, read_part_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ResumePoint:
         """Return that of the run in `folder`, or of those of its policies. Who `leads` it
         renames damaged checkpoints, so that they are never counted again."""
         progress, name, unfinished = Progress(), "", False
-        checkpoint_episodes = {}
+        checkpoint_episodes, updates = {}, dict[str, int]()
         with suppress(OSError):  # none: the run was killed early
             checkpoint_episodes = read_saved_episodes(read_plain(folder.path / EPISODES))
         for policy in experiment.trained() if policies is None else policies:
@@ -58,14 +59,13 @@ class ResumePoint:
                     print(f"warning: {warning}; going on from {path}", file=sys.stderr)
             try:
                 progress.steps = max(progress.steps, int(facts["steps"]))
-                progress.updates = max(progress.updates, int(facts["updates"]))
+                updates[policy] = int(facts["updates"])
+                progress.updates = max(progress.updates, updates[policy])
                 progress.dropped += int(facts["dropped"])
                 progress.changes = max(progress.changes, int(facts.get("changes", 0)))
                 progress.seconds = max(progress.seconds, float(facts["seconds"]))
                 progress.checkpoint_episodes[policy] = [
-                    point
-                    for point in checkpoint_episodes.get(policy, ())
-                    if point.updates <= int(facts["updates"])
+                    point for point in checkpoint_episodes.get(policy, ()) if point.updates <= updates[policy]
                 ]
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise CheckpointError(
@@ -89,6 +89,8 @@ class ResumePoint:
                     progress.lost_steps = _whole(record.get("lost/steps", progress.lost_steps))
                     stage = max(stage, _whole(record.get("curriculum/stage", 1)))
         progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
+        if experiment.exact_resume and experiment.curriculum:
+            progress.load_state(read_part_of(folder.path, RUNNER), updates)
         return cls(name, progress, unfinished)
 
     def refuse_reached(self, folder: Path, limits: Limits) -> None:

@@ -24,6 +24,7 @@ from tidemill.metrics.writer import MetricsWriter
 from tidemill.run.control_folder import ControlFolder
 from tidemill.run.control_socket import ControlSocket
 from tidemill.run.controller import Controller
+from tidemill.run.cuts import go_back_to_cut
 from tidemill.run.events import Event, EventLog
 from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.interrupts import Interrupts
@@ -89,6 +90,7 @@ class RunLifecycle:
             def go_back(policies: Sequence[str], others: Progress) -> Progress:
                 nonlocal metrics
                 check(folder.path)
+                go_back_to_cut(folder, job.experiment, or_begin=True)
                 saved = [policy for policy in policies if folder.has_checkpoints([policy])]
                 point = ResumePoint.of(folder, job.experiment, saved).progress
                 metrics.close()

@@ -4,7 +4,8 @@ end of the run.
 A death is the end of a worker's process that nobody asked for; an error that a worker
 reports is none, since it would come again. With a worker die those that cannot go on
 without it: all that share its process, equal trainers, and with a replay memory whoever
-gathers for it. All of them begin their next life together. Each is told to be what the
+gathers for it; of a run that resumes exactly all workers, which go back to its newest
+cut. All of them begin their next life together. Each is told to be what the
 one before was told to be; trainers go back to their newest checkpoint. A group has so
 many lives (`WorkerConfig.restarts`), with pauses that grow between them; whoever dies
 twice before it ever ran ends the run at once.
@@ -24,6 +25,7 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.run.events import Event
 from tidemill.run.progress import Member
+from tidemill.workers.cut_files import go_back_together
 
 # seconds for workers to become READY, since the last word of any that is not (of
 # environments that it has made, say)
@@ -58,6 +60,9 @@ def live_together(experiment: Experiment) -> dict[str, list[str]]:
                 if (theirs := together[target]) is not (ours := together[edge.source]):
                     ours += theirs
                     together |= dict.fromkeys(theirs, ours)
+    if exact := go_back_together(experiment):
+        all_of_them = list(dict.fromkeys(other for name in exact for other in together[name]))
+        together |= dict.fromkeys(all_of_them, all_of_them)
     order = [name for name, _ in experiment.members()]
     return {name: sorted(names, key=order.index) for name, names in together.items()}
 
@@ -141,6 +146,8 @@ class Supervisor:
         self._facts, self._orders = facts, orders
         self._processes = {name: names for names in experiment.processes() for name in names}
         self._together = live_together(experiment)
+        # what survivors know is of no cut
+        self._exact = bool(go_back_together(experiment))
         self._deaths: dict[str, deque[float]] = {}  # when, by group
         self._stillborn: set[str] = set()  # who died before it ran, and has not run since
         self._buried: list[Burial] = []
@@ -190,6 +197,7 @@ class Supervisor:
             other
             for other in names
             if other not in dead
+            and not self._exact
             and self._members[other].state in _RAN
             and any(port.role == "sum" for port in self._members[other].config.ports())
         ]

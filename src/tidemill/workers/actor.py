@@ -29,7 +29,7 @@ from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import HEARTBEAT, PollResult, Worker
-from tidemill.workers.cut_files import OTHERWISE, has_part, read_part, write_part
+from tidemill.workers.cut_files import has_cut, has_part, read_part, write_part
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.lockstep import check_lockstep
@@ -131,10 +131,11 @@ class ActorWorker(Worker):
         self._ring.keep_episodes()
         for client in self._clients.values():
             client.state()  # so that a policy which cannot tell its random stream is refused now
-        if self.context.life:
-            self._tell(OTHERWISE)
-        elif self.context.resume is not None:
+        if has_cut(self.context):
             part = read_part(self.context)
+            stages = self.context.experiment.curriculum
+            for number, stage in enumerate(stages[: part.get("stage", 0) + 1]):
+                self._ring.enter_stage(number, stage.options)  # of which open episodes are
             for number, client in enumerate(self._clients.values()):
                 client.load_state(part["clients"][str(number)])
             self._refresh.load_state(part["refresh"])
@@ -154,6 +155,7 @@ class ActorWorker(Worker):
             "clients": {str(number): client.state() for number, client in enumerate(self._clients.values())},
             "refresh": self._refresh.state(),
             "ring": self._ring.state(),
+            "stage": self.stage,
         }
         try:
             write_part(self.context, part, self.cut, checkpoints)

@@ -8,6 +8,7 @@ from tidemill.api.edges import group_of, number
 from tidemill.api.experiment import Context, Experiment
 from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError
+from tidemill.replay.queue import Queue
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, read_newest, write_checkpoint
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
@@ -16,22 +17,48 @@ CUTS = "cuts"
 KEPT = 4
 """Cuts of which a worker keeps its part: one more than trainers keep checkpoints, since
 theirs are written first."""
+RUNNER = "runner"
+"""Whose part is what is known of the run as a whole: of one with a curriculum, whose
+stages follow from that."""
 PART = "part"
-OTHERWISE = (
-    "it begins another life, so that the run does not go on as it would have without this death "
-    "(exact_resume goes back further: stop the run, and resume it)"
-)
-"""What a worker tells that cannot be where the one before it was."""
+
+
+def has_cut(context: Context) -> bool:
+    """Return whether a worker goes on from its part of a cut: in a run that is resumed,
+    and in a later life, where a cut is whole by now."""
+    folder = context.folder
+    written = folder is not None and checkpoints(Path(folder) / CUTS / context.name)
+    return context.resume is not None or bool(context.life and written)
+
+
+def go_back_together(experiment: Experiment) -> list[str]:
+    """Return the workers that go back to the newest cut where one of them dies: all of a
+    run that resumes exactly, but for those that watch. None of a run that has only
+    replay memories, which keep what they need themselves."""
+    members = dict(experiment.members())
+    if not experiment.exact_resume or not any(isinstance(each, Actors) for each in members.values()):
+        return []
+    return [
+        name
+        for name, config in members.items()
+        if isinstance(config, TrainerConfig) or has_part(experiment, name)
+    ]
 
 
 def has_part(experiment: Experiment, worker: str) -> bool:
     """Return whether a worker writes a part of each cut."""
     config = experiment.workers[group_of(worker)]
     if isinstance(config, Trainer):
-        return config.max_policy_lag != 0 or number(worker) > 0
+        return holds_samples(config) or number(worker) > 0
     if isinstance(config, Actors):
         return not only_judges(experiment, config)
     return not (isinstance(config, TrainerConfig | ActorConfig) or config.watches)
+
+
+def holds_samples(config: Trainer) -> bool:
+    """Return whether what waits in a trainer's buffer is more than follows from what its
+    producers have in hand: a queue in lockstep has one sample of each."""
+    return config.max_policy_lag != 0 or config.buffer != Queue()
 
 
 def only_judges(experiment: Experiment, config: ActorConfig) -> bool:
@@ -56,10 +83,15 @@ def number_of(path: Path) -> int:
 def write_part(context: Context, part: Part, number: int, goes_with: Mapping[str, int]) -> None:
     """Write the worker's part of cut `number`, which goes with these checkpoints: by
     policy, after how many updates. Raises `CheckpointError`."""
-    if context.folder is None:
-        return
+    if context.folder is not None:
+        write_part_of(Path(context.folder), context.name, part, number, goes_with)
+
+
+def write_part_of(run: Path, name: str, part: Part, number: int, goes_with: Mapping[str, int]) -> None:
+    """Write what worker `name`, or the runner, has of a cut of the run in folder `run`:
+    see `write_part`."""
     arrays, facts = flatten(part)
-    folder = Path(context.folder) / CUTS / context.name
+    folder = run / CUTS / name
     told = {PART: facts, "checkpoints": dict(goes_with)}
     write_checkpoint(folder, checkpoint_name(number), {PART: arrays}, told, KEPT)
 
@@ -67,7 +99,13 @@ def write_part(context: Context, part: Part, number: int, goes_with: Mapping[str
 def read_part(context: Context) -> Part:
     """Return the worker's part of the newest cut. Raises `CheckpointError`."""
     assert context.folder is not None
-    found = read_newest(Path(context.folder) / CUTS / context.name)
+    return read_part_of(Path(context.folder), context.name)
+
+
+def read_part_of(run: Path, name: str) -> Part:
+    """Return what worker `name`, or the runner, has of the newest cut of the run in
+    folder `run`. Raises `CheckpointError`."""
+    found = read_newest(run / CUTS / name)
     try:
         return unflatten(found.arrays[PART], found.facts[PART])
     except (KeyError, TypeError, AttributeError) as error:

@@ -68,7 +68,7 @@ from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counted_episodes import counted_of
-from tidemill.workers.cut_files import OTHERWISE, read_part, write_part
+from tidemill.workers.cut_files import has_cut, read_part, write_part
 from tidemill.workers.elo_rating import performance
 from tidemill.workers.info_numbers import FIELD, Numbers, by_name, means, unpack
 from tidemill.workers.trainer_config import check_pushed
@@ -268,9 +268,7 @@ class EvaluationWorker(Worker):
         self._return, self._elo, self._beats, self._in = (
             f"{config.name}/{what}" for what in ("return", "elo", "beats", "stage")
         )
-        if self._exact and context.life:
-            self.report(Notice(OTHERWISE))
-        elif self._exact and context.resume is not None:
+        if self._exact and has_cut(context):
             self._load_part(read_part(context))
         return Facts()
 

@@ -31,7 +31,7 @@ from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import OTHERWISE, read_part, write_part
+from tidemill.workers.cut_files import has_cut, read_part, write_part
 from tidemill.workers.mapping import MappingThread
 
 
@@ -289,9 +289,7 @@ class PolicyWorker(Worker):
             if name in asked
         )
         self._served = list(self._service_order)
-        if context.experiment.exact_resume and context.life:
-            self.report(Notice(OTHERWISE))
-        elif context.experiment.exact_resume and context.resume is not None:
+        if context.experiment.exact_resume and has_cut(context):
             part = read_part(context)
             for number, served in enumerate(self._served):
                 served.load_state(part[str(number)])

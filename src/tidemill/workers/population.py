@@ -33,7 +33,7 @@ from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Ver
 from tidemill.store.query import Query
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import read_part, write_part
+from tidemill.workers.cut_files import has_cut, read_part, write_part
 from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.trainer_config import TrainerConfig, check_pushed
 from tidemill.workers.version_metadata import field_of, with_settings
@@ -224,7 +224,7 @@ class PopulationWorker(Worker):
                     f"{spaces[first]} and {spaces[other]}"
                 )
         self._database = ParameterDatabase(Path(self.context.folder) / PARAMETERS)
-        if self.context.experiment.exact_resume and self.context.resume is not None and not self.context.life:
+        if self.context.experiment.exact_resume and has_cut(self.context):
             self._load_part(read_part(self.context))
         return Facts()
 

@@ -8,6 +8,7 @@ gradients (`workers.data_parallel`).
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_part, read_part, write_part
+from tidemill.workers.cut_files import has_part, holds_samples, read_part, write_part
 from tidemill.workers.learner import Learner
 from tidemill.workers.trainer_config import Trainer
 
@@ -42,12 +43,18 @@ class TrainerWorker(Worker):
             self.clock,
             self.report,
             self._beat,
-            first_version=context.life * VERSIONS_OF_LIFE,
+            # in runs that resume exactly nobody outlives the weights that are undone
+            first_version=0 if context.experiment.exact_resume else context.life * VERSIONS_OF_LIFE,
         )
         self._exact = context.experiment.exact_resume
         self._has_part = self._exact and has_part(context.experiment, context.name)
+        self._holds = self._exact and holds_samples(config)
         self._told = False  # that a checkpoint is due
         self._to_rest = False  # for a cut, together with equal trainers
+        # Whether an update of equal trainers is done within the turn of the one whose
+        # batch is full last, so that nobody sees a half of it: they take turns then.
+        self._at_once = self._exact and config.count > 1 and config.max_policy_lag != 0
+        self._meets = False  # from when its batch is full until the update is done
         self._finished = False  # the last checkpoint is written
         self._batch_steps = 0  # of the last update
         self._loop = self._train()
@@ -56,7 +63,8 @@ class TrainerWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, learner = self._config, self.learner
         source = self._source = learner.connect(facts)
-        if learner.found is not None and not self.context.life and self._has_part:
+        part: Part = {}
+        if learner.found is not None and self._has_part:
             part = read_part(self.context)
             if "taken" in part:
                 source.load_state(part["taken"])
@@ -68,10 +76,25 @@ class TrainerWorker(Worker):
             )
         demand = learner.demand(config.batch_size, config.max_policy_lag)
         self._buffer = returned(config.buffer.build(source, demand), Buffer, config.buffer.build)
+        self._load_buffer(part.get("buffer"))
         needs = *learner.build(), *self._buffer.needs
         self._buffer.least = learner.least  # what the weights of undone updates have played
         copies = learner.algorithm.batch_copies
         return Facts(memory=(*needs, *demand.batches(source.offered() or (), copies)))
+
+    def _load_buffer(self, state: Part | None) -> None:
+        """Be where the buffer was when the run was cut, if it was. Raises `ConfigError`
+        for one that could not tell, in a run that resumes exactly."""
+        config, buffer = self._config, self._buffer
+        if self._holds and buffer.state() is None:
+            raise ConfigError(
+                f"exact_resume = True cannot be had here: {type(config.buffer).__name__}, the buffer of "
+                f"{self.context.name}, has no state() (see tidemill.api.buffer); give it one, take Queue(), "
+                "or leave out exact_resume"
+            )
+        if state is not None:
+            buffer.load_state(state["held"])
+            buffer.counts = SampleCounts(**state["counts"])
 
     def start(self) -> None:
         self.learner.start()
@@ -96,11 +119,43 @@ class TrainerWorker(Worker):
         self.learner.equal_trainers.begin_to_end()
 
     def _poll(self) -> PollResult:
-        result, learner = next(self._loop), self.learner
+        result, learner, equals = self._go_on(), self.learner, self._equals()
+        if len(equals) == self._config.count and all(each._meets for each in equals):
+            while any(each._meets for each in equals):
+                for each in equals:
+                    if each is not self:
+                        each.attend()
+                    elif self._meets:
+                        result = self._go_on()
         if self._reason is not None and learner.equal_trainers.missing() and not self.ended:
             learner.equal_trainers.leave(learner.algorithm, learner.policy, learner.version)
             super().exit(self._reason)
         return result
+
+    def _equals(self) -> "list[TrainerWorker]":
+        """Return all equal trainers where they update at once."""
+        return [self, *cast("Sequence[TrainerWorker]", self.attendants)] if self._at_once else []
+
+    def _go_on(self) -> PollResult:
+        try:
+            return next(self._loop)
+        except BaseException:
+            for each in self._equals():
+                each._meets = False  # nobody waits for one that has failed
+            raise
+
+    def attend(self) -> None:
+        """Go on with the update for which all equal trainers have a batch."""
+        if not self._meets:
+            return
+        try:
+            result = self._go_on()
+            self._samples += result.sample_count
+            self._batches += result.batch_count
+            if self.ended:
+                self._close()
+        except BaseException as error:
+            self._fail(error)
 
     def _train(self) -> Iterator[PollResult]:
         """The trainer's life, in pieces that never wait."""
@@ -117,26 +172,28 @@ class TrainerWorker(Worker):
                     self._end_at_limits()
                 if self._reason is None:
                     yield PollResult()
-            batch = taken or ()
-            counts, self._buffer.counts = self._buffer.counts, SampleCounts()
+            batch, self._meets = taken or (), True
             agreed = yield from learner.equal_trainers.agree(
                 self._reason is not None,
                 not learner.changes,
                 batch,
-                counts,
+                self._buffer.counts,
                 waiting=taken is None,
                 cut=self.cut if self._to_rest else 0,
             )
             if not agreed.unchanged:  # all have been told, and all of the same first
                 learner.apply_change()
-            counters.add(agreed)
             if agreed.ending:
                 break
             if agreed.waiting:
+                self._meets = False
                 self._rest(int(agreed.cut))
                 yield PollResult()
                 continue
+            counters.add(agreed)
+            self._buffer.counts = SampleCounts()
             if not agreed.rows:
+                self._meets = False
                 self._buffer.release()
                 yield PollResult(0, 1)
                 continue
@@ -170,9 +227,11 @@ class TrainerWorker(Worker):
                 self._save_when_due()
             self._end_at_limits()
             result = PollResult(sum(buffered.trained for buffered in batch), 1)
+            self._meets = False
             if self._reason is None:
                 yield result
         yield from learner.equal_trainers.end(self._finish)
+        self._meets = False
         super().exit(self._reason or "")
         yield result
 
@@ -190,8 +249,8 @@ class TrainerWorker(Worker):
 
     def _hold(self, message: Hold) -> None:
         """See `Worker._hold`. Equal trainers rest between two updates, once they have
-        agreed on it."""
-        if not self.learner.equal_trainers.others:
+        agreed on it; where they update at once they never are within one."""
+        if not self.learner.equal_trainers.others or self._at_once:
             super()._hold(message)
             return
         self.cut, self._to_rest = message.cut, message.on
@@ -243,13 +302,14 @@ class TrainerWorker(Worker):
 
     def _write_part(self) -> None:
         """Write what this trainer has of a cut besides its policy's checkpoint: what it
-        has taken since the last update, which in lockstep is one sample of each producer
-        in their order; and of equal ones what each draws."""
+        has taken and not trained on, which of a queue in lockstep is one sample of each
+        producer in their order; and of equal ones what each draws."""
         if not self._has_part:
             return
         part = dict[str, Part]()
-        if self._config.max_policy_lag != 0:
+        if self._holds:
             part["taken"] = self._source.state()
+            part["buffer"] = {"held": self._buffer.state(), "counts": vars(self._buffer.counts)}
         if number(self.context.name):
             part["algorithm"] = self.learner.algorithm.state()
         updates = {self._config.policy: self.learner.counters.updates}
