@@ -507,6 +507,31 @@ def test_strangers_fill_no_memory():
     context.term()
 
 
+def test_a_host_that_is_dropped_is_let_in_no_more_and_its_name_may_be_another_s(hosts, closing):
+    here, there = hosts
+    join(here, there)
+    until(lambda: here.others["there"].hellos == 2, *hosts)
+    here.drop("there")
+    other = closing(Host("there"))
+    _, ports = here.listen("there", other.keys.public, LOOPBACK)  # before it has turned
+    here.turn(0.0)
+    assert set(here._door.admitted.values()) == {other.keys.public}
+    peer = other.call("here", here.keys.public, LOOPBACK, ports)
+    until(lambda: peer.hellos == 2, here, other)
+    here.drop("there")
+    here.turn(0.0)
+    assert here._door.admitted == {}
+
+
+def test_what_a_host_cannot_be_told_at_once_is_named_here(hosts):
+    here, there = hosts
+    at_here, _ = join(here, there)
+    until(lambda: at_here.hellos == 2, *hosts)
+    at_here._say(at_here.lines[1], Positions([Position(0, 1, 0)] * (messages.FRAME_LIMIT // 4)))
+    assert "a Positions of " in at_here.ended and "1,048,576 come at once" in at_here.ended
+    here.turn(0.0)  # and what is left to say is not
+
+
 def test_a_caller_tells_a_host_with_another_key_from_the_one_it_means(hosts):
     here, there = hosts
     _, ports = here.listen("there", there.keys.public, LOOPBACK)

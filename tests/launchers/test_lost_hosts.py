@@ -203,7 +203,7 @@ def test_whoever_has_many_descriptors_open_can_hold_an_agent() -> None:
     try:
         while opened[-1] < 1024:
             opened.append(os.dup(opened[0]))
-        held = StandIn("b#1", LOOPBACK, None)
+        held = StandIn("b#1", LOOPBACK)
         wait_until(lambda: held.key or held.error, 60, "it has told its key")
         held.close()
         assert held.error == "" and len(held.key) == 40
@@ -211,3 +211,14 @@ def test_whoever_has_many_descriptors_open_can_hold_an_agent() -> None:
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_a_stand_in_wrote_last_is_told_with_its_end() -> None:
+    held = StandIn("b#1", LOOPBACK)
+    try:
+        wait_until(lambda: held.key, 60, "it has told its key")
+        held.introduce(b"no introduction\n")
+        wait_until(held.ended, 60, "it has ended")
+        assert "status 1" in held.ended() and "this is no introduction" in held.ended()
+    finally:
+        held.let_go()

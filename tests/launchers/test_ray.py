@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from tests.launchers.test_hosts import experiment, weights
@@ -26,6 +27,10 @@ from tidemill.launchers.table import make_launcher, with_options
 from tidemill.training.check_resume import compare
 
 pytest.importorskip("ray")
+
+from tidemill.launchers.ray import RayEngine
+from tidemill.launchers.ray_driver import Back, BroughtHost, Ended, Wanted
+
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
 
 
@@ -57,23 +62,32 @@ def ray() -> Iterator[str]:
             ray_start(f"--address={own}:{port}", f"--node-ip-address={own}")
             yield f"{own}:{port}"
         finally:
-            of_ray = [
-                p for p in psutil.process_iter(["cmdline"]) if folder in " ".join(p.info["cmdline"] or ())
-            ]
+            of_ray = of_token()
             for process in of_ray:
                 process.kill()
             psutil.wait_procs(of_ray, 10)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def ours() -> list[psutil.Process]:
-    """Return what runs of Tidemill have begun of this Ray, and on its hosts."""
-    names = {"tidemill.launchers.host", "tidemill.launchers.ray_driver", "tidemill.launchers.entry"}
+def of_token() -> list[psutil.Process]:
+    """Return what lives and was started with this Ray's token: all of it, and all that
+    runs have begun. (Not all of Ray's processes name its folder.)"""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             of_this = process.environ().get("RAY_AUTH_TOKEN") == TOKEN["RAY_AUTH_TOKEN"]
-            if of_this and names & set(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+            if of_this and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def ours() -> list[psutil.Process]:
+    """Return what runs of Tidemill have begun of this Ray, and on its hosts."""
+    names = {"tidemill.launchers.host", "tidemill.launchers.ray_driver", "tidemill.launchers.entry"}
+    found = []
+    for process in of_token():
+        with suppress(psutil.Error):
+            if names & set(process.cmdline()):
                 found.append(process)
     return found
 
@@ -198,6 +212,34 @@ def test_what_ray_cannot_give_is_said(ray: str, options: dict[str, Any], said: s
     with pytest.raises(RunError, match=said):
         train(experiment(), launch=launch, layout="given", run_dir=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_wrong_token_is_named(ray: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", uuid.uuid4().hex)
+    with pytest.raises(RunError, match=r"does not let us in: .*InvalidAuthToken.*; is its token the one"):
+        train(
+            experiment(), launch=with_options("ray", {"address": ray}), layout="given",
+            run_dir=tmp_path / "run", quiet=True,
+        )  # fmt: skip
+
+
+def test_an_agent_that_has_ended_before_it_was_asked_for_is_not_given() -> None:
+    engine = RayEngine(Wanted("", None, False))
+    engine._driver = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert engine._driver.stdin is not None
+    back = Back("b", BroughtHost("10.0.0.2", 1, "key"))
+    try:
+        for told in (Ended("b", "once"), back, Ended("b", "twice")):
+            engine._driver.stdin.write(msgspec.json.encode(told) + b"\n")
+            engine._driver.stdin.flush()
+        wait_until(lambda: engine.ended("b") == "twice", 30, "it is heard")
+        assert engine.again("b") is None
+        engine._driver.stdin.write(msgspec.json.encode(back) + b"\n")
+        engine._driver.stdin.flush()
+        wait_until(lambda: engine.again("b") is not None, 30, "another one is")
+        assert engine.ended("b") == ""
+    finally:
+        engine.close()
 
 
 def test_options_that_cannot_be_are_said() -> None:

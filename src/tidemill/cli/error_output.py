@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tidemill.core.errors import Interrupted, TidemillError, place
-from tidemill.core.forgiving_output import forgiving_output
+from tidemill.core.forgiving_output import forgiving_output, printable
 from tidemill.core.user_code_loading import is_installed
 from tidemill.run.trust import Trust
 
@@ -49,7 +49,7 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             print(error, file=sys.stderr)
             raise typer.Exit(exit_status(error.reason)) from None
         except TidemillError as error:
-            print(f"error: {_printable(str(error))}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             raise typer.Exit(1) from None
         except FileNotFoundError:
             if _here():
@@ -60,7 +60,7 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
             where = place(error, _own)
             if not where:
                 raise
-            print(f"error: {_printable(f'{type(error).__name__}: {error}{where}')}", file=sys.stderr)
+            print(f"error: {printable(f'{type(error).__name__}: {error}{where}')}", file=sys.stderr)
             raise typer.Exit(1) from None
 
     return wrapped
@@ -69,14 +69,6 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
 def _own(file: str) -> bool:
     """True of a user's own file, which is neither installed nor Python's."""
     return os.path.isfile(file) and not is_installed(Path(file).resolve())
-
-
-def _printable(text: str) -> str:
-    """Return a text without what a terminal would obey: it may tell what stands in a file
-    of somebody else's."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text
-    )
 
 
 def word(trust: bool) -> Trust:
@@ -108,7 +100,9 @@ def print_findings(findings: "Iterable[Finding]") -> bool:
     for finding in findings:
         failed |= finding.level == "fail"
         color = {"ok": "green", "warn": "yellow", "fail": "red"}[finding.level]
-        table.add_row(Text(finding.level, color), finding.name, Text(finding.message), Text(finding.cure))
+        table.add_row(
+            Text(finding.level, color), finding.name, Text(printable(finding.message)), Text(finding.cure)
+        )
     print_table(table)
     return not failed
 

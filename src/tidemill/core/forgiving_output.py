@@ -25,6 +25,14 @@ _PLAIN = str.maketrans(
 )
 
 
+def printable(text: str) -> str:
+    """Return a text without what a terminal would obey: it may tell what stands in a file
+    of somebody else's, or what another host has said."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1] for letter in text
+    )
+
+
 class _Forgiving:
     """A text stream in place of another, which it writes to."""
 

@@ -91,6 +91,7 @@ class HostConnection:
         self._context, self._keys, self.name, self._thread = context, keys, name, thread
         self._prefix: list[bytes] = []
         self._monitor: zmq.Socket[bytes] | None = None
+        self._admitted: tuple[Door, bytes] | None = None
         self.open = False
 
     def _make(self, kind: int) -> "zmq.Socket[bytes]":
@@ -120,6 +121,7 @@ class HostConnection:
         socket = self._make(zmq.ROUTER)
         self._prefix = [_NAME]
         door.admitted[self.name.encode()] = key
+        self._admitted = door, key
         options: dict[int, int | bytes] = {
             zmq.CURVE_SERVER: 1,
             zmq.ZAP_DOMAIN: self.name.encode(),
@@ -164,6 +166,8 @@ class HostConnection:
 
     def send(self, *frames: bytes | memoryview) -> bool:
         """Send a message. False where nobody is connected, who will say hello again."""
+        if not self.open:
+            return False
         try:  # copied: to have ZeroMQ tell when it needs a frame no more takes longer
             self.socket.send_multipart([*self._prefix, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -189,6 +193,10 @@ class HostConnection:
         if self._monitor is not None:
             self.socket.disable_monitor()
             self._monitor = None
+        if self._admitted is not None:
+            (door, key), self._admitted = self._admitted, None
+            if door.admitted.get(self.name.encode()) == key:  # no other host has the name by now
+                del door.admitted[self.name.encode()]
         if self.open:
             self.socket.close(0)
             self.open = False

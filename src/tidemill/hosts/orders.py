@@ -2,10 +2,10 @@
 nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
-`IntroduceAgent`, `LetGo`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`, `Close`. Up:
-`Here`, `Listening`, `Launched`, `Parted`, `WantVersion`, `Vacated`, `AgentKey`,
-`AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`, `Leaving`,
-`Closed`.
+`IntroduceAgent`, `LetGo`, `HangUp`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`,
+`Close`. Up: `Here`, `Listening`, `Launched`, `Parted`, `WantVersion`, `Vacated`,
+`AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`,
+`Leaving`, `Closed`.
 """
 
 from typing import TypeVar
@@ -213,6 +213,12 @@ class LetGo(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     agent: str
 
 
+class HangUp(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to know an agent no more, which is gone."""
+
+    agent: str
+
+
 class AgentEnded(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The report of how a held agent has ended."""
 
@@ -296,6 +302,7 @@ Order = (
     | HoldAgent
     | IntroduceAgent
     | LetGo
+    | HangUp
     | KnownVersions
     | VersionPart
     | Speak

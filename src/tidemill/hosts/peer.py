@@ -17,6 +17,7 @@ import zmq
 from tidemill.core.errors import SchemaError
 from tidemill.hosts.connections import HostConnection
 from tidemill.hosts.messages import (
+    FRAME_LIMIT,
     Hello,
     Lease,
     Message,
@@ -166,8 +167,13 @@ class Peer:
         self._say(line, Hello(line.session, positions, self.words.heard if line is self._control else 0))
 
     def _say(self, line: _Line, message: Message) -> bool:
+        data = pack(message)
+        if len(data) > FRAME_LIMIT:  # ZeroMQ over there would hang up, without a word
+            what = f"a {type(message).__name__} of {len(data):,} bytes, and {FRAME_LIMIT:,} come at once"
+            self.end(f"{line.connection.name}: this host has to tell it {what}")
+            return False
         self.said += line is self._control
-        return line.connection.send(pack(message))
+        return line.connection.send(data)
 
     @property
     def silence_s(self) -> float:
@@ -256,6 +262,9 @@ class Peer:
         lives = self.outgoing.get(position.edge)
         if lives is None:
             raise SchemaError(f"it reads edge {position.edge}, which does not lead to it")
+        if len(position.after) > len(self.incoming):
+            cells = len(position.after)
+            raise SchemaError(f"it releases slots after {cells} cells, of {len(self.incoming)} edges")
         if position.epoch < lives[0].epoch:
             self.outdated += 1
         elif position.epoch > lives[-1].epoch:

@@ -27,6 +27,7 @@ from tidemill.hosts.orders import (
     Ask,
     CallHost,
     Closed,
+    HangUp,
     Here,
     HoldAgent,
     IntroduceAgent,
@@ -397,8 +398,11 @@ class Agents:
         """Have no more to do with an agent that is lost."""
         del self.known[agent.name]
         self.wire.drop(agent.name)
+        for other in self.known.values():  # also of those whom it had not met when it was lost
+            other.listening.pop(agent.name, None)
+            self.tell(other, HangUp(agent.name))
         if agent.holder == RUNNER:
-            self._held.pop(agent.name).close()
+            self._held.pop(agent.name).let_go()
         elif agent.holder is not None and (holder := self.known.get(agent.holder)) is not None:
             self.tell(holder, LetGo(agent.name))
 
@@ -452,7 +456,7 @@ class Agents:
         try:
             if holder == RUNNER:
                 address = self._engine.own_address
-                held = self._held[name] = StandIn(name, address, self._logs)
+                held = self._held[name] = StandIn(name, address)
                 while not (held.key or held.error):
                     yield
                 if held.error:
@@ -483,7 +487,7 @@ class Agents:
             if agent is not None and agent.name in self.known:
                 self._forget(agent)
             elif holder == RUNNER and name in self._held:
-                self._held.pop(name).close()
+                self._held.pop(name).let_go()
             elif holder in self.known:  # it may have it by now, or later
                 self.tell(self.known[holder], LetGo(name))
 

@@ -9,12 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from tidemill.core.errors import DeadlineError, RunError
 from tidemill.core.killed_processes import await_end
@@ -63,7 +64,7 @@ class HostEngine(ABC):
     @abstractmethod
     def start(self, logs: Path | None) -> dict[str, StartedAgent]:
         """Start an agent on every host; return them by the hosts' names. `logs`: folder
-        for what they write, or None. Raises `RunError`."""
+        for what they write; None: it is kept for `ended` alone. Raises `RunError`."""
 
     @abstractmethod
     def introduce(self, host: str, introduction: bytes) -> None:
@@ -118,20 +119,23 @@ class CommandEngine(HostEngine):
         self._hosts, self.own_address, self.own_cores = dict(hosts), address, cores
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: dict[str, Path] = {}
+        self._written: dict[str, IO[bytes]] = {}  # by agents
 
     def start(self, logs: Path | None) -> dict[str, StartedAgent]:
         for name, host in self._hosts.items():
-            if logs is not None:
+            if logs is None:
+                self._written[name] = tempfile.TemporaryFile()  # noqa: SIM115  (until it is closed)
+            else:
                 self._logs[name] = logs / f"host-{name}.log"
-            with open(self._logs.get(name, os.devnull), "wb", opener=private) as log:
-                self._agents[name] = subprocess.Popen(
-                    [*host.command, host.python, *AGENT, name],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=environment_of_ours(),
-                    start_new_session=True,  # Ctrl-C is the runner's to handle
-                )
+                self._written[name] = open(self._logs[name], "w+b", opener=private)  # noqa: SIM115
+            self._agents[name] = subprocess.Popen(
+                [*host.command, host.python, *AGENT, name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._written[name],
+                env=environment_of_ours(),
+                start_new_session=True,  # Ctrl-C is the runner's to handle
+            )
         deadline = monotonic() + START_S
         return {
             name: StartedAgent(self._key(name, deadline), host.address, host.cores)
@@ -173,8 +177,9 @@ class CommandEngine(HostEngine):
         code = self._agents[host].poll()
         if code is None:
             return ""
-        log = self._logs.get(host)
-        return how_it_ended(code, log.read_bytes() if log is not None and log.exists() else b"")
+        written = self._written[host].fileno()
+        last = max(os.fstat(written).st_size - 4 * _TAIL, 0)  # a character has 4 bytes at most
+        return how_it_ended(code, os.pread(written, 4 * _TAIL, last))
 
     def terminate(self) -> None:
         """Tell the agents to leave the run."""
@@ -198,6 +203,8 @@ class CommandEngine(HostEngine):
                     await_end(agent, f"the agent of host {name}")
                 except DeadlineError as error:
                     held.append(error)
+            if (written := self._written.pop(name, None)) is not None:  # not closed by another thread
+                written.close()
             if (log := self._logs.get(name)) is not None and log.exists() and not log.stat().st_size:
                 log.unlink()
         self._agents.clear()

@@ -41,6 +41,7 @@ from tidemill.hosts.orders import (
     CallHost,
     Close,
     Closed,
+    HangUp,
     Here,
     HoldAgent,
     IntroduceAgent,
@@ -217,13 +218,16 @@ class HostAgent:
             case HoldAgent(agent) if self.terminated:
                 self._report(AgentKey(agent, error="it was told to leave (SIGTERM)"))
             case HoldAgent(agent):
-                self._held[agent] = StandIn(agent, self._address, None)
+                self._held[agent] = StandIn(agent, self._address)
             case IntroduceAgent(agent, introduction):
                 if agent in self._held:
                     self._held[agent].introduce(introduction)
             case LetGo(agent):
                 if agent in self._held:
-                    self._held.pop(agent).close()
+                    self._let_go(agent)
+            case HangUp(agent):
+                if agent in self._wire.others:
+                    self._wire.drop(agent)
             case Work():
                 self._report(Launched(self._launch(order), self._mirror is not None))
             case KnownVersions(index):
@@ -398,8 +402,13 @@ class HostAgent:
                 self._told.add(name)
                 self._report(AgentKey(name, held.key.decode(), held.error))
             if how := held.ended():
-                self._held.pop(name).close()
+                self._let_go(name)
                 self._report(AgentEnded(name, how))
+
+    def _let_go(self, agent: str) -> None:
+        """End an agent that this one holds."""
+        self._told.discard(agent)
+        self._held.pop(agent).let_go()
 
     def _listen(self, workers: HostWorkers) -> None:
         """Report what workers say, and which are gone."""

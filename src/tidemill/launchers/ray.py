@@ -131,6 +131,7 @@ class RayEngine(HostEngine):
             told = msgspec.json.decode(line, type=Ended | Back)
             if isinstance(told, Ended):
                 self._ended[told.host] = told.how
+                self._back.pop(told.host, None)  # it has ended before it was asked for
             else:
                 self._back[told.name] = self._started(told.host)
 

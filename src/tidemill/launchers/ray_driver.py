@@ -177,6 +177,29 @@ def check_address(address: str, insecure: bool) -> None:
         )
 
 
+def check_token(address: str) -> None:
+    """Raise `NoHosts` where Ray says that it does not know the token that is set here:
+    `ray.init` would ask it anew for 25 s."""
+    import ray
+
+    with contextlib.suppress(ImportError):  # it is not among the names that Ray promises
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        try:
+            GcsClient(address=address)
+        except ray.exceptions.RayError as error:  # others, of a Ray that is not well, `ray.init` tells
+            if type(error).__name__ == "AuthenticationError":
+                raise _not_let_in(address, error) from None
+
+
+def _not_let_in(address: str, error: Exception) -> NoHosts:
+    said = str(error).partition(". ")[0]
+    return NoHosts(
+        f"the Ray at {address} does not let us in: {said}; is its token the one here (RAY_AUTH_MODE=token "
+        "with RAY_AUTH_TOKEN, or ~/.ray/auth_token)?"
+    )
+
+
 def chosen(nodes: Sequence[dict[str, Any]], own: str, hosts: int | None) -> list[dict[str, Any]]:
     """Return the other nodes that a run takes, of all that Ray knows: the largest.
     Raises `NoHosts` where there are not so many. `own`: id of the runner's."""
@@ -220,14 +243,13 @@ class RayHosts:
 
         self._ray = ray
         own = f"tidemill-{os.getpid()}"
+        if address != "auto":
+            check_token(address)
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace=own)
         except ConnectionError as error:
             if address != "auto":
-                raise NoHosts(
-                    f"the Ray at {address} does not let us in: {error}; is its token the one here "
-                    "(RAY_AUTH_MODE=token with RAY_AUTH_TOKEN, or ~/.ray/auth_token)?"
-                ) from None
+                raise _not_let_in(address, error) from None
             if wanted.hosts not in (None, 1):
                 raise NoHosts(
                     f"--hosts {wanted.hosts}: there is no Ray here; start one (`ray start --head`, and `ray "

@@ -2,7 +2,6 @@
 starts one beside itself."""
 
 import threading
-from pathlib import Path
 
 from tidemill.core.errors import RunError
 from tidemill.launchers.engine import CommandEngine, CommandHost
@@ -10,24 +9,24 @@ from tidemill.launchers.engine import CommandEngine, CommandHost
 
 class StandIn:
     """An agent that this process holds. It is started in a thread, which takes seconds on
-    a busy machine, and ends with this process.
+    a busy machine, and ends with this process. What it wrote last is told with how it has
+    ended.
 
     key: its public key, b"" before it has told it
     error: why it could not be started, "" as long as that is not known
     """
 
-    def __init__(self, name: str, address: str, logs: Path | None) -> None:
-        """`address`: this host's, by which others reach it. `logs`: see
-        `HostEngine.start`."""
+    def __init__(self, name: str, address: str) -> None:
+        """`address`: this host's, by which others reach it."""
         self.key, self.error = b"", ""
-        self._name, self._logs = name, logs
+        self._name = name
         self._engine = CommandEngine({name: CommandHost(address)}, address)
         self._closed = False
         threading.Thread(target=self._start, name=f"start {name}", daemon=True).start()
 
     def _start(self) -> None:
         try:
-            self.key = self._engine.start(self._logs)[self._name].key
+            self.key = self._engine.start(None)[self._name].key
         except (RunError, OSError, ValueError, KeyError) as error:  # also of one that was closed meanwhile
             self.error = str(error)
         if self._closed:
@@ -45,7 +44,11 @@ class StandIn:
         """Tell it to leave the run."""
         self._engine.terminate()
 
+    def let_go(self) -> None:
+        """End it, without a wait for that. This process ends after it."""
+        threading.Thread(target=self.close, name=f"end {self._name}").start()
+
     def close(self) -> None:
-        """End it."""
+        """End it, and wait for that."""
         self._closed = True
         self._engine.close()

@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.core.forgiving_output import printable
 from tidemill.run.host_table import MOST, table_of_hosts
 from tidemill.run.snapshot import EvaluationView, Snapshot, WorkerView, short
 
@@ -79,7 +80,7 @@ class View(ABC):
     def _line(self, text: str, style: str = "") -> None:
         # Never wrapped, marked up or coloured in parts: a command must survive copy and
         # paste.
-        self._console.print(Text(text, style), soft_wrap=True)
+        self._console.print(Text(printable(text), style), soft_wrap=True)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.config import encode
 from tidemill.core.errors import Overtaken, RunError, TidemillError
-from tidemill.core.forgiving_output import unawaited_output
+from tidemill.core.forgiving_output import printable, unawaited_output
 from tidemill.core.private_files import private
 from tidemill.core.secrets import hide
 from tidemill.metrics.writer import MetricsWriter
@@ -174,7 +174,7 @@ class RunLifecycle:
     def _alarm(self, text: str) -> None:
         """Tell what the controller cannot, which hangs. Called in another thread."""
         self._events.write([Event(time(), "told", cause=text)])
-        print(f"note: {text}", file=sys.stderr)
+        print(f"note: {printable(text)}", file=sys.stderr)
 
     def _keep_episodes(self, progress: Progress) -> None:
         if progress.unsaved:
@@ -193,7 +193,7 @@ class RunLifecycle:
 
     def _show_notices(self, controller: Controller) -> None:
         """Print the notices that are new: above the live view where there is one."""
-        for notice in controller.notices[self._noticed :]:
+        for notice in map(printable, controller.notices[self._noticed :]):
             if self._view is not None and self._console.is_terminal:
                 self._console.print(Text(f"note: {notice}"), soft_wrap=True)
             else:
