@@ -22,7 +22,7 @@ test: static
 
 # Each of them keeps one core busy.
 static: .venv/ready-to-test
-	$(MAKE) -j2 --output-sync=target types floors collection style $(SANITIZED)
+	$(MAKE) -j2 --output-sync=target types floors collection style
 
 types: .venv/ready-to-test
 	$(BIN)/mypy

@@ -23,6 +23,8 @@ from tidemill import (
     Actors,
     AgentSpec,
     Buffers,
+    Drawn,
+    Evaluation,
     Experiment,
     Gymnasium,
     Limits,
@@ -307,6 +309,17 @@ def dawdles() -> Experiment:
 
 def hangs() -> Experiment:
     return experiment(Gymnasium(make=f"{__file__}:Hangs"), lanes=1)
+
+
+def judged(environment: str) -> Experiment:
+    """An evaluation whose actor's process dies in its environment, each time."""
+    made = experiment(Gymnasium(make=f"{__file__}:Talker"))
+    judge = Actors(
+        environment=Gymnasium(make=f"{__file__}:{environment}"),
+        agents=(AgentSpec(parameters=Drawn(tag="evaluating"), samples="evaluation", mode="concise"),),
+        restarts=1,
+    )
+    return made.replace(workers={**made.workers, "judge": judge, "evaluation": Evaluation(games=2)})
 
 
 def dies_at_last(flag: str, saved: bool, trainers: int) -> Experiment:

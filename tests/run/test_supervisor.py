@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.run.watching import EXPERIMENTS, log_of, wait_until
+from tests.run.watching import EXPERIMENTS, leftovers, log_of, wait_until
 
 from tidemill import Experiment
 from tidemill.core.errors import ConfigError, RunError
@@ -55,6 +55,25 @@ def end_of(made: Experiment, path: Path) -> str:
     with pytest.raises(RunError) as caught:
         train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
     return str(caught.value)
+
+
+def test_a_run_goes_on_without_who_only_watches_and_dies_too_often(tmp_path: Path) -> None:
+    path, said = tmp_path / "run", "the run goes on without judge-0"
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if any(said in event.cause for event in read_events(path)):
+            control.stop()
+
+    made = experiments.judged("DiesInStep")
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert result.summary["status"] == "completed"
+    events = read_events(path)
+    assert [event.worker for event in events if event.what == "died"] == ["judge-0"] * 2
+    (told,) = [event.cause for event in events if said in event.cause]
+    assert "death 2 of judge within 600 s; 1 are allowed" in told
+    assert leftovers(path) == []
+    # one that never ran is no loss of a run that goes on
+    assert "death 2 of judge" in end_of(experiments.judged("DiesAtOnce"), tmp_path / "other")
 
 
 def test_a_group_that_dies_too_often_ends_the_run_with_the_cause(tmp_path: Path) -> None:

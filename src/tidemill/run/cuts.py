@@ -37,7 +37,7 @@ from tidemill.store.query import Query, among
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.cut_files import CUTS, RUNNER, has_part, number_of, only_judges
+from tidemill.workers.cut_files import CUTS, RUNNER, has_part, number_of, watches
 from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.judge_rounds import judge_of
 from tidemill.workers.policy import PolicyWorkers
@@ -230,7 +230,7 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
                     wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
             case ActorConfig():
                 for spec in config.agents:
-                    if isinstance(spec.parameters, Drawn) and not only_judges(experiment, config):
+                    if isinstance(spec.parameters, Drawn) and not watches(experiment, name):
                         wrong = _wrong_with_draws(experiment, config, spec, inline)
                     if wrong:
                         break

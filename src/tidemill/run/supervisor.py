@@ -8,7 +8,8 @@ gathers for it; of a run that resumes exactly all workers, which go back to its 
 cut. All of them begin their next life together. Each is told to be what the
 one before was told to be; trainers go back to their newest checkpoint. A group has so
 many lives (`WorkerConfig.restarts`), with pauses that grow between them; whoever dies
-twice before it ever ran ends the run at once.
+twice before it ever ran has no other. The run ends then, or goes on without workers that
+only watch (`WorkerConfig.watches`) and have run before.
 """
 
 from collections import deque
@@ -25,7 +26,7 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.run.events import Event
 from tidemill.run.progress import Member
-from tidemill.workers.cut_files import go_back_together
+from tidemill.workers.cut_files import go_back_together, watches
 
 # seconds for workers to become READY, since the last word of any that is not (of
 # environments that it has made, say)
@@ -116,6 +117,10 @@ def fillers(experiment: Experiment) -> dict[str, list[str]]:
     return found
 
 
+class _NoLifeLeft(RunError):
+    """A worker has used up its lives."""
+
+
 class Supervisor:
     """The supervisor of an experiment's workers.
 
@@ -152,6 +157,8 @@ class Supervisor:
         self._stillborn: set[str] = set()  # who died before it ran, and has not run since
         self._buried: list[Burial] = []
         self._births: list[Birth] = []
+        self._ran = set[str]()  # in any of their lives
+        self._watchers = {name for name, _ in experiment.members() if watches(experiment, group_of(name))}
         self._levels = levels(experiment)
         self._fillers = fillers(experiment)
 
@@ -183,16 +190,15 @@ class Supervisor:
             self._bury(other, "died", cause)
         if any(set(burial.names) >= set(names) for burial in self._buried):
             return  # it goes with those that died before it: one death more costs nothing
-        counts = not self._launcher.moves(name)
-        pause = max(self._count(group, now, said, counts) for group in dict.fromkeys(map(group_of, dead)))
-        if ran:
-            self._stillborn.discard(name)
-        elif name in self._stillborn:
-            raise RunError(
-                f"{name} is gone, for the second time before it ran, whatever restarts allows: {cause}"
-            )
-        else:
-            self._stillborn.add(name)
+        try:
+            pause = self._pause(name, dead, cause, now, ran)
+        except _NoLifeLeft as error:
+            if not (self._watchers & self._ran).issuperset(names):
+                raise
+            left = f"{error}. It only watches: the run goes on without {', '.join(names)}"
+            self._note(Event(time(), "told", name, member.life + 1, cause=left))
+            self._tell(left)
+            return
         awaited = [
             other
             for other in names
@@ -231,6 +237,21 @@ class Supervisor:
                 )
         self._buried.append(burial)
 
+    def _pause(self, name: str, dead: Sequence[str], cause: str, now: float, ran: bool) -> float:
+        """Count the death of `name`, and of those `dead` with it, and return the seconds
+        that their next lives wait. Raises `RunError` where they are to have none."""
+        said, counts = f"{name} is gone: {cause}", not self._launcher.moves(name)
+        pause = max(self._count(group, now, said, counts) for group in dict.fromkeys(map(group_of, dead)))
+        if ran:
+            self._stillborn.discard(name)
+        elif name in self._stillborn:
+            raise _NoLifeLeft(
+                f"{name} is gone, for the second time before it ran, whatever restarts allows: {cause}"
+            )
+        else:
+            self._stillborn.add(name)
+        return pause
+
     def _count(self, group: str, now: float, said: str, counts: bool) -> float:
         """Count a death in `group`, if it `counts`, and return the seconds that its next
         life waits."""
@@ -245,7 +266,7 @@ class Supervisor:
         if counts:
             deaths.append(now)
         if len(deaths) > config.restarts:
-            raise RunError(
+            raise _NoLifeLeft(
                 f"{said}.\nThat is death {len(deaths)} of {group} within {config.restarts_within_s:.0f} s; "
                 f"{config.restarts} are allowed (restarts, restarts_within_s)"
             )
@@ -336,6 +357,8 @@ class Supervisor:
     def entered(self, name: str, state: State) -> None:
         """Take note of a worker's new state."""
         member = self._members[name]
+        if state is State.RUNNING:
+            self._ran.add(name)
         if state is State.RUNNING and member.died_at:
             self._stillborn.discard(name)
             gone = awake() - member.died_at

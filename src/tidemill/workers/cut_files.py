@@ -51,7 +51,7 @@ def has_part(experiment: Experiment, worker: str) -> bool:
     if isinstance(config, Trainer):
         return holds_samples(config) or number(worker) > 0
     if isinstance(config, Actors):
-        return not only_judges(experiment, config)
+        return not watches(experiment, group_of(worker))
     return not (isinstance(config, TrainerConfig | ActorConfig) or config.watches)
 
 
@@ -61,11 +61,14 @@ def holds_samples(config: Trainer) -> bool:
     return config.max_policy_lag != 0 or config.buffer != Queue()
 
 
-def only_judges(experiment: Experiment, config: ActorConfig) -> bool:
-    """Return whether actors play for those alone that watch."""
+def watches(experiment: Experiment, group: str) -> bool:
+    """Return whether a group's workers only watch, or play for those alone that do."""
+    config = experiment.workers[group]
+    if not isinstance(config, ActorConfig):
+        return config.watches
     streams = [stream for spec in config.agents for stream in spec.streams]
     takers = {group_of(name) for stream in streams for name in experiment.holders(stream, "consume")}
-    return bool(takers) and all(experiment.workers[group].watches for group in takers)
+    return bool(takers) and all(experiment.workers[taker].watches for taker in takers)
 
 
 def newest_cut(folder: Path) -> int:
