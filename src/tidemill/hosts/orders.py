@@ -2,7 +2,7 @@
 nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
-`IntroduceAgent`, `LetGo`, `HangUp`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`,
+`IntroduceAgent`, `LetGo`, `ForgetAgent`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`,
 `Close`. Up: `Here`, `Listening`, `Launched`, `Parted`, `WantVersion`, `Vacated`,
 `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`,
 `Leaving`, `Closed`.
@@ -213,7 +213,7 @@ class LetGo(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     agent: str
 
 
-class HangUp(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class ForgetAgent(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to know an agent no more, which is gone."""
 
     agent: str
@@ -302,7 +302,7 @@ Order = (
     | HoldAgent
     | IntroduceAgent
     | LetGo
-    | HangUp
+    | ForgetAgent
     | KnownVersions
     | VersionPart
     | Speak

@@ -27,7 +27,7 @@ from tidemill.hosts.orders import (
     Ask,
     CallHost,
     Closed,
-    HangUp,
+    ForgetAgent,
     Here,
     HoldAgent,
     IntroduceAgent,
@@ -400,7 +400,7 @@ class Agents:
         self.wire.drop(agent.name)
         for other in self.known.values():  # also of those whom it had not met when it was lost
             other.listening.pop(agent.name, None)
-            self.tell(other, HangUp(agent.name))
+            self.tell(other, ForgetAgent(agent.name))
         if agent.holder == RUNNER:
             self._held.pop(agent.name).let_go()
         elif agent.holder is not None and (holder := self.known.get(agent.holder)) is not None:

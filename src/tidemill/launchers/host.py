@@ -41,7 +41,7 @@ from tidemill.hosts.orders import (
     CallHost,
     Close,
     Closed,
-    HangUp,
+    ForgetAgent,
     Here,
     HoldAgent,
     IntroduceAgent,
@@ -225,7 +225,7 @@ class HostAgent:
             case LetGo(agent):
                 if agent in self._held:
                     self._let_go(agent)
-            case HangUp(agent):
+            case ForgetAgent(agent):
                 if agent in self._wire.others:
                     self._wire.drop(agent)
             case Work():

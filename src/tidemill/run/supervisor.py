@@ -195,9 +195,9 @@ class Supervisor:
         except _NoLifeLeft as error:
             if not (self._watchers & self._ran).issuperset(names):
                 raise
-            left = f"{error}. It only watches: the run goes on without {', '.join(names)}"
-            self._note(Event(time(), "told", name, member.life + 1, cause=left))
-            self._tell(left)
+            said = f"{error}. It only watches: the run goes on without {', '.join(names)}"
+            self._note(Event(time(), "told", name, member.life + 1, cause=said))
+            self._tell(said)
             return
         awaited = [
             other

@@ -544,7 +544,7 @@ class Learner:
             "experiment": self._context.experiment.name,
             "spaces": plain_spaces(self.spaces),  # so that the policy can be built without its environment
             "settings": self._changed,
-            "returns": self.returns.kept(),
+            "returns": self.returns.values(),
             **extras.facts,
         }
         write_checkpoint(

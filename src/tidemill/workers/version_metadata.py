@@ -75,7 +75,7 @@ class TrainingReturns:
         """Take the returns of episodes that ended."""
         self._returns.extend(returns)
 
-    def kept(self) -> list[float]:
+    def values(self) -> list[float]:
         """Return them, oldest first."""
         return [*self._returns]
 
