@@ -38,8 +38,7 @@ from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.cut_files import CUTS, RUNNER, has_part, number_of, watches
-from tidemill.workers.evaluation import Evaluation
-from tidemill.workers.judge_rounds import judge_of
+from tidemill.workers.evaluation import Evaluation, judge_of
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.population import Population
 from tidemill.workers.trainer_config import Trainer, TrainerConfig

@@ -44,7 +44,7 @@ follows from the experiment alone.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -66,6 +66,7 @@ from tidemill.store.query import check_field
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counted_episodes import counted_of
 from tidemill.workers.cut_files import has_cut, read_part, write_part
@@ -226,6 +227,16 @@ class Evaluation(WorkerConfig):
         return EvaluationWorker(context, self)
 
 
+def judge_of(experiment: Experiment, specs: Iterable[PlayerSpec]) -> Evaluation | None:
+    """Return the evaluation that gets the episodes of one of `specs` in rounds, None for
+    none."""
+    streams = {stream for spec in specs for stream in spec.streams}
+    for evaluation in experiment.groups(Evaluation).values():
+        if evaluation.updates is not None and evaluation.samples in streams:
+            return evaluation
+    return None
+
+
 class EvaluationWorker(Worker):
     """The evaluation manager: it moves the tag, collects the episodes of the version that
     the tag points to, and records what they reached."""
@@ -246,6 +257,9 @@ class EvaluationWorker(Worker):
         self._discarded = 0
         self._kept: list[int] = []  # channels whose round is over, for each sample that is kept of it
         self._to_hold = 0  # samples that were kept when the run was cut, and are still to be taken again
+        self._holds = not context.life
+        """Episodes are held that complete a channel's round: not while judges may be
+        within one whose beginning nobody knows of any more."""
         self._exact = context.experiment.exact_resume and config.updates is not None
 
     def _configure(self, facts: Facts) -> Facts:
@@ -325,6 +339,7 @@ class EvaluationWorker(Worker):
         return self._database.versions(self._config.policy)
 
     def _enter_stage(self, options: Mapping[str, Any]) -> None:
+        self._holds = self._holds and self._frozen is None
         self._frozen = None  # what was played so far was of another stage
 
     def _poll(self) -> PollResult:
@@ -343,7 +358,7 @@ class EvaluationWorker(Worker):
             and (sample := self._consumer.consume()) is not None
         ):
             taken += self._count(sample)
-            if self._config.updates is not None and self._round_over(sample.channel):
+            if self._config.updates is not None and self._holds and self._round_over(sample.channel):
                 self._kept.append(sample.channel)
             else:
                 self._consumer.give_back(sample.channel)
@@ -502,7 +517,7 @@ class EvaluationWorker(Worker):
         )
         if self._is_best(reached.mean):
             self._database.tag(config.policy, config.best, frozen.version)
-        self._frozen = None
+        self._frozen, self._holds = None, True
 
     def _is_best(self, reached: float) -> bool:
         best = [

@@ -7,26 +7,13 @@ to the next version. An episode that began before goes on with that one, and cou
 neither.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
-from tidemill.api.experiment import Experiment
 from tidemill.streams.inline import InlineInferenceClient
-from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.block_agent import BlockAgent
-from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.sample_writers.concise import Concise
-
-
-def judge_of(experiment: Experiment, specs: Iterable[PlayerSpec]) -> Evaluation | None:
-    """Return the evaluation that gets the episodes of one of `specs` in rounds, None for
-    none."""
-    streams = {stream for spec in specs for stream in spec.streams}
-    for evaluation in experiment.groups(Evaluation).values():
-        if evaluation.updates is not None and evaluation.samples in streams:
-            return evaluation
-    return None
 
 
 class RoundGate:
@@ -51,8 +38,8 @@ class RoundGate:
         self._writer = cast("Concise", judged.writer)
         self._agents, self._games, self._refresh, self._ring = agents, games, refresh, ring
         ring.append(self)
-        self.waits = False
-        """The round is over, and not all of it was given back."""
+        self.waits = True
+        """The round is over, and not all of it was given back; or none has begun."""
 
     def opens(self) -> bool:
         """True when the target may step. Asked when no agent waits for an answer."""
@@ -74,7 +61,8 @@ class RoundGate:
         target is served, so that all draw in one order."""
         if self.waits or not all(agent.is_ready() for agent in self._agents):
             return False
-        self._writer.playing = self._client.version
+        if self._writer.playing != self._client.version:  # a round is of one version
+            self._writer.playing, self._writer.played[:] = self._client.version, 0
         for agent in self._agents:
             agent.get_action()  # completes the newest rows, and sends what is done
         return not all(agent.has_room() for agent in self._agents)

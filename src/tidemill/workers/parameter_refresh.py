@@ -5,6 +5,7 @@ at the start                            everybody
 replay training                         just before actions are computed: their steps
                                         were granted by the newest version's trainer
 in lockstep                             once a sample was given back, before the next
+judges in rounds                        once a round was given back, before the next
 targets of one lane                     before an episode begins: it has one version
 targets of many lanes                   after the tick in which a sample was sent
 no sample was sent for `PULL_TICKS`     those who have none, or whose rows are dropped
@@ -23,6 +24,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.stream import InferenceClient
 from tidemill.core.cut import Part
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.evaluation import judge_of
 from tidemill.workers.inference_clients import ClientKey
 
 # an actor that meets no sample boundary for so many ticks takes new parameters all the
@@ -49,6 +51,13 @@ class ParameterRefresh:
         clients: Mapping[ClientKey, InferenceClient],
         granted: bool,
     ) -> None:
+        in_rounds = {  # they are told by their gate alone
+            ClientKey.of(spec, target)
+            for spec in config.agents
+            if judge_of(experiment, [spec])
+            for target in range(config.ring)
+        }
+        clients = {key: client for key, client in clients.items() if key not in in_rounds}
         self._all, self._granted = list(clients.values()), granted
         # for lanes that begin again by themselves there is no time before a reset
         self._at_resets = config.lanes == 1 and not environment.same_step

@@ -20,8 +20,9 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent import Agent
 from tidemill.workers.block_agent import BlockAgent
+from tidemill.workers.evaluation import judge_of
 from tidemill.workers.info_numbers import InfoReader, Numbers
-from tidemill.workers.judge_rounds import RoundGate, judge_of
+from tidemill.workers.judge_rounds import RoundGate
 from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock

@@ -52,11 +52,11 @@ class Concise(Full):
         """[N], how many of each seat were sent since that was made 0."""
 
     def state(self) -> Part:
-        return {**super().state(), "played": self.played}
+        return {**super().state(), "playing": self.playing, "played": self.played}
 
     def load_state(self, state: Part) -> None:
         super().load_state(state)
-        self.played[:] = state["played"]
+        self.playing, self.played[:] = state["playing"], state["played"]
 
     def send(self) -> bool:
         complete = super().send()
