@@ -257,10 +257,10 @@ class EvaluationWorker(Worker):
         self._discarded = 0
         self._kept: list[int] = []  # channels whose round is over, for each sample that is kept of it
         self._to_hold = 0  # samples that were kept when the run was cut, and are still to be taken again
-        self._holds = not context.life
+        self._exact = context.experiment.exact_resume and config.updates is not None
+        self._holds = self._exact or not context.life
         """Episodes are held that complete a channel's round: not while judges may be
         within one whose beginning nobody knows of any more."""
-        self._exact = context.experiment.exact_resume and config.updates is not None
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
