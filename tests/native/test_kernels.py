@@ -1,6 +1,7 @@
 """What the native core computes is what numpy computes, for every distribution, option
 and instruction set: gradients are as near to those of 64 bits as numpy's."""
 
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 
@@ -275,6 +276,15 @@ def test_acting_draws_what_numpy_draws(kernels, action, deterministic, n):
     for name, array in plain.items():
         np.testing.assert_allclose(native[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
     assert case.plain._rng.bit_generator.state == case.native._rng.bit_generator.state
+
+
+def test_rows_that_were_acted_on_are_held_until_others_are(kernels):
+    case, held = Case(kernels, ActorCritic(), ACTIONS["box"]), []
+    out = allocate(case.config.answer(case.spaces), (case.n,))
+    for n in (5, 7, 6):
+        case.native.act({name: array[:n] for name, array in case.seen.items()}, {}, False, out)
+        held.append(weakref.ref(case.native._features))
+    assert [each() is None for each in held] == [True, True, False]
 
 
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf])

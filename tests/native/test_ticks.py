@@ -48,6 +48,10 @@ def test_ticks_are_counted_as_numpy_counts_them(kernels, seats, returns):
         tick.present[-1], tick.restarted[0] = number % 7 != 3, number % 11 == 4
         if number == 30:  # an environment that does not write in place
             tick.reward, tick.done = tick.reward.copy(), tick.done.copy()
+        if number == 40:  # nor in the types that it is given
+            tick.reward, tick.truncated = tick.reward.astype(np.float64), tick.truncated.astype(np.int64)
+        if number == 45:
+            tick.reward, tick.truncated = np.zeros((seats, 2), np.float32)[:, 0], tick.truncated.astype(bool)
         told = [
             each.count(tick, block, number % (ROWS + 1) - 1)
             for each, (*_, block, _) in zip(books, both, strict=True)

@@ -1,5 +1,5 @@
 /* What an actor does in each tick with arrays of a number for each seat or lane:
-   workers/step_books.py and envs/batch_lanes.py are the reference. */
+   workers/step_books.py and envs/lane_ends.py are the reference. */
 
 #include <string.h>
 

@@ -96,6 +96,8 @@ class NativeActorCritic(NumpyActorCritic):
         self._acting_network, self.training = self._described(), self._described()
         self._of_acting_network = addressof(self._acting_network)
         self._acting_arrays: dict[int, _ActingArrays] = {}  # by number of rows
+        self._features: Floats = flat[:0]  # the rows that were acted on last
+        self._of_features = 0  # where they lie
 
     def _described(self) -> KernelNetwork:
         """Return the network with scratch memory of its own."""
@@ -138,8 +140,9 @@ class NativeActorCritic(NumpyActorCritic):
                 self._acting_arrays.clear()
             work = self._acting_arrays[n] = _ActingArrays(n, self._leaves)
         rows = work.rows
-        if features is not work.features:  # the policy hands in the same ones again and again
-            work.features, rows.features = features, address(features)
+        if features is not self._features:  # the policy hands in the same ones again and again
+            self._features, self._of_features = features, address(features)
+        rows.features = self._of_features
         if deterministic is not True:
             for normal, noise in work.noise:
                 (rng.standard_normal if normal else rng.random)(None, np.float32, noise)
@@ -166,7 +169,6 @@ class _ActingArrays:
     noise: of each leaf whether its random numbers are normal, and where they go
     actions: of each leaf its name, the Box that it is, and where the core writes it, [n,
         branches]
-    features: the rows that were acted on last
     rows: what the core is handed
     of_rows: its address
     """
@@ -186,7 +188,6 @@ class _ActingArrays:
         ]
         self._kept = words, drawn
         self.log_prob, self.value = np.empty((2, n), np.float32)
-        self.features = np.empty(0, np.float32)
         self.rows = KernelActing(n=n, noise=address(drawn), action=address(words))
         for name in ("log_prob", "value"):
             setattr(self.rows, name, address(getattr(self, name)))

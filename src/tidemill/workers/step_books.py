@@ -65,15 +65,7 @@ class StepBooks:
         """Count a tick, and write its rewards into the block's row `row`, if that is any
         (>= 0). Return whether an episode ends. None, with nothing done, where the seats
         are not in step."""
-        if self._kernels is not None:
-            arrays = tick.reward, tick.done, tick.truncated, tick.present, tick.restarted
-            if not self._ticked or not all(map(is_, arrays, self._ticked)):
-                self._counted = KernelCounted(
-                    len(self._length),
-                    self._returns.dtype == np.float64,
-                    *map(address, (*arrays, self._returns, self._length)),
-                )
-                self._ticked, self._of_counted = arrays, addressof(self._counted)
+        if self._kernels is not None and self._points_at(tick):
             if block is not self._block:
                 self._block, self._rewards = block, address(block["reward"])
             place = self._rewards + row * tick.reward.nbytes if row >= 0 else None
@@ -86,6 +78,19 @@ class StepBooks:
         self._returns += tick.reward
         self._length += self._one
         return 1 in tick.done.tobytes() or 1 in tick.truncated.tobytes()
+
+    def _points_at(self, tick: Tick) -> bool:
+        """Have the core count this tick's arrays. False where an environment has put
+        others in their place that it cannot read."""
+        arrays = tick.reward, tick.done, tick.truncated, tick.present, tick.restarted
+        if not self._ticked or not all(map(is_, arrays, self._ticked)):
+            self._ticked, self._counted = arrays, None
+            forms = [(array.dtype.char, array.shape, array.flags.c_contiguous) for array in arrays]
+            if forms == [(kind, self._length.shape, True) for kind in "f????"]:
+                held = map(address, (*arrays, self._returns, self._length))
+                self._counted = KernelCounted(len(self._length), self._returns.dtype == np.float64, *held)
+                self._of_counted = addressof(self._counted)
+        return self._counted is not None
 
     def complete(self, answer: Answer, block: Arrays, row: int) -> None:
         """Write an answer for all seats, in order, into the block's row `row`, and keep
