@@ -153,9 +153,11 @@ class Columns(SampleWriter):
         """[N], the next row of each seat."""
 
     def unsent(self) -> int:
-        rows = np.arange(self._private_rows)[:, None]
         # nothing has come of the newest row's action yet
-        return steps_of(self.arrays, (rows >= self._terms.spec.burn_in) & (rows < self.position - 1))
+        ends = np.maximum(self.position - 1, 0)
+        rows = np.arange(ends.max())[:, None]
+        written = {name: self.arrays[name][: len(rows)] for name in ("done", "truncated")}
+        return steps_of(written, (rows >= self._terms.spec.burn_in) & (rows < ends))
 
     def close(self, seats: Seats) -> None:
         """The newest rows of `seats` are the last of their episodes."""
