@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -149,12 +150,12 @@ class Relay:
         self._door = socket.create_server((LOOPBACK, 0))
         self.port = self._door.getsockname()[1]
         self._ends = dict[socket.socket, socket.socket]()
-        self.carried = 0
+        self.carried, self.most = 0, sys.maxsize
         self.frozen = False
 
     def carry(self) -> None:
-        """Carry what there is, unless the line is frozen."""
-        if self.frozen:
+        """Carry what there is, unless the line is frozen, or has carried `most` bytes."""
+        if self.frozen or self.carried >= self.most:
             return
         readable = select.select([self._door, *self._ends], [], [], 0)[0]
         for end in readable:

@@ -80,27 +80,32 @@ def test_a_job_that_has_lost_its_first_node_is_queued_again_by_another_one(tmp_p
     nodes, asked = tmp_path / "nodes", tmp_path / "asked"
     nodes.write_text("")  # as of one that ends, and of one that Slurm does not tell
     variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    watch = ["bash", "-c", WATCH, "7", "a"]
+    watch = ["bash", "-c", WATCH, "7", "a", "1"]
     watching = subprocess.Popen(watch, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, text=True)
 
     def asks_on() -> bool:
         return asked.exists() and len(asked.read_text().splitlines()) > 2
 
     try:
-        for there in ("", "a,b\n"):
+        for there in ("", "1 a,b\n"):
             (tmp_path / "new").write_text(there)
             (tmp_path / "new").rename(nodes)
             asked.unlink(missing_ok=True)
-            wait_until(asks_on, 30, "it looks")
+            wait_until(asks_on, 60, "it looks")
         assert watching.poll() is None
-        (tmp_path / "new").write_text("aa,b\n")
+        (tmp_path / "new").write_text("1 aa,b\n")
         (tmp_path / "new").rename(nodes)
-        output, _ = watching.communicate(timeout=30)
+        output, _ = watching.communicate(timeout=60)
     finally:
         watching.kill()
         watching.wait()
     assert output == "scontrol requeue 7\n" and watching.returncode == 0
-    assert set(asked.read_text().splitlines()) == {"--noheader --jobs=7 --format=%N"}
+    assert set(asked.read_text().splitlines()) == {
+        "--noheader --jobs=7 --states=RUNNING --Format=RestartCnt:9,NodeList:9999"
+    }
+    # whoever was cut off meanwhile, and finds the job's next life, leaves it alone
+    late = subprocess.run([*watch[:-1], "0"], cwd=tmp_path, env=variables, capture_output=True, timeout=60)
+    assert (late.returncode, late.stdout, late.stderr) == (0, b"", b"")
 
 
 def test_what_slurm_says_of_nodes_and_times() -> None:

@@ -72,6 +72,28 @@ def test_a_version_comes_once_in_parts_and_is_that_of_the_run(
     assert len(came) == 3 and came[:2] == [1500, 1500]
     arrays, _ = copied.copy.load("p", 2)
     assert (arrays["w"] == 2).all() and copied.parts == came  # it is there
+    copied.sent.forget("b")
+    assert copied.sent.news("b") is not None
+
+
+@pytest.mark.parametrize(
+    ("policy", "version", "start"),
+    [
+        ("../run/p", 1, 0),
+        ("p", 2, 0),
+        ("p", -1, 0),
+        ("p", 1, -1),
+        ("p", 1, 1 << 63),
+        ("p\0", 1, 0),
+        ("", 1, 0),
+    ],
+)
+def test_what_nobody_can_want_is_answered_as_gone(
+    policy: str, version: int, start: int, tmp_path: Path
+) -> None:
+    database = ParameterDatabase(tmp_path / "run")
+    database.push("p", 1, {"w": np.zeros(1000, np.float32)})
+    assert VersionsSent(tmp_path / "run").part(WantVersion(policy, version, start)).data == b""
 
 
 def test_what_was_collected_meanwhile_is_gone_there_too(copied: Copied) -> None:

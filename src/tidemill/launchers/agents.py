@@ -223,7 +223,7 @@ class Agents:
         if self._thread.failed:
             raise RunError(f"the wire to other hosts has ended: {self._thread.failed}")
         for agent in list(self.known.values()):
-            while (data := agent.peer.words.read()) is not None:
+            while agent.name in self.known and (data := agent.peer.words.read()) is not None:
                 try:
                     self._take(agent, unpack_report(data))
                 except SchemaError as error:
@@ -235,16 +235,22 @@ class Agents:
             elif not agent.closed:
                 self._look_at(agent)
                 if agent.launched is not None and agent.launched.draws and not agent.lost:
-                    self._tell_versions(agent)
+                    self._send_versions(agent)
         for share in self.shares.values():
             if share.host not in self.known and (started := self._engine.again(share.host)) is not None:
                 introduce = partial(self._engine.introduce, share.host)
                 self._greet(share.host, share.host, None, started, introduce)
             self._give_back(share)
 
-    def _tell_versions(self, agent: KnownAgent, now: bool = False) -> None:
-        if self._versions is not None and (news := self._versions.news(agent.name, now)) is not None:
+    def _send_versions(self, agent: KnownAgent) -> None:
+        if self._versions is None:
+            return
+        wanted, agent.wanted = agent.wanted, None
+        # at once where one is wanted: one that is gone stands there no more
+        if (news := self._versions.news(agent.name, now=wanted is not None)) is not None:
             self.tell(agent, news)
+        if wanted is not None:
+            self.tell(agent, self._versions.part(wanted))
 
     def _look_at(self, agent: KnownAgent) -> None:
         silence, gone = agent.peer.silence_s, agent.peer.ended or self._how_it_ended(agent)
@@ -276,28 +282,28 @@ class Agents:
                 agent.here = report
                 if agent.holder is None and (own := self.shares.get(agent.home)) is not None:
                     self._take_in(agent, own)
-            case Listening(name):
+            case Listening(name) if name in self.known:
                 agent.listening[name] = report
             case Launched(error):
                 agent.launched = report
+                if self._versions is not None:
+                    self._versions.forget(agent.name)  # its copy begins now
                 if error and share is not None and share.given:  # a stand-in: another one may
                     share.refused.add(agent.holder or agent.name)
                     self._lose(agent, f"it cannot start its workers: {error}")
             case WantVersion():
-                if self._versions is not None:
-                    self._tell_versions(agent, now=True)  # one that is gone stands there no more
-                    self.tell(agent, self._versions.part(report))
+                agent.wanted = report  # the last one: who asks on and on is answered no oftener
             case Parted(host, came):
-                self._check_edges(host, [each[0] for each in came])
+                self._check_lives(host, [each[:2] for each in came])
                 self.lost.came(host, came, self.edges)
             case Vacated(sent, unsent):
                 agent.lost = ""
-                self._check_edges(agent.share, [each[0] for each in sent])
+                self._check_lives(agent.share, [each[:2] for each in sent])
+                for worker, (life, _) in unsent.items():
+                    self._check_life(agent.share, worker, life)
                 self.lost.sent(agent.share, sent, self.edges)
-                if any(self._places.get(worker) != agent.share for worker in unsent):
-                    raise SchemaError("it tells of workers that did not live there")
                 self.lost.begun(agent.share, unsent)
-            case AgentKey(name):
+            case AgentKey(name) if name in agent.held:
                 agent.held[name] = report
             case AgentEnded(name, how):
                 if (held := self.known.get(name)) is not None and held.holder == agent.name:
@@ -305,7 +311,7 @@ class Agents:
             case Whereabouts():
                 agent.answer = report
             case Leaving(sent):
-                self._check_edges(agent.share, [each[0] for each in sent])
+                self._check_lives(agent.share, [each[:2] for each in sent])
                 self.lost.sent(agent.share, sent, self.edges)
                 self._lose(agent, "it leaves", f"its host {agent.home} was told to leave (SIGTERM)")
             case Closed():
@@ -323,12 +329,21 @@ class Agents:
                 share.obituaries[worker] = obituary
                 links[worker].gone = True
 
-    def _check_edges(self, host: str, numbers: Iterable[int]) -> None:
-        """Raise `SchemaError` unless workers of a host write all of these edges."""
-        edges, places = self.edges, self._places
-        for number in numbers:
-            if not (0 <= number < len(edges) and places[edges[number].source] == host):
-                raise SchemaError(f"it tells of edge {number}, which host {host[:100]!r} does not write")
+    def _check_lives(self, host: str, lives: Iterable[tuple[int, int]]) -> None:
+        """Raise `SchemaError` unless these lives of writers of edges were on a host."""
+        for number, life in lives:
+            if not 0 <= number < len(self.edges):
+                raise SchemaError(f"it tells of edge {number}, and there are {len(self.edges)}")
+            self._check_life(host, self.edges[number].source, life)
+
+    def _check_life(self, host: str, worker: str, life: int) -> None:
+        """Raise `SchemaError` unless this life of a worker was on a host."""
+        share = self.shares.get(host)
+        link = None if share is None else share.links.get(worker)
+        if link is None or not 1 <= life <= link.life + 1:
+            raise SchemaError(
+                f"it tells of life {life} of {worker[:100]!r}, which was not on host {host[:100]!r}"
+            )
 
     def _keep_log(self, agent: KnownAgent, logged: Logged) -> None:
         """Append to a log in the run's folder what its host has told. Raises
@@ -398,6 +413,8 @@ class Agents:
         """Have no more to do with an agent that is lost."""
         del self.known[agent.name]
         self.wire.drop(agent.name)
+        if self._versions is not None:
+            self._versions.forget(agent.name)
         for other in self.known.values():  # also of those whom it had not met when it was lost
             other.listening.pop(agent.name, None)
             self.tell(other, ForgetAgent(agent.name))
@@ -466,11 +483,14 @@ class Agents:
             else:
                 keeper = self.known[holder]
                 address = keeper.started.address
+                keeper.held[name] = None
                 self.tell(keeper, HoldAgent(name))
-                yield from self._until(keeper, f"hold {name}", lambda keeper: name in keeper.held)
-                if error := keeper.held[name].error:
-                    raise RunError(error)
-                key = keeper.held.pop(name).key.encode(errors="replace")
+                yield from self._until(keeper, f"hold {name}", lambda keeper: keeper.held[name] is not None)
+                told = keeper.held[name]
+                assert told is not None
+                if told.error:
+                    raise RunError(told.error)
+                key = told.key.encode(errors="replace")
 
                 def hand_on(line: bytes) -> None:
                     self.tell(keeper, IntroduceAgent(name, line))
@@ -490,6 +510,9 @@ class Agents:
                 self._held.pop(name).let_go()
             elif holder in self.known:  # it may have it by now, or later
                 self.tell(self.known[holder], LetGo(name))
+        finally:
+            if holder in self.known:
+                self.known[holder].held.pop(name, None)
 
     def tell_all(self, order: Order) -> None:
         """Order all agents that are left to do something."""

@@ -183,17 +183,18 @@ class CommandEngine(HostEngine):
 
     def terminate(self) -> None:
         """Tell the agents to leave the run."""
-        for agent in self._agents.values():
+        for agent in list(self._agents.values()):
             agent.terminate()
 
     def close(self) -> None:
-        for agent in self._agents.values():
+        agents = dict(self._agents)  # of a stand-in another thread may close them, too
+        for agent in agents.values():
             for pipe in (agent.stdin, agent.stdout):
                 assert pipe is not None
                 with contextlib.suppress(OSError):
                     pipe.close()
         deadline, held = monotonic() + _END_S, list[DeadlineError]()
-        for name, agent in self._agents.items():
+        for name, agent in agents.items():
             try:
                 agent.wait(max(deadline - monotonic(), 0.01))
             except subprocess.TimeoutExpired:

@@ -131,6 +131,7 @@ class HostAgent:
         self._paused = False  # for want of its word
         self._leaves_at = 0.0  # when its workers are to have paused, 0: it does not leave
         self._resting: set[str] = set()  # workers that have paused since
+        self._rested = False  # all had, when it was looked whether what they have sent is there
         self._unsent: dict[str, tuple[int, int]] = {}  # see `Vacated`
         self._held: dict[str, StandIn] = {}  # by name
         self._told: set[str] = set()  # those of them of which the runner was told
@@ -360,14 +361,15 @@ class HostAgent:
         if (left := self._leaves_at - monotonic()) > _LEAVE_S:
             return
         if workers is None:
-            if not self._held:
+            if not self._held or left <= 0:
                 self._report(Leaving())
                 self._over = True
             return
         for worker in self._running & workers.links.keys() - self._resting:
             workers.links[worker].send(_PAUSE)
-        at_rest = self._running & workers.links.keys() <= self._resting and workers.drained
-        if left > 0 and (self._held or not at_rest):
+        resting = self._running & workers.links.keys() <= self._resting
+        if left > 0 and (self._held or not (resting and self._rested and workers.drained)):
+            self._rested = resting  # only a look from now on has seen all that they have sent
             workers.look_whether_drained()
             return
         self._report(Leaving(list(workers.sent)))

@@ -129,6 +129,9 @@ class HostsLauncher(Launcher):
             for names in experiment.processes():
                 (self._logs / log_name(names)).unlink(missing_ok=True)  # of the run that is resumed
         agents.share_out(experiment, self.places)
+        for share in agents.shares.values():  # those that the others have been waited for
+            if share.agent is None:
+                raise RunError(f"host {share.host} is gone before the run began: {share.lost}")
         hosts = {host: host for host in agents.cores}
         self._own = HostWorkers(agents.wire, job, self.places, RUNNER, hosts, {})
         agents.part = self._own.part

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidemill.api.transport import Link
-from tidemill.hosts.orders import AgentKey, Here, Launched, Listening, Order, Speak, Traffic, Whereabouts
+from tidemill.hosts.orders import (
+    AgentKey,
+    Here,
+    Launched,
+    Listening,
+    Order,
+    Speak,
+    Traffic,
+    WantVersion,
+    Whereabouts,
+)
 from tidemill.hosts.peer import Peer
 from tidemill.launchers.engine import StartedAgent
 
@@ -21,10 +31,11 @@ class KnownAgent:
     here: what its host has, once it has told
     share: the host whose share it has, "" for none
     lost: why it is given up, "" as long as it is not
-    held: what it has told of agents that it holds, by name
+    held: what it has told of agents that it is asked to hold, by name
     how: how it ended, of one that another agent holds
     logged: bytes of each log that it has told
     traffic: what it has told other hosts and heard of them
+    wanted: what it wants of the parameter database and has not been sent
     """
 
     name: str
@@ -39,10 +50,11 @@ class KnownAgent:
     launched: Launched | None = None
     closed: bool = False
     lost: str = ""
-    held: dict[str, AgentKey] = field(default_factory=dict)
+    held: dict[str, AgentKey | None] = field(default_factory=dict)
     how: str = ""
     logged: dict[str, int] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
+    wanted: WantVersion | None = None
 
 
 class HostLink(Link):

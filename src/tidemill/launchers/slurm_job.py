@@ -21,15 +21,21 @@ SCRIPT, LOG, JOB = "slurm.sh", "slurm.log", "slurm.job"
 """In the run's folder: the batch script, what the job writes, and its number."""
 NOTICE_S = 120
 """Seconds before the end of its time at which a job is told: enough for a checkpoint."""
-WATCH = """
+WATCH = r"""
+set -f
 while sleep 60; do
-    nodes=$(squeue --noheader --jobs=$0 --format=%N) && [ -n "$nodes" ] || continue
-    scontrol show hostnames "$nodes" | grep -qx "$1" || ! scontrol requeue $0 || exit 0
+    job=($(squeue --noheader --jobs=$0 --states=RUNNING --Format=RestartCnt:9,NodeList:9999))
+    [ ${#job[@]} = 2 ] || continue
+    [ ${job[0]} = $2 ] || exit 0
+    there=$(scontrol show hostnames ${job[1]}) || continue
+    case $'\n'$there$'\n' in *$'\n'$1$'\n'*) continue ;; esac
+    scontrol requeue $0 && exit 0
 done
 """
-"""What the other nodes of a job do, given its number and the name of its first node. With
-``--no-kill`` a job outlives that one, too, and with it the runner and the script: another
-node has it queued again then."""
+"""What the other nodes of a job do, given its number, the name of its first node, and how
+often it was queued again. With ``--no-kill`` a job outlives that one, too, and with it
+the runner and the script: another node has it queued again then. One that ends has its
+first node no more, either; and who was cut off may find the job queued again."""
 _LIVES = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "COMPLETING")
 _LOOK_S = 0.2  # seconds between two looks into the log
 _ASK_S = 2.0  # and two questions to Slurm
@@ -101,14 +107,15 @@ fi
 # Before its time is over, the job is queued again, and goes on later. What is told
 # before there is a runner is passed on to it once there is one.
 again= told= runner= watcher=
-tell() {{ told=yes; if [ -n "$runner" ]; then kill -TERM "$runner" 2>/dev/null; fi; }}
+tell() {{ if [ -n "$runner" ]; then kill -TERM "$runner" 2>/dev/null; else told=yes; fi; }}
 trap 'again=yes; tell' USR1
 trap tell TERM INT
 others=$((${{SLURM_JOB_NUM_NODES:-1}} - 1))
 if [ $others -gt 0 ]; then
     srun --nodes=$others --ntasks=$others --ntasks-per-node=1 --cpus-per-task=1 --relative=1 --mem=0 \\
         --overlap --no-kill --mpi=none --quiet \\
-        bash -c {shlex.quote(WATCH)} $SLURM_JOB_ID $SLURMD_NODENAME </dev/null 2>/dev/null &
+        bash -c {shlex.quote(WATCH)} $SLURM_JOB_ID $SLURMD_NODENAME ${{SLURM_RESTART_COUNT:-0}} \\
+        </dev/null 2>/dev/null &
     watcher=$!
     disown
 fi

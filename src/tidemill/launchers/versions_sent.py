@@ -1,12 +1,16 @@
 """The versions that hosts get which do not see the run's folder, as the runner sends
 them."""
 
+import os
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
+from tidemill.core.config import check_name
 from tidemill.core.errors import TidemillError
+from tidemill.core.untrusted_files import open_plain
 from tidemill.hosts.orders import KnownVersions, VersionPart, WantVersion
-from tidemill.store.parameter_database import INDEX, ParameterDatabase
+from tidemill.store.parameter_database import INDEX, ParameterDatabase, file_of
 
 PART_BYTES = 1 << 20
 """The most bytes of a file that are sent at once: a lease waits behind them."""
@@ -22,7 +26,6 @@ class VersionsSent:
         self._seen: tuple[int, int] | None = None  # of the index's file, when it was read
         self._index = b""
         self._told: dict[str, bytes] = {}  # the index that each agent has
-        self._file: tuple[str, int, bytes] = "", -1, b""  # that was read last
 
     def news(self, agent: str, now: bool = False) -> KnownVersions | None:
         """Return what is to be told to an agent that has not heard it, if anything is.
@@ -44,15 +47,18 @@ class VersionsSent:
         except (OSError, TidemillError):
             pass  # there are none yet, or it is being written: the next look finds more
 
+    def forget(self, agent: str) -> None:
+        """Know nothing of what an agent has: it has none of it any more, or is gone."""
+        self._told.pop(agent, None)
+
     def part(self, wanted: WantVersion) -> VersionPart:
-        """Return the part of a version's file that is wanted."""
+        """Return the part of a version's file that is wanted. Whoever has all of it sees
+        whether it is whole."""
         policy, version, start = wanted.policy, wanted.version, wanted.start
-        if start == 0 or self._file[:2] != (policy, version):
-            try:
-                self._file = policy, version, self._database.read(policy, version)[0]
-            except TidemillError:  # it was collected meanwhile
-                self._file = "", -1, b""
-        data = self._file[2]
-        return VersionPart(
-            policy, version, data[start : start + PART_BYTES] if start >= 0 else b"", len(data)
-        )
+        data, nbytes = b"", 0
+        with suppress(OSError, OverflowError, TidemillError):  # it was collected meanwhile, or never was
+            check_name("policy", policy)
+            with open_plain(file_of(self._database.folder / policy, version)) as file:
+                nbytes = os.fstat(file.fileno()).st_size
+                data = os.pread(file.fileno(), PART_BYTES, start)
+        return VersionPart(policy, version, data, nbytes)

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time_ns
 
 from tidemill.core.config import check_name
 from tidemill.core.errors import DeadlineError
@@ -22,7 +22,7 @@ from tidemill.store.parameter_database import INDEX, SUFFIX, ParameterDatabase, 
 MOST_CACHED_BYTES = 1 << 30
 """The most bytes of files that are kept, but for the newest one; those that were not read
 for longest go first."""
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0
 """Seconds that a version has to come."""
 _ASKED = "asked"
 _LOOK_S = 0.005  # seconds between two looks for a file
@@ -42,7 +42,8 @@ class MirroredDatabase(ParameterDatabase):
             with suppress(OSError):
                 data = read_plain(path)
                 if sha256(data).hexdigest() == digest:
-                    os.utime(path)
+                    now = time_ns()  # the kernel's own clock would have two reads in 4 ms at once
+                    os.utime(path, ns=(now, now))
                     return data, version
             if monotonic() > deadline:
                 raise DeadlineError(
@@ -111,7 +112,7 @@ class DatabaseMirror:
     def _forget_oldest(self, newest: Path) -> None:
         files = [(path.stat(), path) for path in self._folder.glob(f"*/*{SUFFIX}") if path != newest]
         left = MOST_CACHED_BYTES - newest.stat().st_size - sum(stat.st_size for stat, _ in files)
-        for stat, path in sorted(files, key=lambda each: each[0].st_mtime):
+        for stat, path in sorted(files, key=lambda each: each[0].st_mtime_ns):
             if left >= 0:
                 return
             path.unlink(missing_ok=True)

@@ -1,0 +1,116 @@
+"""What the runner takes of agents, whatever they tell."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.launchers.host_launchers import LOOPBACK
+
+from tidemill.api.edges import Edge
+from tidemill.core.errors import SchemaError
+from tidemill.hosts.connections import Keys
+from tidemill.hosts.orders import (
+    AgentKey,
+    Launched,
+    Leaving,
+    Listening,
+    Parted,
+    Report,
+    Vacated,
+    WantVersion,
+    pack,
+)
+from tidemill.launchers.agents import Agents
+from tidemill.launchers.engine import CommandEngine, StartedAgent
+from tidemill.launchers.known_agents import HostLink, KnownAgent, Share
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+
+
+class Lasting(CommandEngine):
+    """An engine whose agents do not end."""
+
+    def ended(self, host: str) -> str:
+        return ""
+
+
+class Told:
+    """The runner's agents: one, b, has the share of its host, where actor-0 lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bell = os.eventfd(0)
+        (folder / "logs").mkdir()
+        self.agents = Agents(Lasting({}), self.bell, folder / "logs", lambda: None)
+        self.agents.edges = [
+            Edge("samples/s/actor-0/0/trainer-0", "channel", "actor-0", ("trainer-0",)),
+            Edge("samples/s/actor-1/0/trainer-0", "channel", "actor-1", ("trainer-0",)),
+        ]
+        self.agents._places = {"actor-0": "b", "actor-1": "runner", "trainer-0": "runner"}
+        self.agent = self.meet("b", None)
+        share = self.agents.shares["b"] = Share("b", self.agent, given=True)
+        share.links["actor-0"] = HostLink("actor-0", lambda _: None, 1)  # of its second life
+
+    def meet(self, name: str, holder: str | None) -> KnownAgent:
+        key = Keys.new().public
+        peer, _ = self.agents.wire.listen(name, key, LOOPBACK, joined=False)
+        agent = KnownAgent(name, "b", holder, StartedAgent(key, LOOPBACK), peer, share="b")
+        self.agents.known[name] = agent
+        return agent
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    made = Told(tmp_path)
+    yield made
+    made.agents.end()
+    os.close(made.bell)
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (Parted("b", [(2, 1, 0, 0)]), "edge 2, and there are 2"),
+        (Parted("b", [(0, 3, 0, 0)]), "life 3 of 'actor-0'"),
+        (Parted("b", [(1, 1, 0, 0)]), "life 1 of 'actor-1', which was not on host 'b'"),
+        (Parted("c", [(0, 1, 0, 0)]), "which was not on host 'c'"),
+        (Vacated([(0, 0, 5)]), "life 0 of 'actor-0'"),
+        (Vacated([], {"trainer-0": (1, 5)}), "life 1 of 'trainer-0'"),
+        (Leaving([(-1, 1, 5)]), "edge -1"),
+    ],
+)
+def test_what_is_told_of_lives_that_were_not_there_is_refused(told: Told, report: Report, said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        told.agents._take(told.agent, report)
+    assert told.agents.lost.take() == []
+
+
+def test_what_was_not_asked_is_not_kept(told: Told) -> None:
+    for report in (AgentKey("b#7", "key"), Listening("c", (1, 2))):
+        told.agents._take(told.agent, report)
+    assert not told.agent.held and not told.agent.listening
+
+
+def test_who_wants_versions_on_and_on_gets_one_part_at_a_time(told: Told, tmp_path: Path) -> None:
+    database = ParameterDatabase(tmp_path / PARAMETERS)
+    database.push("p", 1, {"w": np.zeros(1000, np.float32)})
+    words, orders = told.agent.peer.words, list[bytes]()
+    words.tell = orders.append  # type: ignore[method-assign]
+    told.agents._take(told.agent, Launched(draws=True))
+    for _ in range(100):
+        words._told.append(pack(WantVersion("p", 1, 0)))
+    told.agents.hear()
+    assert len(orders) == 2  # the index, and a part
+    told.agents.hear()
+    assert len(orders) == 2
+    told.agents._take(told.agent, Launched(draws=True))  # another share: its copy begins anew
+    told.agents.hear()
+    assert orders[2] == orders[0]
+
+
+def test_what_an_agent_tells_behind_its_end_is_not_read(told: Told) -> None:
+    stand_in = told.meet("b#1", "b")
+    for _ in range(2):
+        stand_in.peer.words._told.append(pack(Leaving()))
+    told.agents.hear()
+    assert told.agents.known.keys() == {"b"}
