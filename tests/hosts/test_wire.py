@@ -16,6 +16,7 @@ import pytest
 import zmq
 from tests.hosts.hosts import LOOPBACK, Carrier, Cell, Channel, Host, join, until
 
+import tidemill.hosts.peer
 from tidemill.api.edges import Edge
 from tidemill.api.launcher import Loss
 from tidemill.core.errors import ConfigError, SchemaError
@@ -202,6 +203,18 @@ def test_a_wrong_hello_before_edges_are_joined_ends_its_connection_alone(hosts, 
     peer.joined = True
     until(lambda: peer.ended, here, there)
     assert "it reads edge 7" in peer.ended and not at_here.ended
+
+
+def test_who_is_told_much_says_so_before_its_lease_is_due(hosts, monkeypatch):
+    monkeypatch.setattr(tidemill.hosts.peer, "MOST_UNSAID_BYTES", 1 << 20)
+    here, _ = hosts
+    at_here, at_there = join(*hosts)
+    until(lambda: at_there.hellos == 2, *hosts)
+    at_there._next_lease = float("inf")
+    for _ in range(8):
+        here.tell("there", bytes(1 << 20))
+    until(lambda: at_there.words.heard == 32, *hosts)
+    until(lambda: at_here.words._unheard_bytes <= 1 << 20, *hosts)
 
 
 def test_what_nobody_reads_is_kept_up_to_a_bound(hosts, monkeypatch):

@@ -31,7 +31,7 @@ from tidemill.hosts.messages import (
     unpack_piece,
 )
 from tidemill.hosts.pumps import Incoming, IncomingCell, Outgoing, OutgoingCell
-from tidemill.hosts.words import Words
+from tidemill.hosts.words import MOST_UNSAID_BYTES, Words
 
 IN_FLIGHT_BYTES = 4 << 20
 """The most bytes that were sent to a host and that it has not said to have."""
@@ -313,7 +313,8 @@ class Peer:
     # What is sent.
 
     def tick(self) -> None:
-        """Send the lease if it is due, and call anew whoever is not heard."""
+        """Send the lease if it is due, or if much has come, and call anew whoever is not
+        heard."""
         time_now = now()
         if time_now - self._looked > SILENCE_S:  # nobody turned the wire
             self.heard += time_now - self._looked
@@ -334,8 +335,9 @@ class Peer:
                     self.call(line)
                 if self.ended:
                     return
-        if self._control.answered and time_now >= self._next_lease:
-            self._next_lease = time_now + LEASE_S
+        due = time_now >= self._next_lease or self.words.unsaid_bytes > MOST_UNSAID_BYTES
+        if self._control.answered and due:
+            self._next_lease, self.words.unsaid_bytes = time_now + LEASE_S, 0
             echo = self._their_clock + time_now - self._their_clock_at if self._their_clock else 0.0
             self._say(self._control, Lease(time_now, echo, self.words.heard))
 

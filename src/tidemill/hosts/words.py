@@ -9,6 +9,8 @@ from tidemill.hosts.messages import WORD_BYTES, Word
 MOST_TOLD_BYTES = 256 << 20
 """The most bytes that are kept of what a host was told and has not heard, of what it
 tells and has not ended, and of what it has told and nobody has read."""
+MOST_UNSAID_BYTES = MOST_TOLD_BYTES >> 4
+"""The most bytes that may have come before the other host is told so, out of turn."""
 _COST = 64  # bytes that each message counts besides its own
 
 
@@ -17,10 +19,11 @@ class Words:
     all else is for the thread that turns the wire.
 
     heard: words that have come, of all the other host's life
+    unsaid_bytes: of them, bytes since the other host was told last how many have come
     """
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.heard = self.unsaid_bytes = 0
         self._to_tell = deque[bytes]()
         self._words = deque[Word]()  # that the other host has not said to have, the oldest first
         self._said = self._counted = 0  # words that were sent, and made
@@ -96,6 +99,7 @@ class Words:
                 f"{WORD_BYTES} bytes come at once but for the last ones, and {MOST_TOLD_BYTES} in all"
             )
         self.heard += 1
+        self.unsaid_bytes += nbytes
         self._begun.append(word.part)
         if word.last:
             self._told_bytes += self._begun_bytes + _COST
