@@ -29,7 +29,7 @@ from tidemill.training.check_resume import compare
 pytest.importorskip("ray")
 
 from tidemill.launchers.ray import RayEngine
-from tidemill.launchers.ray_driver import Back, BroughtHost, Ended, Wanted
+from tidemill.launchers.ray_driver import Back, BroughtHost, Ended, RayHosts, Wanted
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
 
@@ -221,6 +221,17 @@ def test_a_wrong_token_is_named(ray: str, tmp_path: Path, monkeypatch: pytest.Mo
             experiment(), launch=with_options("ray", {"address": ray}), layout="given",
             run_dir=tmp_path / "run", quiet=True,
         )  # fmt: skip
+
+
+def test_who_has_joined_no_ray_starts_none_as_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    asked = list[object]()
+    monkeypatch.setattr(ray, "wait", lambda *words, **_: asked.append(words))
+    hosts = RayHosts()
+    hosts._ray = ray  # as where its address, or its token, was refused
+    hosts.close()
+    assert asked == []
 
 
 def test_an_agent_that_has_ended_before_it_was_asked_for_is_not_given() -> None:

@@ -380,8 +380,8 @@ class RayHosts:
 
     def close(self) -> None:
         """Give all back to Ray."""
-        if self._ray is None:
-            return
+        if self._ray is None or not self._ray.is_initialized():
+            return  # whatever is asked of a Ray that was not joined starts one here
         ends = [holder.end.remote() for holder in self._holders.values()]
         with contextlib.suppress(Exception):  # hosts that are gone cannot end theirs
             self._ray.wait(ends, num_returns=len(ends), timeout=_END_S + 1)
