@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,23 @@ def test_a_journal_on_a_full_disk_is_named_with_the_cure() -> None:
     ):
         journal.sync()
     journal.close()
+
+
+def test_a_journal_that_a_full_disk_took_in_part_goes_on_where_that_ended(tmp_path: Path) -> None:
+    path = journal_path(tmp_path, "policy")
+    journal = JournalWriter(path, [Offered({}, (1, 1), 1, 1)], {}, None)
+    journal.task(0.0)
+    end, limits = journal.sync(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    journal.task(1.0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (end + 5, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="cannot be written any further"):
+            journal.sync()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.task(2.0)
+    journal.close()
+    assert list(JournalReader(path).records()) == [Task(0.0), Task(1.0), Task(2.0)]
 
 
 @pytest.mark.parametrize(

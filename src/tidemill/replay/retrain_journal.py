@@ -121,10 +121,9 @@ class JournalWriter:
 
     def _write_out(self) -> None:
         check(self._path)
-        left = memoryview(bytes(self._waiting))
-        self._waiting.clear()
-        while left:
-            left = left[self._file.write(left) :]
+        while self._waiting:  # what a full disk does not take stays for the next time
+            written = self._file.write(self._waiting)
+            del self._waiting[:written]
 
     @contextmanager
     def _named(self) -> Iterator[None]:
