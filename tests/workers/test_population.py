@@ -34,7 +34,7 @@ from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay,
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, DatabaseError, RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
@@ -191,6 +191,32 @@ def test_it_decides_when_every_member_has_trained_enough_and_something_is_known_
     other.poll()
     other.push(1, 1000, {**SCORES, "a": None})
     assert other.poll() == []
+
+
+def test_a_full_disk_holds_a_decision_up_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, late = (Bench(tmp_path / name, updates=2, steps=50_000) for name in ("whole", "late"))
+    for bench in (whole, late):
+        bench.push(0, 0, SCORES)
+        assert bench.poll() == []  # nobody has trained
+        bench.push(2, 200, SCORES)
+    told = whole.poll()
+
+    def full(*_: Any) -> None:
+        raise DatabaseError("no space left")
+
+    monkeypatch.setattr(population, "AGAIN", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(ParameterDatabase, "record", full)
+        assert [*late.poll(), *late.poll()] == [
+            Notice("no space left. The population decides when it can be written again")
+        ]
+    again = Notice("the parameter database is written again: the population goes on")
+    assert late.poll() == [*told, again] and len(told) > 1
+    for name in late.members:
+        known = [[each.means for each in bench.database.versions(name)] for bench in (whole, late)]
+        assert known[0] == known[1]
 
 
 def adopting(folder: Path, **settings: Any) -> Bench:

@@ -39,6 +39,7 @@ from tidemill.workers.trainer_config import TrainerConfig, check_pushed
 from tidemill.workers.version_metadata import field_of, with_settings
 
 LOOK = 0.25  # seconds between looks at the database
+AGAIN = 5.0  # seconds until a database that could not be written is tried again
 PREFIX = "population/"
 FROM, FROM_VERSION = f"{PREFIX}from", f"{PREFIX}from_version"
 """What is recorded of a version that was decided on: the number of the member from which
@@ -209,6 +210,7 @@ class PopulationWorker(Worker):
         self._config = config
         self._members = {name: _Member(number) for number, name in enumerate(config.members)}
         self._looked, self._begun = -LOOK, False
+        self._again = 0.0  # when the database is tried again that could not be written; 0: it could
         self._tags = {_tag(member) for member in self._members.values()}
 
     def _configure(self, facts: Facts) -> Facts:
@@ -256,6 +258,23 @@ class PopulationWorker(Worker):
             self._database.set_records(name, PREFIX, part[name]["records"])
 
     # ---- decisions that members wait for -----------------------------------------------
+
+    def _try_waiting(self, updates: int) -> PollResult:
+        """See `_poll_waiting`. Where the database cannot be written, the disk is full,
+        say, it is tried again until it can: what is decided then is the same."""
+        if monotonic() < self._again:
+            return PollResult()
+        try:
+            result = self._poll_waiting(updates)
+        except DatabaseError as error:
+            if not self._again:
+                self.report(Notice(f"{error}. The population decides when it can be written again"))
+            self._again = monotonic() + AGAIN
+            return PollResult()
+        if self._again and result.batch_count:
+            self._again = 0.0
+            self.report(Notice("the parameter database is written again: the population goes on"))
+        return result
 
     def _poll_waiting(self, updates: int) -> PollResult:
         """Decide on the members' versions after so many updates more, once all are
@@ -315,7 +334,7 @@ class PopulationWorker(Worker):
 
     def _poll(self) -> PollResult:
         if self._config.updates is not None:
-            return self._poll_waiting(self._config.updates)
+            return self._try_waiting(self._config.updates)
         if monotonic() - self._looked < LOOK:
             return PollResult()
         self._looked = monotonic()
