@@ -3,16 +3,14 @@ versions are judged, what they reach and who goes on from whom follows from the
 experiment, wherever the run is cut."""
 
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run.test_cuts import differences, experiment
+from tests.run.test_cuts import differences, experiment, kill_after_a_whole_cut
 
 from tidemill import (
     DQN,
@@ -34,7 +32,7 @@ from tidemill import (
 from tidemill.core.errors import ConfigError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
-from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.store.checkpoint import read_newest
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 
 FILE = Path(__file__)
@@ -158,12 +156,7 @@ def test_a_population_in_processes_that_is_killed_decides_the_same(tmp_path: Pat
     whole, killed, made = tmp_path / "whole", tmp_path / "killed", population(0, 20)
     train(made, launch="threads", run_dir=whole, source=FILE, quiet=True)
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], cwd=FILE.parents[2])
-    parts = killed / "cuts" / "population-0"
-    deadline = time.monotonic() + 300
-    while not checkpoints(parts) and time.monotonic() < deadline and run.poll() is None:
-        time.sleep(0.002)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    kill_after_a_whole_cut(run, killed, made)
     assert resume(killed, quiet=True, trust=True).summary["status"] == "completed"
     for policy in made.trained():
         assert differences(whole, killed, policy=policy) == []
@@ -202,7 +195,11 @@ REFUSED: dict[str, tuple[Callable[[], Experiment], str]] = {
     ),
     "members that end by env steps": (
         lambda: population(0).replace(limits=Limits(steps=1000)),
-        "the first member of workers.population that reaches a limit would end the run; set limits.updates",
+        "the first member of workers.population that reaches a limit would end the run, or keep the others",
+    ),
+    "members of which one may end before the others": (
+        lambda: population(0).replace(limits=Limits(updates=100, steps=1000)),
+        "set limits.updates, which all members reach, and no limits.steps",
     ),
 }
 

@@ -17,9 +17,11 @@ from tidemill.api.control_messages import (
     ChangeSettings,
     Exit,
     Facts,
+    Hold,
     Notice,
     SampleFacts,
     Save,
+    SaveDue,
     State,
     Status,
     WorkerStatistics,
@@ -102,6 +104,7 @@ class Bench:
         resume: str | None = None,
         mode: Any = "fixed",
         at_once: int = 1,
+        exact: bool = False,
         **settings: Any,
     ):
         Adder.built.clear()
@@ -109,7 +112,11 @@ class Bench:
         config = Trainer(algorithm=Adding(), **settings)
         workers: dict[str, WorkerConfig] = {"source": Source(outlets=outlets), "trainer": config}
         experiment = Experiment(
-            name="bench", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits()
+            name="bench",
+            policies={"policy": KnownPolicy()},
+            workers=workers,
+            limits=limits or Limits(),
+            exact_resume=exact,
         )
         ends = local_endpoints(["source-0", "trainer-0"], experiment.edges())
         source = ends["source-0"][0]
@@ -439,6 +446,20 @@ def test_a_change_that_does_not_go_with_earlier_ones_is_refused_with_a_notice(
     assert notice.startswith("amount = 9.0 is not taken") and "1 is usual" in notice
     bench.worker.exit()
     assert read_newest(tmp_path / "checkpoints" / "policy").facts["settings"] == {"amount": 3.0}
+
+
+def test_a_checkpoint_is_due_again_where_no_cut_came_of_it(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, exact=True)
+
+    def due() -> int:
+        bench.two_updates()
+        return sum(isinstance(message, SaveDue) for message in bench.heard())
+
+    assert due() == 1 and due() == 1
+    for message in (Hold(cut=1), Hold(on=False, cut=2)):
+        bench.link.send(pack(message))
+    bench.worker.run_once()
+    assert due() == 2
 
 
 def test_a_change_that_a_checkpoint_knows_is_not_taken_again(tmp_path: Path) -> None:

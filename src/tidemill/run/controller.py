@@ -75,7 +75,7 @@ from tidemill.run.stall_watch import LONGEST_WORK, StallWatch
 from tidemill.run.supervisor import READY_DEADLINE, Supervisor, levels
 from tidemill.run.training_warnings import TrainingWarnings
 from tidemill.store.query import Query, among
-from tidemill.workers.cut_files import RUNNER, go_back_together, newest_cut, write_part_of
+from tidemill.workers.cut_files import RUNNER, go_back_together, newest_cut, watchers, write_part_of
 from tidemill.workers.population import Population
 
 # seconds from the order to finish to every trainer's final checkpoint, but for one that
@@ -175,6 +175,7 @@ class Controller:
             lambda: bool(self.reason),
             self._say,
             self._keep_progress,
+            watchers(job.experiment),
             job.experiment.exact_resume and not launcher.takes_turns,
             1 + (newest_cut(Path(job.folder)) if job.folder else 0),
         )
@@ -366,7 +367,11 @@ class Controller:
 
     def _await(self, names: list[str], state: State) -> None:
         asked = awake()
-        while waiting := [name for name in names if self.members[name].state is not state]:
+        while waiting := [
+            name
+            for name in names
+            if self.members[name].state is not state and name not in self._supervisor.given_up
+        ]:
             self._look_for_signal()
             if self.reason:
                 raise _Cut

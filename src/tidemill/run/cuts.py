@@ -1,6 +1,6 @@
-"""Cuts of a run that resumes exactly (`Experiment.exact_resume`): all workers are held
-between two polls, trainers write their checkpoints, the others their parts of the cut,
-and all go on as if nothing had been.
+"""Cuts of a run that resumes exactly (`Experiment.exact_resume`): all workers but those
+that watch are held between two polls, trainers write their checkpoints, the others their
+parts of the cut, and all go on as if nothing had been.
 
 Of a run inline a cut lies between two rounds of turns. In lockstep it may lie anywhere:
 what each worker does next depends on nothing but what it holds and what it was sent.
@@ -35,9 +35,9 @@ from tidemill.run.progress import Member
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, readable
 from tidemill.store.query import Query, among
 from tidemill.streams.sources import Drawn
-from tidemill.workers.actor_config import ActorConfig, Actors
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.cut_files import CUTS, RUNNER, has_part, number_of, watches
+from tidemill.workers.cut_files import CUTS, RUNNER, actors_with_part, has_part, number_of, watches
 from tidemill.workers.evaluation import Evaluation, judge_of
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.population import Population
@@ -66,6 +66,7 @@ class Cuts:
     tell: function that tells the user of a text
     keep: function that writes what is known of the run as a whole, as a part of a cut:
         its number, and with which checkpoints it goes
+    watchers: those of the workers that only watch: no cut waits for them, or holds them
     even: whether trainers end after equally many updates
     number: number of the first one
 
@@ -81,12 +82,13 @@ class Cuts:
         over: Callable[[], bool],
         tell: Callable[[str], None],
         keep: Callable[[int, Mapping[str, int]], None],
+        watchers: Collection[str] = (),
         even: bool = False,
         number: int = 1,
     ) -> None:
         self._policies, self._members = policies, members
         self._send, self._hear, self._over, self._tell = send, hear, over, tell
-        self._keep = keep
+        self._keep, self._watchers = keep, watchers
         self.number = number
         """Number of the cut that is being made, or comes next. It stays where the run is
         to end meanwhile: then its end is that cut, of which some have written their part
@@ -141,9 +143,14 @@ class Cuts:
         return awake() < self._until
 
     @property
+    def _parties(self) -> dict[str, Member]:
+        """All but the watchers."""
+        return {name: member for name, member in self._members.items() if name not in self._watchers}
+
+    @property
     def at_rest(self) -> bool:
-        """True when everybody who has not ended is held."""
-        return all(m.state in ENDED or name in self._held for name, m in self._members.items())
+        """True when everybody who has not ended is held, but for who watches."""
+        return all(m.state in ENDED or name in self._held for name, m in self._parties.items())
 
     @property
     def agreed(self) -> bool:
@@ -151,25 +158,26 @@ class Cuts:
         return any(member.config.limited and member.config.count > 1 for member in self._members.values())
 
     def hold(self) -> None:
-        """Have everybody stay as they are."""
+        """Have everybody stay as they are, but for who watches."""
         self._held.clear()
-        for name in self._members:
+        for name in self._parties:
             self._send(name, Hold(cut=self.number))
 
     def go_on(self) -> None:
         """Have everybody go on."""
         self.number += 1
-        for name in self._members:
+        for name in self._parties:
             self._send(name, Hold(on=False, cut=self.number))
 
     def cut(self) -> None:
         """Cut the run. Given up where it ends, or somebody dies: the cut before stays."""
         self.due = False
-        limited = [name for name, member in self._members.items() if member.config.limited]
-        others = [name for name in self._members if name not in limited]
+        parties = self._parties
+        limited = [name for name, member in parties.items() if member.config.limited]
+        others = [name for name in parties if name not in limited]
         self.hold()
         # to a checkpoint that could not be written nothing belongs
-        written = self._await(self._members) and self._save(limited, {}) and self.whole
+        written = self._await(parties) and self._save(limited, {}) and self.whole
         if written and self._save(others, self.checkpoints):
             self._keep(self.number, self.checkpoints)
         if not self._over():
@@ -195,7 +203,7 @@ class Cuts:
             self._hear()
             if self._over() or any(
                 member.buried or member.state not in (State.RUNNING, State.PAUSED)
-                for member in self._members.values()
+                for member in self._parties.values()
             ):
                 return False
         return True
@@ -320,10 +328,10 @@ def _wrong_with_population(experiment: Experiment, name: str, config: Population
                 f'workers.{name}.metric = "{config.metric}", which is known of versions of "{member}" at any '
                 'time; take "training_return", or what an Evaluation with updates records'
             )
-    if not inline and experiment.limits.updates is None:
+    if not inline and (experiment.limits.updates is None or experiment.limits.steps is not None):
         return (
-            f"the first member of workers.{name} that reaches a limit would end the run; set limits.updates, "
-            "which all members reach"
+            f"the first member of workers.{name} that reaches a limit would end the run, or keep the others "
+            "waiting; set limits.updates, which all members reach, and no limits.steps"
         )
     return ""
 
@@ -332,9 +340,8 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = F
     """Put aside the checkpoints and parts that are newer than the newest whole cut of a
     run that resumes exactly. Where there is none all of them, to `or_begin` anew; else
     raises `CheckpointError`."""
-    members = dict(experiment.members())
-    actors = [name for name, config in members.items() if isinstance(config, Actors)]
-    with_part = [name for name in members if has_part(experiment, name)]
+    actors = actors_with_part(experiment)
+    with_part = [name for name, _ in experiment.members() if has_part(experiment, name)]
     with_part += [RUNNER] * bool(experiment.curriculum)
     policies = experiment.trained()
     begun = or_begin or folder.has_checkpoints(policies)
@@ -344,7 +351,7 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = F
         name: {number_of(found.path): found for found in readable(folder.path / CUTS / name)}
         for name in with_part
     }
-    for cut, part in parts[next(name for name in with_part if name in actors)].items():  # the newest first
+    for cut, part in parts[actors[0]].items():  # the newest first
         goes_with = part.facts.get("checkpoints", {})
         same = [held[cut] for held in parts.values() if cut in held]
         agree = all(each.facts.get("checkpoints", {}).items() <= goes_with.items() for each in same)

@@ -26,7 +26,7 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.run.events import Event
 from tidemill.run.progress import Member
-from tidemill.workers.cut_files import go_back_together, watches
+from tidemill.workers.cut_files import go_back_together, watchers
 
 # seconds for workers to become READY, since the last word of any that is not (of
 # environments that it has made, say)
@@ -158,7 +158,9 @@ class Supervisor:
         self._buried: list[Burial] = []
         self._births: list[Birth] = []
         self._ran = set[str]()  # in any of their lives
-        self._watchers = {name for name, _ in experiment.members() if watches(experiment, group_of(name))}
+        self._watchers = watchers(experiment)
+        self.given_up = set[str]()
+        """Those without whom the run goes on."""
         self._levels = levels(experiment)
         self._fillers = fillers(experiment)
 
@@ -195,6 +197,7 @@ class Supervisor:
         except _NoLifeLeft as error:
             if not (self._watchers & self._ran).issuperset(names):
                 raise
+            self.given_up.update(names)
             said = f"{error}. It only watches: the run goes on without {', '.join(names)}"
             self._note(Event(time(), "told", name, member.life + 1, cause=said))
             self._tell(said)

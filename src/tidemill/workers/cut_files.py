@@ -35,14 +35,20 @@ def go_back_together(experiment: Experiment) -> list[str]:
     """Return the workers that go back to the newest cut where one of them dies: all of a
     run that resumes exactly, but for those that watch. None of a run that has only
     replay memories, which keep what they need themselves."""
-    members = dict(experiment.members())
-    if not experiment.exact_resume or not any(isinstance(each, Actors) for each in members.values()):
+    if not experiment.exact_resume or not actors_with_part(experiment):
         return []
     return [
         name
-        for name, config in members.items()
+        for name, config in experiment.members()
         if isinstance(config, TrainerConfig) or has_part(experiment, name)
     ]
+
+
+def actors_with_part(experiment: Experiment) -> list[str]:
+    """Return the actors that write a part of each cut: none where all of them play for a
+    replay memory, or for those that watch."""
+    members = experiment.members()
+    return [name for name, config in members if isinstance(config, Actors) and has_part(experiment, name)]
 
 
 def has_part(experiment: Experiment, worker: str) -> bool:
@@ -69,6 +75,11 @@ def watches(experiment: Experiment, group: str) -> bool:
     streams = [stream for spec in config.agents for stream in spec.streams]
     takers = {group_of(name) for stream in streams for name in experiment.holders(stream, "consume")}
     return bool(takers) and all(experiment.workers[taker].watches for taker in takers)
+
+
+def watchers(experiment: Experiment) -> set[str]:
+    """Return the workers that only watch."""
+    return {name for name, _ in experiment.members() if watches(experiment, group_of(name))}
 
 
 def newest_cut(folder: Path) -> int:

@@ -184,6 +184,8 @@ class TrainerWorker(Worker):
             if not agreed.unchanged:  # all have been told, and all of the same first
                 learner.apply_change()
             if agreed.ending:
+                counters.add(agreed)
+                self._buffer.counts = SampleCounts()
                 break
             if agreed.waiting:
                 self._meets = False
@@ -250,6 +252,8 @@ class TrainerWorker(Worker):
     def _hold(self, message: Hold) -> None:
         """See `Worker._hold`. Equal trainers rest between two updates, once they have
         agreed on it; where they update at once they never are within one."""
+        if not message.on:
+            self._told = False  # where no cut came of it, one is still due
         if not self.learner.equal_trainers.others or self._at_once:
             super()._hold(message)
             return
