@@ -4,6 +4,7 @@ CartPole in processes with a policy worker and an evaluation.
     python benchmarks/soak.py                     # an hour
     python benchmarks/soak.py --seconds 300 --gap 10
     python benchmarks/soak.py --moments 4         # each fault at 20 moments, five kinds
+    python benchmarks/soak.py --marks --gap 5     # is learnt what is to be learnt?
 
 A fault is one of: kill -9 of any worker; SIGSTOP of any for some seconds; and in an
 actor's environment an exception, NaN in an observation, a reward of 3e38 (which makes
@@ -13,6 +14,10 @@ memory, descriptors, files and steps/s, and in the end what is left.
 With `--moments` a short run gets one fault each, at a random moment of its start-up, of
 an evaluation, as it writes a checkpoint, as it ends, or at any; it prints how many came
 to their limit all the same, and how the others ended.
+
+With `--marks` CartPole, and two CartPoles in one environment that two policies play by a
+policy worker each, are learnt until episodes have a mean return of 475, with such faults
+all the while.
 """
 
 import argparse
@@ -26,12 +31,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
+import pettingzoo
 import psutil
 from deaths import left_behind, processes
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -46,6 +53,7 @@ from tidemill import (
     Experiment,
     Gymnasium,
     Limits,
+    PettingZoo,
     PolicyWorkers,
     Trainer,
 )
@@ -57,6 +65,7 @@ DEADLINE = 5.0  # seconds after which a step counts as hung
 SHORT = 100  # updates of a run that gets one fault
 ASKED = 128 + signal.SIGTERM  # the exit status of a run that was told to end
 LONGEST = 120.0  # seconds that such a run has
+LONGEST_LESSON = 900.0  # and one that is to learn
 ENVIRONMENT = ("raise", "nan", "huge", "hang")
 FAULTS = ("kill", "stop", *ENVIRONMENT)
 MOMENTS = ("start", "evaluation", "saving", "ending", "any")
@@ -133,6 +142,92 @@ def endless() -> Experiment:
 
 def short() -> Experiment:
     return experiment(SHORT)
+
+
+class TwoPoles(pettingzoo.ParallelEnv[str, Any, Any]):
+    """Two CartPoles that two agents hold, until both have fallen; who has fallen is paid
+    nothing more."""
+
+    def __init__(self, faults: str) -> None:
+        self.metadata, self.possible_agents = {"name": "two_poles"}, ["left", "right"]
+        self._poles = {
+            name: gymnasium.wrappers.TimeLimit(Faulty(faults), 500) for name in self.possible_agents
+        }
+        pole = self._poles["left"]
+        self.observation_spaces = dict.fromkeys(self._poles, pole.observation_space)
+        self.action_spaces = dict.fromkeys(self._poles, pole.action_space)
+
+    def observation_space(self, agent: str) -> Any:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Any:
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        seeds = {name: None if seed is None else seed + number for number, name in enumerate(self._poles)}
+        return {name: pole.reset(seed=seeds[name])[0] for name, pole in self._poles.items()}, {}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        answers = {name: self._poles[name].step(action) for name, action in actions.items()}
+        self.agents = [name for name, (_, _, over, cut, _) in answers.items() if not (over or cut)]
+        columns = [{name: answer[place] for name, answer in answers.items()} for place in range(4)]
+        return *columns, {name: {} for name in answers}
+
+
+def learns(policies: Sequence[str], environment: Any, mark: str) -> Experiment:
+    """PPO's usual settings, in processes of their own for each policy's trainer and
+    worker."""
+    several = len(policies) > 1
+    specs = tuple(
+        AgentSpec(
+            inference=f"answers_{name}",
+            policy=name,
+            samples=name,
+            sample_steps=128,
+            **{"match": name} if several else {},
+        )
+        for name in policies
+    )
+    workers: dict[str, Any] = {
+        "actor": Actors(
+            environment=environment,
+            lanes=8,
+            agents=specs,
+            deadline_s=DEADLINE,
+            restarts=1000,
+            lane_restarts=1000,
+        )
+    }
+    for name in policies:
+        algorithm = PPO(learning_rate=1e-3, minibatch_size=256, epochs=10)
+        workers[f"server_{name}"] = PolicyWorkers(stream=f"answers_{name}", policies=(name,), restarts=1000)
+        workers[f"trainer_{name}"] = Trainer(
+            algorithm=algorithm,
+            policy=name,
+            samples=name,
+            restarts=1000,
+            checkpoint_seconds=1.0,
+            checkpoint_share=0.5,
+        )
+    return Experiment(
+        name="marks",
+        policies=dict.fromkeys(policies, ActorCritic()),
+        workers=workers,
+        limits=Limits(until=mark, steps=3_000_000, stall_s=60.0),
+    )
+
+
+def one_policy() -> Experiment:
+    faulty = Gymnasium(
+        make=f"{__file__}:Faulty", kwargs={"faults": os.environ["FAULTS"]}, max_episode_steps=500
+    )
+    return learns(["policy"], faulty, "return/mean >= 475")
+
+
+def two_policies() -> Experiment:
+    poles = PettingZoo(make=f"{__file__}:TwoPoles", kwargs={"faults": os.environ["FAULTS"]})
+    return learns(["left", "right"], poles, "return/left/mean >= 475 and return/right/mean >= 475")
 
 
 class Run:
@@ -280,16 +375,51 @@ def at_moment(moment: str, fault: str, draw: random.Random) -> str:
         return f"status {status} after {updates:.0f} updates{clean}: {why[:200]}"
 
 
+def marks(gap: float, draw: random.Random) -> None:
+    """Have faults all the while that something is learnt, until it is; print how long
+    that took."""
+    for function in (one_policy, two_policies):
+        with tempfile.TemporaryDirectory() as name:
+            run, began, had = Run(function, Path(name)), time.monotonic(), Counter[str]()
+            run.wait_for(run.newest)
+            while run.main.poll() is None and time.monotonic() - began < LONGEST_LESSON:
+                time.sleep(draw.uniform(0.5, 1.5) * gap)
+                fault = draw.choice(FAULTS)
+                had[fault] += 1
+                run.suffer(fault, draw)
+            status = run.end(asks=run.main.poll() is None)
+            record, lives = run.newest(), Counter(event.what for event in read_events(run.path))
+            reached = ", ".join(
+                f"{metric} {value:.0f}"
+                for metric, value in record.items()
+                if metric.startswith("return/") and metric.endswith("mean")
+            )
+            counts = ", ".join(f"{count} {fault}" for fault, count in sorted(had.items()))
+            print(
+                f"{function.__name__}: {reached} after {record.get('step', 0):,.0f} env steps and "
+                f"{time.monotonic() - began:.0f} s; {counts}: {lives['died']} workers died, {lives['lives']} "
+                f"live again, {lives['went back']} times back to a checkpoint; status {status}; left: "
+                f"{left_behind(run.folder)} (one holds the faults)",
+                flush=True,
+            )
+            if status:
+                print((run.folder / "output.txt").read_text()[-3000:])
+
+
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--gap", type=float, default=20.0, help="seconds between two faults")
     parser.add_argument("--moments", type=int, help="each fault at so many moments of each kind")
+    parser.add_argument("--marks", action="store_true", help="learn two tasks to their marks meanwhile")
     parser.add_argument("--faults", nargs="*", choices=FAULTS, default=FAULTS)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     draw = random.Random(given.seed)
+    if given.marks:
+        marks(given.gap, draw)
+        return
     if given.moments is None:
         soak(given.seconds, given.gap, draw)
         return

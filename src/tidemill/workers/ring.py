@@ -34,11 +34,11 @@ GRACE = 5.0  # seconds by which that ends after what the environment breaks off 
 
 def patience_of(config: ActorConfig) -> float:
     """Return for how many seconds an actor waits for a tick of an environment that it
-    serves strictly in turn: in a thread lanes may hang one after another, and settings of
+    serves strictly in turn: lanes in threads may hang one after another, and settings of
     the environment's own come before."""
     own = (getattr(config.environment, name, None) for name in ("deadline_s", "deadline"))
     longest = max(seconds for seconds in (deadline(config.deadline_s, None), *own) if seconds is not None)
-    return float(longest) * config.lanes + GRACE
+    return float(longest) * (config.lanes if getattr(config.environment, "threads", 0) else 1) + GRACE
 
 
 class RoomGate:
