@@ -4,7 +4,7 @@ CartPole in processes with a policy worker and an evaluation.
     python benchmarks/soak.py                     # an hour
     python benchmarks/soak.py --seconds 300 --gap 10
     python benchmarks/soak.py --moments 4         # each fault at 20 moments, five kinds
-    python benchmarks/soak.py --marks --gap 5     # is learnt what is to be learnt?
+    python benchmarks/soak.py --marks --gap 2     # is learnt what is to be learnt?
 
 A fault is one of: kill -9 of any worker; SIGSTOP of any for some seconds; and in an
 actor's environment an exception, NaN in an observation, a reward of 3e38 (which makes
@@ -192,7 +192,7 @@ def learns(policies: Sequence[str], environment: Any, mark: str) -> Experiment:
     workers: dict[str, Any] = {
         "actor": Actors(
             environment=environment,
-            lanes=8,
+            lanes=4,
             agents=specs,
             deadline_s=DEADLINE,
             restarts=1000,
@@ -200,7 +200,7 @@ def learns(policies: Sequence[str], environment: Any, mark: str) -> Experiment:
         )
     }
     for name in policies:
-        algorithm = PPO(learning_rate=1e-3, minibatch_size=256, epochs=10)
+        algorithm = PPO(minibatch_size=64, epochs=10)
         workers[f"server_{name}"] = PolicyWorkers(stream=f"answers_{name}", policies=(name,), restarts=1000)
         workers[f"trainer_{name}"] = Trainer(
             algorithm=algorithm,
@@ -384,7 +384,7 @@ def marks(gap: float, draw: random.Random) -> None:
             run.wait_for(run.newest)
             while run.main.poll() is None and time.monotonic() - began < LONGEST_LESSON:
                 time.sleep(draw.uniform(0.5, 1.5) * gap)
-                fault = draw.choice(FAULTS)
+                fault = draw.choice([fault for fault in FAULTS if fault != "huge"])  # returns have it
                 had[fault] += 1
                 run.suffer(fault, draw)
             status = run.end(asks=run.main.poll() is None)
