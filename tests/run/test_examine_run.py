@@ -3,6 +3,7 @@ failed, and of one that is not to be trusted."""
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def test_a_finished_run_is_told_with_what_is_odd_about_it(finished):
     assert sorted(found) == ["actor", "pace", "returns", "run", "trainer", "training"]
     assert found["run"][0] == "ok" and "completed" in found["run"][1]
     assert "env steps, 3" in found["pace"][1] and "steps/s" in found["pace"][1]
-    assert "% environment" in found["actor"][1] and "% train" in found["trainer"][1]
+    # Where a worker spends its time is the machine's matter, and may be waits alone.
+    for kind in ("actor", "trainer"):
+        assert re.fullmatch(r"\d+% \w+(, \d+% \w+)*", found[kind][1])
     assert found["training"][0] == "warn"
     assert "clip = 1e-06 is so narrow" in found["training"][1]
     assert found["training"][2] == "--set workers.trainer.algorithm.clip=0.2 is usual"
