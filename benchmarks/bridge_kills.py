@@ -98,12 +98,17 @@ def main():
     parser.add_argument("--world", default=reach.__file__, type=lambda path: str(Path(path).resolve()))
     given = parser.parse_args()
     seconds = 60 * given.minutes
-    environment = SimulatorEnvironment(path=given.world, restarts=1_000_000)
+    environment = SimulatorEnvironment(path=given.world)
     experiment = Experiment(
         name="kills",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=environment, lanes=SIMULATORS, agents=(AgentSpec(sample_steps=64),)),
+            "actor": Actors(
+                environment=environment,
+                lanes=SIMULATORS,
+                agents=(AgentSpec(sample_steps=64),),
+                lane_restarts=1_000_000,
+            ),
             "trainer": Trainer(algorithm=PPO(minibatch_size=512)),
         },
         limits=Limits(seconds=seconds),
@@ -119,7 +124,7 @@ def main():
         max((r["step"] for r in records if r["time/seconds"] <= seconds * part / 4), default=0)
         for part in range(5)
     ]
-    restarts = sum(r.get("environment/simulator/restarts", 0) for r in records)
+    restarts = max(r.get("time/actor-0/lanes/restarts", 0) for r in records)
     print(
         f"{result.summary['status']}: {last['step']:,.0f} env steps in {last['time/seconds']:.0f} s, mean "
         f"return {last['return/mean']:.2f}"

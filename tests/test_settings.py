@@ -31,6 +31,7 @@ from tidemill.nets.torch_network import TorchNetwork
 from tidemill.remote.fault_injection import Faults
 from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
+from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.streams.sources import Drawn
 from tidemill.testing.scripted import Scripted, ScriptedEnvironment
@@ -73,6 +74,17 @@ def advised(algorithm, **workers):
     ).check()
 
 
+def refilled(environment, **settings):
+    """A replay memory is filled from it."""
+    workers = {
+        "actor": ReplayActors(environment=environment, lanes=1, **settings),
+        "trainer": ReplayTrainer(algorithm=DQN(), buffer=Replay(capacity=10_000), batch_size=32, ratio=1),
+    }
+    Experiment(
+        name="refilled", policies={"policy": QNetwork()}, workers=workers, limits=Limits(updates=1)
+    ).check()
+
+
 class Seeing(ScriptedEnvironment):
     def __init__(self, spaces):
         super().__init__(Scripted(), 1)
@@ -90,7 +102,7 @@ ALWAYS = {
     "Stage": "options until",
     "WorkerConfig": "count restarts one_core math_threads",
     "ActorConfig": "environment lanes ring max_episode_steps deadline_s",
-    "Actors": "agents lane_restarts",
+    "Actors": "agents",
     "ReplayActors": "policy inference samples frame_stack",
     "BytesSetting": "scaled_bytes",
     "SquashedGaussian": "sde_steps",
@@ -137,12 +149,12 @@ ALWAYS = {
     "reward_clipping fire_reset full_action_space "
     "max_episode_steps",
     "PettingZoo": "make kwargs state team_reward max_episode_steps",
-    "Asynchronous": "make kwargs max_episode_steps deadline",
-    "Rest": "url token form deadline attempt retries",
-    "OpenEnv": "url translate kwargs reset max_episode_steps token deadline",
+    "Asynchronous": "make kwargs max_episode_steps deadline_s",
+    "Rest": "url token form deadline_s attempt_s retries",
+    "OpenEnv": "url translate kwargs reset max_episode_steps token deadline_s",
     "Slots": "environment deadline_s backoff_s max_backoff_s failures window_steps max_episode_seconds",
     "SimulatorEnvironment": "path layout framing parameters engine channels groups seats same_step "
-    "start_seconds deadline max_episode_steps",
+    "start_seconds deadline_s max_episode_steps",
     "Group": "name max_agents observations continuous branches",
     "Scripted": "agents kinds shortest longest truncations deaths turns same_step delay fault",
     "Free": "agents shape actions death_rate",
@@ -153,7 +165,8 @@ IDLE = {
     "Limits.return_of": lambda: Limits(return_of="policy"),
     "WorkerConfig.restarts_within_s": lambda: trainer(restarts=None, restarts_within_s=5.0),
     "ActorConfig.flush_requests": lambda: Actors(environment=Scripted(), flush_requests=2),
-    "Actors.lane_restarts_within_s": lambda: Actors(
+    "ActorConfig.lane_restarts": lambda: refilled(Scripted(), lane_restarts=3),
+    "ActorConfig.lane_restarts_within_s": lambda: Actors(
         environment=Scripted(), lane_restarts=None, lane_restarts_within_s=60.0
     ),
     "ActorConfig.slots": lambda: Actors(environment=Scripted(), agents=(AgentSpec(samples=None),), slots=3),
@@ -206,7 +219,6 @@ IDLE = {
     "QNetwork.least_return": lambda: QNetwork(least_return=-1.0),
     "QNetwork.greatest_return": lambda: QNetwork(greatest_return=1.0),
     "SimulatorEnvironment.arguments": lambda: tidemill.SimulatorEnvironment(arguments=("-x",)),
-    "SimulatorEnvironment.restarts": lambda: tidemill.SimulatorEnvironment(restarts=1),
     "Scripted.fault_tick": lambda: Scripted(fault_tick=3),
     "Faults.retry_after": lambda: Faults(retry_after=1.0),
     "Faults.stall_seconds": lambda: Faults(stall_seconds=1.0),
@@ -277,6 +289,14 @@ def test_settings_act_where_the_rows_the_policy_or_the_image_lets_them():
     )
     with pytest.raises(ConfigError, match="activation = 'relu' has no effect without hidden layers"):
         ActorCritic(hidden=(), activation="relu").weights(PLAIN)
+
+
+def test_restarts_act_in_slots_and_their_seconds_where_they_are_counted():
+    in_slots = tidemill.Slots(environment=Scripted())
+    refilled(in_slots, lane_restarts=3, lane_restarts_within_s=300.0)
+    refilled(tidemill.SimulatorEnvironment(path="build/reach"), lane_restarts=3)
+    with pytest.raises(ConfigError, match=r"lane_restarts_within_s = 300.0 has no effect in slots without"):
+        refilled(in_slots, lane_restarts_within_s=300.0)
 
 
 def test_what_rows_have_is_known_through_buffer_workers():

@@ -67,7 +67,7 @@ def both_ends(folder, layout="0", trainer_channels=None, deadline=20.0, **world)
     ours = Counting(path, **world)
     ours.thread.start()
     with Simulator(
-        memory_path=path, layout=layout, channels=trainer_channels, start_seconds=20.0, deadline=deadline
+        memory_path=path, layout=layout, channels=trainer_channels, start_seconds=20.0, deadline_s=deadline
     ) as simulator:
         yield simulator, ours
     ours.thread.join(60)

@@ -37,12 +37,14 @@ def test_training_goes_on_while_simulators_die_and_their_statistics_are_metrics(
     """Each dies in its twelfth exchange. Rows before and behind the cuts are trained on,
     and nothing is left."""
     before, files = alive(), psutil.Process().num_fds()
-    environment = SimulatorEnvironment(path=SIMULATORS, arguments=("mortal",), restarts=20)
+    environment = SimulatorEnvironment(path=SIMULATORS, arguments=("mortal",))
     experiment = Experiment(
         name="mortal",
         policies={"policy": ActorCritic(hidden=(8,))},
         workers={
-            "actor": Actors(environment=environment, lanes=2, agents=(AgentSpec(sample_steps=8),)),
+            "actor": Actors(
+                environment=environment, lanes=2, agents=(AgentSpec(sample_steps=8),), lane_restarts=40
+            ),
             "trainer": Trainer(algorithm=PPO(minibatch_size=8, epochs=1)),
         },
         limits=Limits(steps=80),
@@ -52,7 +54,7 @@ def test_training_goes_on_while_simulators_die_and_their_statistics_are_metrics(
     metrics = metrics_of(tmp_path / "run")
     told = [line for line in metrics if "environment/t" in line]
     assert told and all(0 <= line["environment/t"] < 12 for line in told)
-    assert sum(line.get("environment/simulator/restarts", 0) for line in metrics) >= 2
+    assert max(line.get("time/actor-0/lanes/restarts", 0) for line in metrics) >= 2
     # those of the run itself; each restart once left more
     assert alive() <= before and psutil.Process().num_fds() <= files + 4
 
@@ -184,8 +186,8 @@ def test_bad_input_is_told_in_a_line_and_leaves_nothing(tmp_path):
         result = CliRunner().invoke(app, ["train", f"simulator:{what}", "--run-dir", str(tmp_path / "run")])
         assert result.exit_code == 1 and said in result.output + (result.stderr or ""), result.output
         assert "Traceback" not in result.output.partition("The end of its output")[0]
-    result = CliRunner().invoke(app, ["train", f"simulator:{reach.__file__}", "--env-arg", "restart=2"])
-    assert result.exit_code == 1 and 'did you mean "restarts"' in result.output + (result.stderr or "")
+    result = CliRunner().invoke(app, ["train", f"simulator:{reach.__file__}", "--env-arg", "restarts=2"])
+    assert result.exit_code == 1 and "workers.actor.lane_restarts=N" in result.output + (result.stderr or "")
 
 
 @pytest.mark.parametrize("function", ["reach", "corridor"])

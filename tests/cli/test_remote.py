@@ -110,7 +110,7 @@ def test_a_served_atari_game_is_what_is_trained_on_without_a_server():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             url = re.search(r"http://\S+", server.stdout.readline())[0]
-            host = Rest(url=url, token="", deadline=30.0).host()
+            host = Rest(url=url, token="", deadline_s=30.0).host()
             assert (host.description.environment, host.spaces) == (
                 "ALE/Pong-v5",
                 Atari(id="Pong").build(1, 0).agents[0].spaces,

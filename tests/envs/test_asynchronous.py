@@ -13,6 +13,7 @@ from tests.envs.driver import Driver
 
 from tidemill.core.asyncio_loops import Loop
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.core.thread_loop import own
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop
@@ -82,7 +83,7 @@ def the_loop_is_gone():
 def test_rows_are_those_of_serial_lanes_and_all_wait_in_the_thread_that_plays_them():
     envs = [Slow(0.002) for _ in range(7)]
     drivers = [
-        Driver(AsyncLanes(envs, "Slow", 4)),
+        Driver(AsyncLanes(envs, "Slow", 4, StepTimes())),
         Driver(LaneLoop([gymnasium.make(CARTPOLE) for _ in range(7)], CARTPOLE, 4)),
     ]
     for _ in range(60):
@@ -99,7 +100,11 @@ def test_rows_are_those_of_serial_lanes_and_all_wait_in_the_thread_that_plays_th
 
 
 def test_hundreds_of_targets_wait_at_once_and_each_rings_when_it_is_ready():
-    targets, bell, rung = [AsyncLanes([Slow(0.2)], "Slow", n) for n in range(200)], LocalBell(), []
+    targets, bell, rung = (
+        [AsyncLanes([Slow(0.2)], "Slow", n, StepTimes()) for n in range(200)],
+        LocalBell(),
+        [],
+    )
     drivers = [Driver(target) for target in targets]
 
     def waker(number):
@@ -139,7 +144,7 @@ def test_hundreds_of_targets_wait_at_once_and_each_rings_when_it_is_ready():
 )
 def test_a_lane_that_fails_is_named_and_the_others_close(fault, words):
     envs = [Slow(), Slow(fault=fault)]
-    driver = Driver(AsyncLanes(envs, "Slow", 0, deadline=1.0))
+    driver = Driver(AsyncLanes(envs, "Slow", 0, StepTimes(1.0)))
     driver.tick(), driver.tick(), driver.tick()
     with pytest.raises(EnvironmentFault, match=words):
         driver.tick()
@@ -149,7 +154,7 @@ def test_a_lane_that_fails_is_named_and_the_others_close(fault, words):
 
 def test_closing_breaks_off_what_hangs():
     envs = [Slow(fault="hang")]
-    driver = Driver(AsyncLanes(envs, "Slow", 0))
+    driver = Driver(AsyncLanes(envs, "Slow", 0, StepTimes()))
     driver.tick(), driver.tick(), driver.tick()
     driver.environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, bool))
     assert not driver.environment.ready()
@@ -173,7 +178,7 @@ def test_one_that_does_not_let_itself_be_broken_off_is_closed_when_it_has_ended(
     monkeypatch.setattr("tidemill.envs.lane_coroutines.CLOSE_SECONDS", 0.05)
     loop = Loop.take()  # of other environments
     envs = [Slow(), Stubborn()]
-    driver = Driver(AsyncLanes(envs, CARTPOLE, 3))
+    driver = Driver(AsyncLanes(envs, CARTPOLE, 3, StepTimes()))
     for _ in range(2):
         driver.tick()
     driver.environment.send([{"action": np.zeros(2, np.int64)}], np.zeros(2, bool))
@@ -196,14 +201,14 @@ def test_it_is_named_by_what_makes_it():
         Asynchronous(make=f"{__file__}:Plain").build(1, 0)
     with pytest.raises(ConfigError, match='did you mean "most"'):
         Asynchronous(make=f"{__file__}:Slow", kwargs={"mst": 1}).build(1, 0)
-    with pytest.raises(ConfigError, match="deadline = 0"):
-        Asynchronous(make="x:y", deadline=0)
+    with pytest.raises(ConfigError, match="deadline_s = 0"):
+        Asynchronous(make="x:y", deadline_s=0)
 
 
 def test_answers_that_came_meanwhile_ring_together():
     """Many targets, as the slots of an actor are: whoever plays them finds all that has
     come."""
-    targets = [AsyncLanes([Slow()], "slow", seed) for seed in range(5)]
+    targets = [AsyncLanes([Slow()], "slow", seed, StepTimes()) for seed in range(5)]
     bell = LocalBell()
     rung = []
     begun = np.ones(1, np.bool_)
@@ -219,7 +224,7 @@ def test_answers_that_came_meanwhile_ring_together():
 
 
 def test_whoever_only_looks_whether_it_is_ready_has_it_go_on():
-    target = AsyncLanes([Slow(0.001)], "slow", 0)
+    target = AsyncLanes([Slow(0.001)], "slow", 0, StepTimes())
     target.send([{"action": np.zeros(1, np.int64)}], np.ones(1, np.bool_))
     until = time.monotonic() + 60
     while not target.ready():
@@ -229,7 +234,7 @@ def test_whoever_only_looks_whether_it_is_ready_has_it_go_on():
 
 @pytest.mark.parametrize(("fault", "error"), [("exit", SystemExit), ("broken off", BrokenOff)])
 def test_a_lane_that_wants_to_exit_or_meets_a_second_ctrl_c_is_its_player_s_to_tell(fault, error):
-    driver = Driver(AsyncLanes([Slow(fault=fault)], "slow", 0))
+    driver = Driver(AsyncLanes([Slow(fault=fault)], "slow", 0, StepTimes()))
     driver.tick(), driver.tick(), driver.tick()
     with pytest.raises(error):
         driver.tick()
@@ -240,7 +245,7 @@ def test_another_thread_closes_what_is_played_here():
     """As a slot does with an environment that failed, while its actor goes on with the
     others."""
     env, bell = Slow(fault="hang"), LocalBell()
-    driver = Driver(AsyncLanes([env], "slow", 0))
+    driver = Driver(AsyncLanes([env], "slow", 0, StepTimes()))
     driver.tick(), driver.tick(), driver.tick()
     driver.environment.send([{"action": np.zeros(1, np.int64)}], np.zeros(1, np.bool_))
     closing = threading.Thread(target=driver.environment.close)

@@ -11,6 +11,7 @@ import pytest
 from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
 
+from tidemill.core import step_deadlines
 from tidemill.core.errors import EnvironmentFault, EnvironmentHangs
 from tidemill.core.step_deadlines import FIRST, KNOWN, LEAST, StepTimes, deadline
 from tidemill.envs import hanging_threads, lane_threads
@@ -249,7 +250,9 @@ def test_a_lane_that_comes_back_as_its_time_is_over_is_one_or_the_other(monkeypa
     assert loop.wait_closed(PATIENCE)
 
 
-def test_deadlines_follow_from_what_steps_took():
+def test_deadlines_follow_from_what_steps_took(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(step_deadlines, "awake", lambda: now[0])
     assert deadline(None, None) == deadline(None, 0.01, resetting=True) == FIRST
     assert deadline(None, 0.01) == LEAST and deadline(None, 2.0) == 40.0
     assert deadline(0.5, 2.0) == deadline(0.5, None, resetting=True) == 0.5
@@ -261,6 +264,8 @@ def test_deadlines_follow_from_what_steps_took():
     assert times.p99() == 98.0 and times.deadline(False) == 1960.0 and times.deadline(True) == FIRST
     for _ in range(10_000):
         times.add(0.001)
+    assert times.deadline(False) == 1960.0  # which is looked at now and then
+    now[0] += 2.0
     assert times.deadline(False) == LEAST
     assert StepTimes(2.5).deadline(True) == StepTimes(2.5).least == 2.5
 
@@ -275,10 +280,39 @@ def test_steps_are_known_and_resets_are_not_among_them():
     loop.close()
 
 
-def test_who_breaks_off_calls_by_a_setting_of_its_own_goes_by_that():
-    slots = Slots(environment=Rest(url="http://127.0.0.1:1"))
-    assert slots.timed_calls and slots.environment.timed_calls
-    assert not Gymnasium(id="CartPole-v1").timed_calls
+class Timed:
+    """An environment that notes the deadline that it is told, as those that break off
+    calls themselves do."""
+
+    timed_calls = True
+
+    def __init__(self, deadline_s=None):
+        self.deadline_s, self.told = deadline_s, []
+
+    def build(self, lanes, seed, render=False):
+        loop = LaneLoop([Counter()], "timed", seed)
+        loop.watch = self.told.append
+        return loop
+
+
+@pytest.mark.parametrize(
+    ("slots", "own", "actor", "inner", "outer"),
+    [
+        (None, None, 20.0, 20.0, 20.0),
+        (None, None, None, None, None),
+        (7.0, None, 20.0, 7.0, 7.0),
+        (None, 60.0, 20.0, 60.0, 60.0),
+    ],
+)
+def test_a_slot_and_what_breaks_off_its_calls_itself_have_one_deadline_the_nearest_that_is_set(
+    slots, own, actor, inner, outer
+):
+    config = Slots(environment=Timed(own), deadline_s=slots)
+    slot = config.build(1, 0)
+    slot.watch(actor)
+    assert config.environment.told[-1] == inner and slot._times.given == outer and slot._grace > 0
+    slot.close()
+    assert not Gymnasium(id="CartPole-v1").timed_calls and Rest(url="http://127.0.0.1:1").timed_calls
 
 
 def test_a_slot_tells_where_its_step_hangs(tmp_path):

@@ -12,6 +12,7 @@ from tests.envs.driver import Driver
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tidemill.core.errors import EnvironmentFault
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.aliased_arrays import TICKS
 from tidemill.envs.asynchronous import AsyncLanes
@@ -49,7 +50,7 @@ def agents(kind, one):
 KINDS = {
     "lanes": lambda envs: LaneLoop(envs, "Odd", 0),
     "threads": lambda envs: LaneLoop(envs, "Odd", 0, threads=2),
-    "async": lambda envs: AsyncLanes([odd.Async(env) for env in envs], "Odd", 0),
+    "async": lambda envs: AsyncLanes([odd.Async(env) for env in envs], "Odd", 0, StepTimes()),
     "vector": lambda envs: VectorLanes(odd.Vector(envs), "Odd", None, "next-step"),
     "parallel": agents(ParallelLanes, odd.Together),
     "turns": agents(AECLanes, odd.Turns),

@@ -28,8 +28,8 @@ from tidemill.remote.rest_config import Rest
         ("http://127.0.0.1:8477", {}, Rest(url="http://127.0.0.1:8477")),
         (
             "rest:https://games.example/chess",
-            {"deadline": 5.0},
-            Rest(url="https://games.example/chess", deadline=5.0),
+            {"deadline_s": 5.0},
+            Rest(url="https://games.example/chess", deadline_s=5.0),
         ),
         ("simulator:", {"layout": 0}, SimulatorEnvironment(layout="0")),
         ("ALE/Pong-v5", {"noop_max": 0}, Atari(id="ALE/Pong-v5", noop_max=0)),
@@ -108,7 +108,7 @@ def test_errors_say_what_to_type():
         environment_from("module:")
     with pytest.raises(ConfigError, match='did you mean "noop_max"'):
         environment_from("ALE/Pong-v5", {"noop_mx": 1})
-    with pytest.raises(ConfigError, match='did you mean "deadline"'):
+    with pytest.raises(ConfigError, match='did you mean "deadline_s"'):
         environment_from("http://127.0.0.1:8477", {"dedline": 1})
     with pytest.raises(ConfigError, match="no address of a server"):
         environment_from("rest:games.example")

@@ -83,7 +83,9 @@ def serving(
 
 
 def client(server, form="threads", **settings):
-    return Rest(url=server.url, form=form, **{"deadline": 20.0, "attempt": 5.0, "retries": 1.0, **settings})
+    return Rest(
+        url=server.url, form=form, **{"deadline_s": 20.0, "attempt_s": 5.0, "retries": 1.0, **settings}
+    )
 
 
 def applied(server):

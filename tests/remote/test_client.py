@@ -210,10 +210,10 @@ def _refuse(reply):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_call_ends_at_its_deadline_whatever_the_server_does(form):
     with serving(faults=Script(dict.fromkeys(range(1, 50), "stall"), stall_seconds=30.0)) as server:
-        driver = Driver(client(server, deadline=1.0, attempt=0.4, form=form).build(1, 5))
+        driver = Driver(client(server, deadline_s=1.0, attempt_s=0.4, form=form).build(1, 5))
         driver.tick()
         since = time.monotonic()
-        with pytest.raises(RemoteTimeout, match=r"1 s \(deadline\)"):
+        with pytest.raises(RemoteTimeout, match=r"1 s \(deadline_s\)"):
             driver.tick()
         assert time.monotonic() - since < 25  # as a call that stalls does not
         driver.environment.close()
@@ -237,7 +237,7 @@ def test_a_server_that_sends_a_byte_now_and_then_cannot_hold_a_call(form):
 
         thread = threading.Thread(target=trickle)
         thread.start()
-        environment = client(server, deadline=0.5, form=form).build(1, 5)
+        environment = client(server, deadline_s=0.5, form=form).build(1, 5)
         (env,) = environment.envs
         env._connection = type(env._connection)(
             Address(f"http://127.0.0.1:{listener.getsockname()[1]}", [], None)
@@ -281,7 +281,9 @@ def test_a_connection_that_waits_for_a_while_stays_open():
 
     with serving() as server:
         asyncio.run(
-            asyncio.wait_for(asks(AsyncRemoteEnv(client(server, deadline=2.0, attempt=2.0).host()), 2), 60)
+            asyncio.wait_for(
+                asks(AsyncRemoteEnv(client(server, deadline_s=2.0, attempt_s=2.0).host()), 2), 60
+            )
         )
 
 
@@ -305,7 +307,7 @@ def test_the_retry_budget_bounds_what_a_failing_server_is_asked():
 @pytest.mark.parametrize("form", FORMS)
 def test_closing_does_not_wait_for_a_call_under_way(form):
     with serving(faults=Script({2: "stall", 3: "stall"}, stall_seconds=30.0)) as server:
-        environment = client(server, deadline=60.0, attempt=60.0, form=form).build(2, 5)
+        environment = client(server, deadline_s=60.0, attempt_s=60.0, form=form).build(2, 5)
         driver = Driver(environment)
         driver.tick()
         environment.send([{"action": np.zeros(2, np.int64)}], np.zeros(2, bool))
@@ -530,8 +532,8 @@ def Wider_space():
         ({"url": "http://[::1"}, "no address"),
         ({"url": "http://пример.рф"}, "xn--"),
         ({"url": "http://host/a b"}, "%20"),
-        ({"url": "http://host", "deadline": 0.0}, "deadline = 0.0"),
-        ({"url": "http://host", "attempt": float("nan")}, "attempt = nan"),
+        ({"url": "http://host", "deadline_s": 0.0}, "deadline_s = 0.0"),
+        ({"url": "http://host", "attempt_s": float("nan")}, "attempt_s = nan"),
         ({"url": "http://host", "retries": 2.0}, "retries = 2.0"),
         ({"url": "http://host", "form": "async"}, "threads"),
     ],
@@ -633,8 +635,8 @@ def test_a_server_is_asked_anew_once_all_that_played_there_are_closed_whoever_re
 
 def test_who_waits_for_a_session_spends_no_retries_of_others():
     with serving(limit=1) as server:
-        first = client(server, retries=0.0, deadline=2.0).build(1, 0)
-        second = client(server, retries=0.0, deadline=2.0).build(1, 0)
+        first = client(server, retries=0.0, deadline_s=2.0).build(1, 0)
+        second = client(server, retries=0.0, deadline_s=2.0).build(1, 0)
         host = first.envs[0].session.host
         assert host is second.envs[0].session.host
         first.envs[0].reset(seed=0)

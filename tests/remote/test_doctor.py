@@ -39,7 +39,7 @@ def test_a_limit_that_the_server_does_not_tell_is_found():
     with serving(limit=3) as server:
         describe = server.sessions.describe
         server.sessions.describe = lambda most: msgspec.structs.replace(describe(most), max_sessions=0)
-        said = found(server, deadline=3.0)
+        said = found(server, deadline_s=3.0)
         assert server.sessions.counts().sessions == 0
     tried = said["at a time"]
     assert (
@@ -60,13 +60,13 @@ def test_a_server_that_is_gone_before_the_end_is_no_server_of_few_sessions(monke
     )
 
 
-def test_deadlines_are_several_times_the_slowest_call():
+def test_a_deadline_is_proposed_where_the_slowest_call_is_near_to_what_resets_may_take():
     finding = Finding("latency", "ok", "")
-    for slow, deadline in ((0.3, 30), (11.0, 50)):
+    for slow, given in ((0.3, ""), (11.0, ""), (110.0, ", deadline_s=500")):
         latency = SimpleNamespace(finding=finding, slowest=slow, steps=(slow, slow, slow))
         with serving(limit=1) as server:
             (*_, proposal) = doctor._concurrency(client(server).host(), latency, 0.01, 1)
-        assert proposal.message.endswith(f"Rest(url=…, deadline={deadline})")
+        assert proposal.message.endswith(f"Rest(url=…{given})")
 
 
 @pytest.mark.parametrize("field", ["reward", "terminated", "truncated"])
@@ -79,10 +79,10 @@ def test_a_field_that_an_answer_lacks_is_named_before_anything_else_is_tried(fie
 
 def test_what_is_slower_than_the_deadline_is_told_to_look_again_with_another():
     with serving(Slow, limit=2) as server:
-        said = found(server, deadline=0.2, attempt=0.1)
+        said = found(server, deadline_s=0.2, attempt_s=0.1)
     assert (
         said["calls"].level == "fail"
-        and "(deadline)" in said["calls"].message
+        and "(deadline_s)" in said["calls"].message
         and "--deadline 2" in said["calls"].cure
     )
 

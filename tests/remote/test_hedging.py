@@ -64,7 +64,7 @@ def test_a_server_that_takes_longer_than_an_attempt_loses_no_step_however_few_re
         assert host.breaker.opened == 0 and host.budget.spent < 14  # it ran out of repeats, and went on
         assert host.budget.spend(4)  # what calls that fail have left
 
-    playing(form, {"attempt": 0.02, "retries": 0.0}, plan, lambda: Slow(length=100))
+    playing(form, {"attempt_s": 0.02, "retries": 0.0}, plan, lambda: Slow(length=100))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -78,7 +78,7 @@ def test_an_answer_that_is_lost_in_silence_is_asked_for_on_another_connection(fo
             assert (await said(env.step(0)))[0].tolist()[1] == number
         assert applied(server) == 4 and server.sessions.counts().repeated == 1
 
-    playing(form, {"attempt": 0.1}, plan, faults=Script({1: "stall"}, stall_seconds=30.0))
+    playing(form, {"attempt_s": 0.1}, plan, faults=Script({1: "stall"}, stall_seconds=30.0))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -103,7 +103,7 @@ def test_the_first_request_counts_though_the_repeat_gets_no_answer(form):
         assert (await said(env.step(0)))[0].tolist()[1] == 2
         assert applied(server) == 2
 
-    playing(form, {"attempt": 0.1}, plan, Late, Script({2: "reply_lost"}))
+    playing(form, {"attempt_s": 0.1}, plan, Late, Script({2: "reply_lost"}))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -128,7 +128,7 @@ def test_a_refusal_of_the_repeat_leaves_the_first_request_to_be_waited_for(form)
         opener.join()
         assert applied(server) == 1 and env.session.host.breaker.opened == 0
 
-    playing(form, {"attempt": 0.1}, plan, Late, Script({2: "unavailable"}))
+    playing(form, {"attempt_s": 0.1}, plan, Late, Script({2: "unavailable"}))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -140,7 +140,7 @@ def test_a_step_is_never_repeated_while_it_is_under_way_where_the_server_remembe
         await said(env.step(0))
         assert server.faults.calls == 2
 
-    playing(form, {"attempt": 0.02}, plan, Slow, Script({}))
+    playing(form, {"attempt_s": 0.02}, plan, Slow, Script({}))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -161,16 +161,16 @@ def test_calls_that_end_at_their_deadline_are_no_failures_of_the_host_and_say_wh
         for _ in range(6):
             await said(env.reset(seed=1))
             gate.clear()
-            with pytest.raises(RemoteTimeout, match=r"step 1 .*within 0\.3 s \(deadline\)") as raised:
+            with pytest.raises(RemoteTimeout, match=r"step 1 .*within 0\.3 s \(deadline_s\)") as raised:
                 await said(env.step(0))
             told.append(str(raised.value))
             gate.set()
-        assert "sent again after 0.1 s (attempt)" in told[0] and "deadline=SECONDS" in told[0]
+        assert "sent again after 0.1 s (attempt_s)" in told[0] and "deadline_s=SECONDS" in told[0]
         assert host.breaker.opened == 0 and host.breaker.wait() == 0
         await said(env.reset(seed=1))
         assert (await said(env.step(0)))[0].tolist()[1] == 1
 
-    playing(form, {"attempt": 0.1, "deadline": 0.3, "retries": 0.0}, plan, Hanging)
+    playing(form, {"attempt_s": 0.1, "deadline_s": 0.3, "retries": 0.0}, plan, Hanging)
 
 
 def test_a_call_under_way_twice_is_broken_off_at_once():
@@ -187,7 +187,7 @@ def test_a_call_under_way_twice_is_broken_off_at_once():
         ended.append(time.monotonic())
 
     with serving(Hanging, faults=Script({})) as server:
-        env = RemoteEnv(client(server, attempt=0.05).host())
+        env = RemoteEnv(client(server, attempt_s=0.05).host())
         env.reset(seed=1)
         thread = threading.Thread(target=step, args=(env,))
         thread.start()

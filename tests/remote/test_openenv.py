@@ -110,7 +110,7 @@ def serving(fault="", at=3, token=None, port=0):
     assert ready.wait(60)
     try:
         yield (
-            OpenEnv(url=f"http://127.0.0.1:{ports[0]}", translate=f"{__file__}:CartPole", deadline=20.0),
+            OpenEnv(url=f"http://127.0.0.1:{ports[0]}", translate=f"{__file__}:CartPole", deadline_s=20.0),
             sessions,
         )
     finally:
@@ -145,7 +145,7 @@ def test_rows_are_those_of_the_environment_itself():
 )
 def test_what_goes_wrong_is_named_and_the_next_reset_opens_another_session(fault, error, words):
     with serving(fault) as (config, sessions):
-        environment = config.replace(deadline=0.5 if fault == "stall" else 20.0).build(1, 5)
+        environment = config.replace(deadline_s=0.5 if fault == "stall" else 20.0).build(1, 5)
         driver = Driver(environment)
         driver.tick(), driver.tick(), driver.tick()
         with pytest.raises(error, match=words):
@@ -178,7 +178,7 @@ def test_a_server_that_starts_again_is_tried_until_it_is_there():
 
 def test_a_server_that_stays_away_is_given_up_at_the_deadline():
     with serving() as (config, _):
-        environment = config.replace(deadline=0.5).build(1, 5)
+        environment = config.replace(deadline_s=0.5).build(1, 5)
         driver = Driver(environment)
         driver.tick(), driver.tick()
     with pytest.raises(ReplyLost, match="connection was lost"):

@@ -138,7 +138,7 @@ def test_sessions_that_ended_while_their_server_was_not_there_are_ended_once_it_
 
     async def through_an_outage(server):
         def envs(count):
-            return [FORMS[form](client(server, deadline=0.3).host()) for _ in range(count)]
+            return [FORMS[form](client(server, deadline_s=0.3).host()) for _ in range(count)]
 
         before = envs(4)
         for env in before:
@@ -208,7 +208,8 @@ def test_a_reset_or_a_close_that_is_not_answered_ends_at_its_deadline_and_a_new_
         first = env.session.name
         if call == "what it is":
             await said(env.close())
-        patient, host.terms = host.terms, dataclasses.replace(host.terms, deadline=0.3, attempt=0.1)
+        patient, host.terms = host.terms, dataclasses.replace(host.terms, attempt_s=0.1)
+        env.session.times.given = 0.3
         gate.open.clear()
         if call == "close":
             await said(env.close())
@@ -217,7 +218,7 @@ def test_a_reset_or_a_close_that_is_not_answered_ends_at_its_deadline_and_a_new_
                 await said(env.reset(seed=2))
         assert gate.waiting and not gate.late
         gate.open.set()
-        host.terms = patient
+        host.terms, env.session.times.given = patient, 20.0
         assert (await said(env.reset(seed=3)))[1] == {"seed": 3} and env.session.name != first
         assert (await said(env.step(2)))[0].tolist()[1] == 1
         monkeypatch.setattr("tidemill.remote.session.CLOSE_SECONDS", 20.0)
@@ -233,7 +234,7 @@ def test_closing_does_not_wait_for_resets_under_way(monkeypatch, form):
     monkeypatch.setattr("tidemill.remote.session.CLOSE_SECONDS", 0.1)
     gate = Gate()
     with nothing_left(), serving(lambda: Gated(gate, "reset")) as server:
-        environment = client(server, form=form, deadline=60.0, attempt=60.0).build(2, 5)
+        environment = client(server, form=form, deadline_s=60.0, attempt_s=60.0).build(2, 5)
         Driver(environment)
         gate.open.clear()
         environment.send([{"action": np.zeros(2, np.int64)}], np.ones(2, bool))

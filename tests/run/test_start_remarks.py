@@ -52,14 +52,18 @@ def test_which_setting_keeps_a_policy_out_of_the_core_is_told(with_core):
 def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(with_core):
     (told,) = remarks(ppo("x", SERVER, lanes=16))
     assert told == (
-        "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest, and the "
-        "first step that is lost ends the run. Slots wait for nobody and bear lost steps: --slots 16 "
-        "--algorithm dqn or qrdqn (Discrete actions), sac or td3 (Box)"
+        "PPO plays 16 sessions of the server. Each step of 16 lanes takes as long as the slowest. Where a "
+        "step is lost, the episodes of all of them are cut, and begin anew (lane_restarts). Slots wait for "
+        "nobody, and a lost step is that slot's alone: --slots 16 --algorithm dqn or qrdqn (Discrete "
+        "actions), sac or td3 (Box)"
     )
     (told,) = remarks(DQN_PRESETS.general("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
-    assert told.startswith("DQN plays 8 sessions") and told.endswith("bear lost steps: --slots 8")
+    assert told.startswith("DQN plays 8 sessions") and told.endswith(
+        "The first step that is lost ends the run. Slots wait for nobody, and a lost step is that slot's "
+        "alone: --slots 8"
+    )
     (told,) = remarks(ppo("x", SERVER, lanes=1))
-    assert "1 session of the server. The first step that is lost" in told
+    assert "1 session of the server. Where a step is lost" in told
 
 
 def test_slots_and_environments_in_the_process_need_no_word(with_core):

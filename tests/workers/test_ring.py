@@ -50,7 +50,7 @@ def test_what_environments_break_off_themselves_comes_before() -> None:
     actors = Actors(environment=Scripted(), lanes=2)
     assert patience_of(actors) == 300.0 + GRACE
     assert patience_of(actors.replace(deadline_s=3.0)) == 3.0 + GRACE
-    other = Asynchronous(make="x.py:Make", deadline=1000.0)
+    other = Asynchronous(make="x.py:Make", deadline_s=1000.0)
     assert patience_of(actors.replace(environment=other, deadline_s=3.0)) == 1000.0 + GRACE
     one_after_another = Gymnasium(id="CartPole-v1", threads=1)
     assert patience_of(actors.replace(environment=one_after_another, deadline_s=3.0)) == 2 * 3.0 + GRACE

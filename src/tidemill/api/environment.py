@@ -224,17 +224,18 @@ class Environment(ABC):
 
     def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
         """Make a lane that fails anew from now on, reset it in the same tick, and flag
-        its seats as `Tick.voided` and `restarted` where they were in an episode. `permit`
-        is called with each fault before: it returns the number of the restart, and raises
-        where there were too many. Return False where single lanes cannot be made anew,
-        and nothing changes."""
+        its seats as `Tick.voided` and `restarted` where they were in an episode; where
+        agents are `independent`, their open episodes are cut. `permit` is called with
+        each fault before: it returns the number of the restart, and raises where there
+        were too many. Return False where single lanes cannot be made anew, and nothing
+        changes."""
         return False
 
     def watch(self, deadline_s: float | None) -> None:
-        """Take a lane that hangs in a thread of its own for failed from now on, after so
-        many seconds; None: after what follows from its steps so far (see
-        `ActorConfig.deadline_s`). Called before the first `send`, if at all. Most step in
-        their caller's thread, and can do nothing about it."""
+        """Take a lane that hangs for failed from now on, after so many seconds; None:
+        after what follows from its steps so far (see `ActorConfig.deadline_s`). Called
+        before the first `send`, if at all. A `deadline_s` of the environment's own comes
+        first. Most step in their caller's thread, and can do nothing about it."""
 
     def doing(self) -> str:
         """Return in which calls the threads are that have not answered, for messages; ""
@@ -328,9 +329,22 @@ class EnvironmentConfig(Config):
 
     @property
     def timed_calls(self) -> bool:
-        """True when it breaks off by itself what takes too long, by a setting of its own:
-        nobody else's deadline is to come before."""
+        """True when its environments break off what takes too long themselves, wherever
+        they step: by the deadline that `Environment.watch` tells them, or a `deadline_s`
+        of their own. Who looks at the time besides (`Slots`) leaves them time for it."""
         return False
+
+    @property
+    def mends(self) -> bool:
+        """True when its environments go on after a fault with nothing but a cut in their
+        rows (`Slots`, simulators), so that they may fill a replay memory then."""
+        return False
+
+    @property
+    def usual_restarts(self) -> float:
+        """How often an actor's lanes are made anew where its `lane_restarts` is "auto":
+        inf for those that rest for longer each time."""
+        return 5
 
     @classmethod
     def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:

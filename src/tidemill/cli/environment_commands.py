@@ -161,7 +161,7 @@ def doctor_env(
     with needing("asking servers needs", 'pip install "tidemill[rest]"'):
         from tidemill.remote.doctor import examine
     if not print_findings(
-        examine(Rest(url=url.removeprefix("rest:"), token=token, deadline=deadline), seconds, most)
+        examine(Rest(url=url.removeprefix("rest:"), token=token, deadline_s=deadline), seconds, most)
     ):
         raise typer.Exit(1)
 

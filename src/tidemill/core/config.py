@@ -7,6 +7,7 @@ says where. Nothing here builds anything: `build()` of the members does.
 
 import contextlib
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -62,14 +63,16 @@ class Config:
     `acting`.
 
     `retired`: settings that there were once, each with the default that it had and what
-    to do instead. Saved configurations may hold them.
+    to do instead. `renamed`: settings that are called something else now, old names with
+    the new ones. Saved configurations may hold either.
     """
 
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         for name in settings:
-            if name in cls.retired:
+            if name in cls.retired or name in cls.renamed:
                 raise ConfigError(_gone(cls, name))
             known = cls.__dataclass_fields__
             if (name in FOREIGN_NAMES or name in WITHOUT_NAMES) and name not in known:
@@ -94,10 +97,10 @@ class Config:
                 raise ConfigError(f"{name} = {value} must be at least {number}")
 
     def check_above_zero(self, *names: str) -> None:
-        """Raise `ConfigError` for a setting, None aside, that is not above 0."""
+        """Raise `ConfigError` for a setting, None aside, that is not a number above 0."""
         for name in names:
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ConfigError(f"{name} = {value} must be above 0")
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} = {value} must be {'finite' if value > 0 else 'above 0'}")
 
     def check_shares(self, *names: str) -> None:
         """Raise `ConfigError` for a setting that is not between 0 and 1."""
@@ -132,6 +135,8 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     parts = typing.get_args(hint)
+    if {int, float, str}.intersection(parts):  # other values besides
+        return ()
     choices = [value for part in parts for value in _choices(part)]
     if bool in parts:
         choices += [True, False]
@@ -139,7 +144,8 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def _gone(cls: type[Config], name: str) -> str:
-    return f"{cls.__name__} has no setting {name} any more: {cls.retired[name][1]}"
+    now = f"it is called {cls.renamed[name]}" if name in cls.renamed else cls.retired[name][1]
+    return f"{cls.__name__} has no setting {name} any more: {now}"
 
 
 def check_counts(**counts: int) -> None:
@@ -240,7 +246,7 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
         raise ConfigError(f"{path}: the type of a setting of {kind} cannot be read: {error}") from None
     names = [f.name for f in dataclasses.fields(cls)]
     for key in data:
-        if key in cls.retired:
+        if key in cls.retired or key in cls.renamed:
             raise ConfigError(f"{path}.{key}: {_gone(cls, key)}")
         if key != "kind" and key not in names:
             raise ConfigError(f'{path}.{key}: {kind} has no setting "{key}"; {did_you_mean(str(key), names)}')
@@ -264,9 +270,9 @@ def decode(family: type[C], data: Any, path: str = "experiment") -> C:
 
 def brought_up_to_date(data: Any, path: str = "experiment") -> tuple[Any, list[str]]:
     """Return plain data that an earlier version may have saved as this one would save it:
-    of the kinds that there are now (`Config.of_today`), without settings that are
-    retired since; and what to tell of those that were set to something else than their
-    default."""
+    of the kinds that there are now (`Config.of_today`), with settings by the names that
+    they have now, without those that are retired since; and what to tell of these that
+    were set to something else than their default."""
     told: list[str] = []
     if isinstance(data, list):
         parts = [brought_up_to_date(value, f"{path}[{i}]") for i, value in enumerate(data)]
@@ -286,7 +292,8 @@ def brought_up_to_date(data: Any, path: str = "experiment") -> tuple[Any, list[s
                 else []
             )
             continue
-        kept[name], texts = brought_up_to_date(value, f"{path}.{name}")
+        now = cls.renamed.get(name, name)
+        kept[now], texts = brought_up_to_date(value, f"{path}.{now}")
         told += texts
     return kept, told
 
@@ -362,7 +369,7 @@ def set_path(config: C, path: str, text: str) -> C:
             key = int(part)
         elif not isinstance(node, dict):
             raise ConfigError(f'--set {path}: {here} is {node!r}, which has no "{part}" inside')
-        elif part in (cls := member(Config, str(node.get("kind"))) or Config).retired:
+        elif part in (cls := member(Config, str(node.get("kind"))) or Config).retired or part in cls.renamed:
             raise ConfigError(f"--set {path}: {_gone(cls, part)}")
         elif part not in node and not (depth == len(parts) - 1 and _is_open(config, parts[:-1])):
             raise ConfigError(

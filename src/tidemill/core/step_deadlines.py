@@ -3,12 +3,17 @@ what follows from the steps that are known."""
 
 from collections import deque
 
+from tidemill.core.clock import awake
+
 LEAST, TIMES = 10.0, 20.0
 """Seconds that each step has at least, and so many times the 99th percentile."""
 FIRST = 300.0
 """Seconds of a reset, and of a step as long as few are known."""
 KNOWN, KEPT = 100, 1000
 """So many steps are known once these say anything, and the newest so many count."""
+MORE_TIME = "set deadline_s above what a call takes (--set workers.actor.deadline_s=SECONDS)"
+"""What to do where an environment is slower than that; for messages."""
+_AGAIN = 1.0  # seconds for which their percentile holds: to look at all of them takes 50 µs
 
 
 def deadline(given: float | None, p99: float | None, resetting: bool = False) -> float:
@@ -21,11 +26,13 @@ def deadline(given: float | None, p99: float | None, resetting: bool = False) ->
 
 class StepTimes:
     """The seconds that the newest steps took, resets not among them. `add` may be called
-    by any thread. `given`: the deadline that is set, if any."""
+    by any thread. `given`: the deadline that is set, if any; inf: any time."""
 
     def __init__(self, given: float | None = None) -> None:
         self.given = given
         self._newest = deque[float](maxlen=KEPT)
+        self._p99: float | None = None
+        self._until = 0.0  # when that is looked at again
         self.add = self._newest.append
         """Take note of a step that took so many seconds."""
 
@@ -36,9 +43,15 @@ class StepTimes:
 
     def p99(self) -> float | None:
         """Return the 99th percentile, None as long as too few steps are known."""
+        if len(self._newest) < KNOWN:
+            return None
         newest = sorted(self._newest.copy())
-        return newest[len(newest) * 99 // 100] if len(newest) >= KNOWN else None
+        return newest[len(newest) * 99 // 100]
 
     def deadline(self, resetting: bool) -> float:
         """Return how many seconds the step, or reset, under way may take."""
-        return self.given if self.given is not None else deadline(None, self.p99(), resetting)
+        if self.given is not None or resetting:
+            return deadline(self.given, None, resetting)
+        if self._p99 is None or awake() > self._until:
+            self._p99, self._until = self.p99(), awake() + _AGAIN
+        return deadline(None, self._p99)

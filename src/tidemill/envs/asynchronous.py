@@ -3,16 +3,17 @@ in the thread of whoever plays them."""
 
 import asyncio
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
+from tidemill.core.clock import awake
 from tidemill.core.config import check_counts
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.step_deadlines import MORE_TIME, StepTimes
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
 from tidemill.envs.lane_coroutines import LaneCoroutines
@@ -34,20 +35,22 @@ class Asynchronous(EnvironmentConfig):
         `await asyncio.to_thread(…)` has a thread for each call
     kwargs: arguments of it
     max_episode_steps: a promise: no episode has more steps; 0 where that is not known
-    deadline: seconds for a reset or a step, after which it is broken off
+    deadline_s: seconds for a reset or a step, after which it is broken off; None: as the
+        actor's `deadline_s` says
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {"deadline": "deadline_s"}
 
     make: Code
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int = 0
-    deadline: float = 60.0
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
         self.check_least(max_episode_steps=0)
-        if not (math.isfinite(self.deadline) and self.deadline > 0):
-            raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
+        self.check_above_zero("deadline_s")
 
     timed_calls = True
 
@@ -69,7 +72,7 @@ class Asynchronous(EnvironmentConfig):
         for name in ("observation_space", "action_space"):
             if not hasattr(envs[0], name):
                 raise ConfigError(f"make: {self.make} has no {name}; give it one of Gymnasium's spaces")
-        made = AsyncLanes(envs, self.make, seed, self.deadline)
+        made = AsyncLanes(envs, self.make, seed, StepTimes(self.deadline_s))
         made.max_episode_steps = self.max_episode_steps
         return made
 
@@ -78,16 +81,23 @@ class AsyncLanes(LaneLoop):
     """L environments with `async def` reset and step, each in a task of the event loop of
     whoever plays them.
 
-    deadline: seconds for each of their calls; None: they see to it themselves
+    times: of their steps, with the deadline
+    sees_to_it: the environments break off their calls by these times themselves
     """
 
-    def __init__(self, envs: Sequence[Any], name: str, seed: int, deadline: float | None = None) -> None:
+    def __init__(
+        self, envs: Sequence[Any], name: str, seed: int, times: StepTimes, sees_to_it: bool = False
+    ) -> None:
         """Take over `envs`, equal ones; `name` is what messages call them."""
         self._tasks = LaneCoroutines(len(envs))
-        self._deadline = deadline
+        self._times, self._own, self._sees_to_it = times, times.given, sees_to_it
         super().__init__(envs, name, seed, stepper=self._tasks)
-        if deadline is not None:
+        if not sees_to_it:
             self._steps = [self._timed(lane, env.step) for lane, env in enumerate(envs)]
+
+    def watch(self, deadline_s: float | None) -> None:
+        if self._own is None:
+            self._times.given = deadline_s
 
     def close(self) -> None:
         """Break off what is under way, and close every lane that ended; one that does so
@@ -115,7 +125,7 @@ class AsyncLanes(LaneLoop):
         async def begin(_: Any) -> Result:
             return self._begun(lane, await reset_env(env, seed, self._options))
 
-        return self._timed(lane, begin) if self._deadline is not None else begin
+        return begin if self._sees_to_it else self._timed(lane, begin, resetting=True)
 
     def _copying(self) -> list[Callable[[Any], Any]]:
         def copier(lane: int, step: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Any]:
@@ -126,18 +136,26 @@ class AsyncLanes(LaneLoop):
 
         return [copier(lane, step) for lane, step in enumerate(self._steps)]
 
-    def _timed(self, lane: int, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Any]:
+    def _timed(
+        self, lane: int, call: Callable[[Any], Awaitable[Any]], resetting: bool = False
+    ) -> Callable[[Any], Any]:
+        times = self._times
+
         async def timed(action: Any) -> Any:
+            seconds, began = times.deadline(resetting), awake()
             try:
-                async with asyncio.timeout(self._deadline) as limit:
-                    return await call(action)
+                async with asyncio.timeout(seconds) as limit:
+                    answer = await call(action)
             except TimeoutError as error:
                 if not limit.expired():  # its own
                     raise
                 raise EnvironmentFault(
-                    f"{self.name}: lane {lane} did not answer within {self._deadline:g} s (deadline); see "
-                    "what it awaits, or raise deadline"
+                    f"{self.name}: lane {lane} did not answer within {seconds:.4g} s (deadline_s); see what "
+                    f"it awaits, or {MORE_TIME}"
                 ) from error
+            if not resetting:
+                times.add(awake() - began)
+            return answer
 
         return timed
 

@@ -1,5 +1,6 @@
 """Slots: environments that may fail. A step that raises or takes too long is voided, its
-episode is cut there, and the environment is made anew.
+episode is cut there, and the environment is made anew, as often as the actor's
+`lane_restarts` allow.
 
 Nothing is made up: what the lost step would have told is not known, so that the episode
 ends after its last known observation, never terminally (`Tick.voided`). One that keeps
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any, ClassVar
 
@@ -24,11 +26,15 @@ from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
-from tidemill.core.step_deadlines import FIRST, StepTimes
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.core.tally import TallyEntry
 from tidemill.envs.hanging_threads import HANGING
+from tidemill.envs.lane_restarts import text_of
 from tidemill.envs.parallel_build import EnvironmentMaker
 from tidemill.envs.wrapper import Wrapper
+
+GRACE = 5.0
+"""Seconds that an environment which breaks off its calls itself has for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +48,10 @@ class Slots(EnvironmentConfig):
 
     environment: the environment that may fail
     deadline_s: most seconds that a step, a reset, or making the environment may take.
-        None: a step 20 times the 99th percentile of what steps took, 10 s at least; 300 s
-        as long as less than 100 are known, for all else, and where the environment breaks
-        calls off by a setting of its own. A step in the actor's own thread
-        (`Gymnasium(threads=0)`) is not broken off: nobody looks at the time meanwhile
+        None: as the actor's `deadline_s` says. What breaks its calls off itself (servers,
+        simulators) goes by the same number, and has 5 s more for that. A step in the
+        actor's own thread (`Gymnasium(threads=0)`) is not broken off: nobody looks at the
+        time meanwhile
     backoff_s: seconds before a failed environment is made anew, varied by half, so that
         slots that fail together do not come back together
     failures: number of failures among the last `window_steps` steps from which on it
@@ -94,7 +100,8 @@ class Slots(EnvironmentConfig):
                 "max_backoff_s = backoff_s"
             )
 
-    timed_calls = True
+    mends = True
+    usual_restarts = inf
 
     @property
     def draws(self) -> bool:
@@ -151,8 +158,13 @@ class SlotEnvironment(Wrapper):
         self._sent: Sequence[Arrays] = ()
         self._reset: NDArray[np.bool_] = np.ones(1, np.bool_)
         self._answered = self._void = False
-        own = FIRST if config.environment.timed_calls else None
-        self._times = StepTimes(own if config.deadline_s is None else config.deadline_s)
+        inner = config.environment
+        own = config.deadline_s
+        if own is None and inner.timed_calls:
+            own = getattr(inner, "deadline_s", None)
+        self._own, self._times = own, StepTimes(own)
+        self._grace = GRACE if inner.timed_calls else 0.0
+        self._permit: Callable[[Exception], int] = lambda fault: 0
         self._since = self._began_at = 0.0
         self._lost: list[Environment] = []  # that may not be closed yet
         self._mending: EnvironmentMaker | None = None
@@ -212,7 +224,10 @@ class SlotEnvironment(Wrapper):
     def _look_at_time(self) -> None:
         """Give up what takes too long."""
         waited = awake() - self._since
-        if waited <= self._times.least or waited <= (limit := self._times.deadline(bool(self._reset[0]))):
+        if waited <= self._times.least:
+            return
+        limit = self._times.deadline(bool(self._reset[0])) + self._grace
+        if waited <= limit:
             return
         at = self._mending if self._inner is None else self._inner
         doing = "" if at is None else at.doing()
@@ -265,7 +280,20 @@ class SlotEnvironment(Wrapper):
             tick.present[:] = self._void | own.present
 
     def watch(self, deadline_s: float | None) -> None:
-        """Nothing to be done: it looks at the time itself."""
+        if self._own is None:
+            self._times.given = deadline_s
+        if self._inner is not None:
+            self._pass_on(self._inner)
+
+    def _pass_on(self, inner: Environment) -> None:
+        """Tell the deadline to an environment that breaks its calls off itself; of others
+        nobody else is to look at the time."""
+        if self._config.environment.timed_calls:
+            inner.watch(self._times.given)
+
+    def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
+        self._permit = permit
+        return True
 
     def begin_close(self) -> None:
         self._closed.set()
@@ -309,12 +337,8 @@ class SlotEnvironment(Wrapper):
             raise error
         config = self._config
         what = "reset" if self._reset[0] else "step"
-        text = (
-            str(error)
-            if isinstance(error, (EnvironmentFault, DeadlineError))
-            else f"{type(error).__name__}: {error}"
-        )
-        self.faults.append(f"a {what} is lost: {text}")
+        self.faults.append(f"a {what} is lost: {text_of(error)}")
+        self._permit(EnvironmentFault(self.faults[-1]))
         self._lately.append(True)
         if sum(self._lately) >= config.failures:
             self.rests += not self.resting
@@ -352,6 +376,7 @@ class SlotEnvironment(Wrapper):
                 "it came back with other spaces than it had: it is another environment, or another version "
                 "of it, now"
             )
+        self._pass_on(made)
         made.bind(self._groups)
         made.on_ready(self._wake)
         if self._options is not None:

@@ -1,15 +1,17 @@
-"""Lanes that are made anew after a fault, within a budget: `Actors.lane_restarts`.
+"""Lanes that are made anew after a fault, within a budget: `ActorConfig.lane_restarts`.
 
 The step that failed is void. What it would have told is not known, so that its episode is
 cut after the observation from which it started, and the next one begins in the same tick
 (`Tick.voided`). Environments that can make single lanes anew do so themselves
-(`Environment.restart_lanes`); of all others all are made anew (`RestartedTogether`).
+(`Environment.restart_lanes`), simulators and slots among them; of all others all are made
+anew (`RestartedTogether`).
 """
 
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from tidemill.api.environment import Environment, Tick
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import EnvironmentFault, EnvironmentHangs, ProtocolFault
+from tidemill.core.errors import DeadlineError, EnvironmentFault, EnvironmentHangs, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.envs.wrapper import Wrapper
 
@@ -34,27 +36,31 @@ def cause_of(text: str) -> str:
 
 
 class LaneRestarts:
-    """The restarts of an actor's lanes: at most `most` within `within_s` seconds.
+    """The restarts of an actor's lanes: at most `most` within `within_s` seconds; 0: the
+    first fault ends the run, inf: any number.
 
     tell: function that takes a text for the user
     count: number of restarts so far
     """
 
-    def __init__(self, most: int, within_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, most: float, within_s: float, tell: Callable[[str], None]) -> None:
         self._most, self._within_s, self._tell = most, within_s, tell
         self._lately: deque[tuple[float, str]] = deque()
         self._again: Counter[str] = Counter()  # by cause: faults that were not told
         self._first: dict[str, str] = {}  # by cause: the text that was told
         self.count = 0
 
-    def __call__(self, fault: Exception) -> int:
-        """Permit one restart for `fault`, and return its number. Raises
-        `EnvironmentFault` with the first cause where there were too many."""
+    def __call__(self, fault: Exception, where: str = "") -> int:
+        """Permit one restart for `fault`, and return its number; `where`: in which target
+        of several. Raises `EnvironmentFault` with the first cause and the last where
+        there were too many."""
+        if not self._most:
+            raise fault
         if isinstance(fault, ProtocolFault) and fault.first:
             raise fault
         if isinstance(fault, EnvironmentHangs) and fault.too_many:
             raise fault
-        now, text = awake(), text_of(fault)
+        now, text = awake(), where + text_of(fault)
         while self._lately and now - self._lately[0][0] > self._within_s:
             self._lately.popleft()
         if len(self._lately) >= self._most:
@@ -67,17 +73,23 @@ class LaneRestarts:
             self._first[cause] = text
             self._tell(
                 f"{text}; the step is void, its episode is cut before it, and the environment is made anew "
-                f"(restart {len(self._lately)} of at most {self._most} within {self._within_s:g} s, "
-                "lane_restarts; later ones of this cause are counted)"
+                f"({self._budget()}later ones of this cause are counted)"
             )
         return self.count
+
+    def _budget(self) -> str:
+        if self._most == inf:
+            return ""
+        most = f"{self._most:g} within {self._within_s:g} s, lane_restarts"
+        return f"restart {len(self._lately)} of at most {most}; "
 
     def _spent(self, text: str) -> EnvironmentFault:
         first = self._lately[0][1]
         other = f"; the last fault: {text}" if cause_of(text) != cause_of(first) else ""
         return EnvironmentFault(
-            f"{first}. Its actor's lanes were made anew {self._most} times within {self._within_s:g} s "
-            f"already, which is all that lane_restarts = {self._most} allows{other}"
+            f"{first}. Its actor's lanes were made anew {self._most:g} times within {self._within_s:g} s "
+            f"already, which is all that lane_restarts = {self._most:g} allows{other}. Mend the environment, "
+            "or allow more (--set workers.actor.lane_restarts=N)"
         )
 
     def stats(self) -> dict[str, float]:
@@ -92,8 +104,12 @@ class LaneRestarts:
 
 
 def text_of(fault: Exception) -> str:
-    """Return what a fault says, an exception of somebody else's with its type."""
-    return str(fault) if isinstance(fault, EnvironmentFault) else f"{type(fault).__name__}: {fault}"
+    """Return what a fault says, with its lane where that is known, an exception of
+    somebody else's with its type."""
+    if not isinstance(fault, (EnvironmentFault, DeadlineError)):
+        return f"{type(fault).__name__}: {fault}"
+    text, lane = str(fault), getattr(fault, "lane", None)
+    return text if lane is None or f"lane {lane}" in text else f"lane {lane}: {text}"
 
 
 def made_again(make: Callable[[], Any], who: str, fault: Exception) -> Any:

@@ -8,6 +8,7 @@ from tidemill.core.clock import awake
 
 FADE = 0.99  # of the slowest call, with each that follows
 SHORTEST = 1.0  # seconds: an answer is not late before
+UNKNOWN = 15.0  # seconds after which it is late, at most, where no call is known
 
 
 class Breaker:
@@ -107,5 +108,5 @@ class CallTimes:
 
     def late(self, deadline: float) -> float:
         """Return after how many seconds an answer is late: twice those of the slowest
-        call; where there was none yet, half the deadline."""
-        return max(SHORTEST, 2 * self.slowest) if self.slowest else deadline / 2
+        call; where there was none yet, half the deadline, 15 at most."""
+        return max(SHORTEST, 2 * self.slowest) if self.slowest else min(deadline / 2, UNKNOWN)

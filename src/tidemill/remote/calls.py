@@ -31,6 +31,7 @@ from tidemill.core.errors import (
     ReplyLost,
     SessionLost,
 )
+from tidemill.core.step_deadlines import MORE_TIME
 from tidemill.envs.space_values import brief
 from tidemill.remote.call_limits import Breaker, Budget, CallTimes
 from tidemill.remote.wire import ENCODINGS, Problem, decode, misread
@@ -107,17 +108,28 @@ class NoAnswer(NamedTuple):
 Plan = Generator[Send | Sleep | HangUp, HttpAnswer | NoAnswer | None, T]
 
 
+class TimeLimit(NamedTuple):
+    """A call has so many seconds, with all its retries and pauses, and so `until` then;
+    see `within`."""
+
+    seconds: float
+    until: float
+
+
+def within(seconds: float) -> TimeLimit:
+    """Return the limit of a call that begins now."""
+    return TimeLimit(seconds, awake() + seconds)
+
+
 @dataclass(frozen=True)
 class CallTerms:
     """The terms of calls to one host.
 
-    deadline: seconds for a call, with all its retries and pauses
-    attempt: seconds after which an answer is late; None: as the call's `CallTimes` says
+    attempt_s: seconds after which an answer is late; None: as the call's `CallTimes` says
     """
 
     url: str
-    deadline: float
-    attempt: float | None
+    attempt_s: float | None
     breaker: Breaker
     budget: Budget
 
@@ -129,6 +141,7 @@ def call(
     kind: Callable[..., T],
     again: Again,
     pace: CallTimes,
+    limit: TimeLimit,
     stale: Callable[[T], str | None] = lambda _: None,
     applied: Callable[[Problem], bool] = lambda _: False,
 ) -> Plan[T]:
@@ -142,7 +155,6 @@ def call(
         very call
     """
     where = f"{terms.url}: {what}"
-    until = awake() + terms.deadline
     terms.budget.earn()
     tries, repeats, doubt, why = 0, 0, False, "the host's breaker was open all the while"
 
@@ -153,18 +165,18 @@ def call(
         return may
 
     while True:
-        left = until - awake()
+        left = limit.until - awake()
         if left <= 0:
             raise RemoteTimeout(
-                f"{where}: no answer within {terms.deadline:g} s (deadline), in {tries} "
+                f"{where}: no answer within {limit.seconds:.4g} s (deadline_s), in {tries} "
                 f"tr{'y' if tries == 1 else 'ies'}; last: {why}. See whether the server is up and quick "
-                "enough (tidemill doctor env URL), or raise deadline"
+                f"enough (tidemill doctor env URL), or {MORE_TIME}"
             )
         if (seconds := terms.breaker.wait()) > 0:
             yield Sleep(min(seconds, left))
             continue
         told, tries = False, tries + 1
-        late = (terms.attempt or pace.late(terms.deadline)) if again == "late" else math.inf
+        late = (terms.attempt_s or pace.late(limit.seconds)) if again == "late" else math.inf
         try:
             reply = yield Send(
                 request.method, request.path, request.body, request.content_type, left, late, repeat
@@ -204,12 +216,11 @@ def call(
                 pace.took(left)
                 terms.breaker.gave_up()
                 raise RemoteTimeout(
-                    f"{where}: no answer within {terms.deadline:g} s (deadline), though it was waited for "
-                    "all the while"
-                    + (f", and it was sent again after {late:.3g} s (attempt)" if repeats else "")
-                    + ". The server is slower than that, or hangs: raise deadline (--env-arg "
-                    "deadline=SECONDS) above what calls take "
-                    "(tidemill doctor env URL), or see why the server does not answer"
+                    f"{where}: no answer within {limit.seconds:.4g} s (deadline_s), though it was waited "
+                    "for all the while"
+                    + (f", and it was sent again after {late:.3g} s (attempt_s)" if repeats else "")
+                    + f". The server is slower than that, or hangs: {MORE_TIME}; tidemill doctor env URL "
+                    "tells what calls take; or see why the server does not answer"
                 )
             terms.breaker.failed()
             doubt, why = doubt or reply.sent, reply.cause
@@ -225,7 +236,7 @@ def call(
                 "budget is used up; see what the server says, or raise retries"
             )
         pause = max(pause, random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 20))))
-        yield Sleep(max(0.0, min(pause, until - awake())))
+        yield Sleep(max(0.0, min(pause, limit.until - awake())))
 
 
 def _problem(reply: HttpAnswer) -> Problem | None:

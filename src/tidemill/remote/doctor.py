@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteTimeout, TidemillError
+from tidemill.core.step_deadlines import FIRST
 from tidemill.remote.host import Host
 from tidemill.remote.rest_config import Rest
 from tidemill.remote.session import RemoteEnv
@@ -55,8 +56,8 @@ def examine(config: Rest, seconds: float = 10.0, most: int = 64) -> Iterator[Fin
         cure = "see the server's own log; what was found above holds"
         if isinstance(error, RemoteTimeout):
             cure = (
-                f"if it is only slow, look again with --deadline {10 * config.deadline:g}, and train with "
-                f"--env-arg deadline=SECONDS; else {cure}"
+                f"if it is only slow, look again with --deadline {10 * (config.deadline_s or 30):g}, and "
+                f"train with --set workers.actor.deadline_s=SECONDS; else {cure}"
             )
         yield Finding("calls", "fail", str(error), cure)
 
@@ -339,8 +340,9 @@ def _concurrency(host: Host, latency: _Latency, seconds: float, most: int) -> It
         + (f"; with more: {cause}" if cause else ""),
         f"stay at {limit} sessions, evaluations included" if cause else "",
     )
-    deadline = max(Rest.deadline, _round(4 * max(latency.slowest, slow)))
-    yield Finding("proposal", "ok", f"{_slots(best, limit, most)}; Rest(url=…, deadline={deadline:g})")
+    longest = _round(4 * max(latency.slowest, slow))
+    given = f", deadline_s={longest:g}" if longest > FIRST else ""  # else what follows from steps will do
+    yield Finding("proposal", "ok", f"{_slots(best, limit, most)}; Rest(url=…{given})")
 
 
 def _slots(best: int, limit: int, most: int) -> str:

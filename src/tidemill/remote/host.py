@@ -14,10 +14,11 @@ import msgspec
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, RemoteFault
 from tidemill.remote.call_limits import Breaker, Budget, CallTimes
-from tidemill.remote.calls import CallTerms, HttpAnswer, NoAnswer, Plan, Send, call
+from tidemill.remote.calls import CallTerms, HttpAnswer, NoAnswer, Plan, Send, TimeLimit, call
 from tidemill.remote.connections import Address, Connection
 from tidemill.remote.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
+ANSWER_SECONDS = 30.0  # for that answer, where the environment has no deadline of its own
 START_SECONDS = 10.0  # for a server that is starting to say what it is, at the start
 # so many sessions in a row are told to be over without an answer before the others' are
 # not waited for
@@ -34,8 +35,8 @@ class Settings:
 
     url: str
     token: str | None
-    deadline: float
-    attempt: float | None
+    deadline_s: float | None
+    attempt_s: float | None
     retries: float
 
 
@@ -61,7 +62,7 @@ class Host:
         """Ask the server for its description."""
         self.url, self.settings = settings.url, settings
         self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
-        self.terms = CallTerms(settings.url, settings.deadline, settings.attempt, self.breaker, self.budget)
+        self.terms = CallTerms(settings.url, settings.attempt_s, self.breaker, self.budget)
         self.paces = {kind: CallTimes() for kind in ("environment", "reset", "step")}
         self.known = _known.setdefault(settings, ServerKnowledge())
         self.unanswered = 0
@@ -114,12 +115,12 @@ class Host:
         it."""
         return f"{self._run}.{next(self._numbers)}"
 
-    def describe(self) -> Plan[Description]:
+    def describe(self, limit: TimeLimit) -> Plan[Description]:
         """Plan asking the server what it is, again. Raises `RemoteFault` when it is no
         longer what it was."""
         request = Send("GET", f"{PREFIX}/environment", b"", "application/json", 0.0)
         now = yield from call(
-            self.terms, "what it is", request, Description, "late", self.paces["environment"]
+            self.terms, "what it is", request, Description, "late", self.paces["environment"], limit
         )
         try:
             spaces = now.spaces(self.url)
@@ -184,11 +185,12 @@ class Host:
     def _ask(self) -> Description:
         """Return the server's description. Raises `ConfigError` that says what the URL is
         instead."""
-        connection, until = self.connection(), monotonic() + min(START_SECONDS, self.settings.deadline)
+        seconds = self.settings.deadline_s or ANSWER_SECONDS
+        connection, until = self.connection(), monotonic() + min(START_SECONDS, seconds)
         try:
             while True:
                 reply = connection.send(
-                    Send("GET", f"{PREFIX}/environment", b"", "application/json", self.settings.deadline)
+                    Send("GET", f"{PREFIX}/environment", b"", "application/json", seconds)
                 )
                 # One that answered before is starting anew; one that never did is named
                 # at once.
@@ -205,8 +207,8 @@ class Host:
         if isinstance(reply, NoAnswer) and reply.late:
             raise ConfigError(
                 f'url = "{self.url}": somebody listens there, and did not say what it is within '
-                f"{self.settings.deadline:g} s (deadline); see whether the server hangs, or raise deadline "
-                "(--env-arg deadline=SECONDS)"
+                f"{seconds:g} s; see whether the server hangs, or give it longer (--env-arg "
+                "deadline_s=SECONDS)"
             )
         if isinstance(reply, NoAnswer):
             raise ConfigError(

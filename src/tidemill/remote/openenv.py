@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import NoneType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
+from tidemill.core.clock import awake
 from tidemill.core.config import check_counts
 from tidemill.core.errors import (
     ConfigError,
@@ -31,6 +32,7 @@ from tidemill.core.errors import (
     needing,
 )
 from tidemill.core.secrets import reveal
+from tidemill.core.step_deadlines import MORE_TIME, StepTimes
 from tidemill.core.user_code_loading import name_of_code
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
@@ -59,9 +61,12 @@ class OpenEnv(EnvironmentConfig):
     token: sent as ``Authorization: Bearer …`` when a session is opened, for what stands
         before the server (it asks for none itself); "$NAME" is read from the environment
         variable NAME, so that the token is not saved with the run; unset it means none
-    deadline: seconds for a call; where no session is open, that is done in it, too: a
-        server that answered once and is gone is tried again for so long
+    deadline_s: seconds for a step or a reset; where no session is open, that is done in
+        it, too: a server that answered once and is gone is tried again for so long. None:
+        as the actor's `deadline_s` says
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {"deadline": "deadline_s"}
 
     url: str
     translate: str
@@ -69,15 +74,14 @@ class OpenEnv(EnvironmentConfig):
     reset: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int = 0
     token: str = "$TIDEMILL_TOKEN"
-    deadline: float = 60.0
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "translate", name_of_code(self.translate))
         check_url(self.url, SCHEMES)
         self.check_least(max_episode_steps=0)
-        if not (math.isfinite(self.deadline) and self.deadline > 0):
-            raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
+        self.check_above_zero("deadline_s")
 
     draws = False
     timed_calls = True
@@ -101,7 +105,9 @@ class OpenEnv(EnvironmentConfig):
                     f"translate: {self.translate} has no {name}; it needs observation_space, action_space, "
                     "observation and action"
                 )
-        made = AsyncLanes([OpenEnvSession(self, translator) for translator in translators], self.url, seed)
+        times = StepTimes(self.deadline_s)
+        sessions = [OpenEnvSession(self, translator, times) for translator in translators]
+        made = AsyncLanes(sessions, self.url, seed, times, sees_to_it=True)
         made.needs_maker = False
         return made
 
@@ -110,9 +116,9 @@ class OpenEnvSession:
     """One session as an environment with `async def` calls. What fails raises a
     `RemoteFault` and closes it; the next reset opens another."""
 
-    def __init__(self, config: OpenEnv, translator: Any) -> None:
+    def __init__(self, config: OpenEnv, translator: Any, times: StepTimes) -> None:
         """Nothing is sent before the first reset."""
-        self._config, self._translator = config, translator
+        self._config, self._translator, self._times = config, translator, times
         self._url = "ws" + check_url(config.url, SCHEMES).removeprefix("http").removeprefix("ws") + "/ws"
         self.observation_space, self.action_space = translator.observation_space, translator.action_space
         self.spec = SimpleNamespace(id=config.url, max_episode_steps=config.max_episode_steps)
@@ -134,7 +140,9 @@ class OpenEnvSession:
         """Take a step, once: it is never sent again. Raises `RemoteFault`."""
         if self._socket is None:
             raise SessionLost(f"{self._config.url}: a step without a session; reset opens one")
+        began = awake()
         reply = await self._call("step", self._translator.action(action))
+        self._times.add(awake() - began)
         self._steps += 1
         reward, done = self._read_step(reply)
         return (
@@ -183,8 +191,9 @@ class OpenEnvSession:
         import websockets
 
         where, sent, whole = f"{self._config.url}: {what}", False, False
+        seconds = self._times.deadline(resetting=what == "reset")
         try:
-            async with asyncio.timeout(self._config.deadline):
+            async with asyncio.timeout(seconds):
                 if self._socket is None:
                     self._socket = await self._open()
                 sent = True
@@ -208,12 +217,11 @@ class OpenEnvSession:
         except TimeoutError as error:
             if not sent:
                 raise RemoteUnavailable(
-                    f"{where}: no session could be opened within {self._config.deadline:g} s (deadline)"
+                    f"{where}: no session could be opened within {seconds:.4g} s (deadline_s)"
                 ) from error
             raise RemoteTimeout(
-                f"{where}: no answer within {self._config.deadline:g} s (deadline), though it was waited for "
-                "all the while: raise deadline above what a call takes, or see why the server does not "
-                "answer"
+                f"{where}: no answer within {seconds:.4g} s (deadline_s), though it was waited for all the "
+                f"while: {MORE_TIME}, or see why the server does not answer"
             ) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error

@@ -1,11 +1,10 @@
 """Remote environments as a configuration: what `tidemill train http://HOST:PORT`
 makes."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from tidemill.api.environment import EnvironmentConfig
@@ -13,6 +12,7 @@ from tidemill.api.external_code import Outside, quoted
 from tidemill.core.config import check_counts, decode
 from tidemill.core.errors import ConfigError, needing
 from tidemill.core.secrets import known, mask, reveal
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.lanes import LaneLoop
 
@@ -32,9 +32,9 @@ class Rest(EnvironmentConfig):
     form: "loop": all lanes of an actor are tasks of one event loop, in its own thread;
         "threads": each lane is a thread that waits for its server, best where there are
         few of them and the actor keeps to one core (`Actors.one_core`)
-    deadline: seconds for a call, retries and pauses included. A call that is under way is
-        not given up before
-    attempt: seconds without an answer after which a call is sent once more, on another
+    deadline_s: seconds for a step or a reset, retries and pauses included: what is under
+        way is not given up before. None: as the actor's `deadline_s` says
+    attempt_s: seconds without an answer after which a call is sent once more, on another
         connection, while the first one is still waited for: where the server says that
         repeats are "remembered". None: twice what the slowest call of its kind took of
         late, 1 at least
@@ -42,22 +42,19 @@ class Rest(EnvironmentConfig):
         may be); 0: none but these
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {"deadline": "deadline_s", "attempt": "attempt_s"}
+
     url: str
     token: str = "$TIDEMILL_TOKEN"
     form: Literal["loop", "threads"] = "loop"
-    deadline: float = 30.0
-    attempt: float | None = None
+    deadline_s: float | None = None
+    attempt_s: float | None = None
     retries: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_url(self.url)
-        if not (math.isfinite(self.deadline) and self.deadline > 0):
-            raise ConfigError(f"deadline = {self.deadline} must be a number of seconds above 0")
-        if self.attempt is not None and not (math.isfinite(self.attempt) and self.attempt > 0):
-            raise ConfigError(
-                f"attempt = {self.attempt} must be a number of seconds above 0, or None, for what calls take"
-            )
+        self.check_above_zero("deadline_s", "attempt_s")
         self.check_shares("retries")
 
     draws = False
@@ -81,10 +78,12 @@ class Rest(EnvironmentConfig):
         from tidemill.remote.session import AsyncRemoteEnv, RemoteEnv
 
         made: LaneLoop
+        times = StepTimes(self.deadline_s)
         if self.form == "loop":
-            made = AsyncLanes([AsyncRemoteEnv(host) for _ in range(lanes)], self.url, seed)
+            sessions = [AsyncRemoteEnv(host, times) for _ in range(lanes)]
+            made = AsyncLanes(sessions, self.url, seed, times, sees_to_it=True)
         else:
-            made = RemoteLanes([RemoteEnv(host) for _ in range(lanes)], self.url, seed, lanes)
+            made = RemoteLanes([RemoteEnv(host, times) for _ in range(lanes)], self.url, seed, times)
         made.most_lanes, made.needs_maker = host.description.max_sessions, False
         return made
 
@@ -97,12 +96,21 @@ class Rest(EnvironmentConfig):
         with needing("remote environments need", 'pip install "tidemill[rest]"'):
             from tidemill.remote.host import Settings, host_of
         return host_of(
-            Settings(check_url(self.url), token_of(self.token), self.deadline, self.attempt, self.retries)
+            Settings(check_url(self.url), token_of(self.token), self.deadline_s, self.attempt_s, self.retries)
         )
 
 
 class RemoteLanes(LaneLoop):
-    """Sessions in threads. Closing it does not wait for calls under way."""
+    """Sessions in threads, which break off their calls by `times`. Closing it does not
+    wait for calls under way."""
+
+    def __init__(self, envs: Sequence[Any], name: str, seed: int, times: StepTimes) -> None:
+        super().__init__(envs, name, seed, len(envs))
+        self._times, self._own = times, times.given
+
+    def watch(self, deadline_s: float | None) -> None:
+        if self._own is None:
+            self._times.given = deadline_s
 
     def begin_close(self) -> None:
         for env in self.envs:

@@ -13,9 +13,22 @@ from typing import Any
 from msgspec import UNSET
 
 from tidemill.api.spaces import to_gymnasium
+from tidemill.core.clock import awake
 from tidemill.core.errors import EnvironmentFault, ProtocolFault, RemoteFault
 from tidemill.core.seeding import derive_seed
-from tidemill.remote.calls import Again, HttpAnswer, NoAnswer, Plan, Send, call, drive, drive_async
+from tidemill.core.step_deadlines import StepTimes
+from tidemill.remote.calls import (
+    Again,
+    HttpAnswer,
+    NoAnswer,
+    Plan,
+    Send,
+    TimeLimit,
+    call,
+    drive,
+    drive_async,
+    within,
+)
 from tidemill.remote.hedging import AsyncHedged, Hedged
 from tidemill.remote.host import UNANSWERED, Host
 from tidemill.remote.wire import (
@@ -39,10 +52,13 @@ Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 class Session:
     """A session counts episodes and steps, and plans the calls. A failure breaks the
-    session: it can only be closed, and the next reset opens another."""
+    session: it can only be closed, and the next reset opens another.
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    times: of steps, with the deadline of each step and reset
+    """
+
+    def __init__(self, host: Host, times: StepTimes) -> None:
+        self.host, self.times = host, times
         self.name = ""  # "": none is open
         self.episode, self.step = -1, 0
         self.broken = False
@@ -53,10 +69,11 @@ class Session:
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Plan[tuple[Any, dict[str, Any]]]:
         """Plan the beginning of an episode. Without a seed a new session takes one that
         was derived from the last."""
+        limit = within(self.times.deadline(resetting=True))
         if self.broken and self.name:
             yield from self.close()
         if not self.name:
-            yield from self.host.describe()
+            yield from self.host.describe(limit)
             yield from self._tell_ended()
             self.name, self.episode, self.broken = self.host.session_name(), -1, False
             if seed is None and self._seed is not None:
@@ -68,7 +85,7 @@ class Session:
         self.episode += 1
         asked = ResetCall(session=self.name, episode=self.episode, seed=seed, options=options)
         again: Again = "late" if self.host.description.repeats == "remembered" else "lost"
-        result = yield from self._call("reset", f"reset to episode {self.episode}", asked, again)
+        result = yield from self._call("reset", f"reset to episode {self.episode}", asked, again, limit)
         if result.terminated is True or result.truncated is True:
             raise self._wrong(
                 "reset", "the answer says that the episode is over, which none is at its beginning"
@@ -83,15 +100,17 @@ class Session:
             raise RemoteFault(
                 f"{self.host.url}: a step before reset; the session's last call failed, or none was made"
             )
-        self.broken = True
+        self.broken, began = True, awake()
         self.step += 1
         self._last = StepCall(
             session=self.name, episode=self.episode, step=self.step, action=self.host.actions.write(action)
         )
+        limit = within(self.times.deadline(resetting=False))
         result = yield from self._call(
-            "step", f"step {self.step}", self._last, AGAIN[self.host.description.repeats]
+            "step", f"step {self.step}", self._last, AGAIN[self.host.description.repeats], limit
         )
         step = self._read_step(result)
+        self.times.add(awake() - began)
         self.host.known.proven, self.broken = True, False
         return step
 
@@ -119,7 +138,8 @@ class Session:
         """Plan sending the last step once more, to see what the server does with it."""
         self.broken = True
         assert self._last is not None
-        result = yield from self._call("step", f"step {self.step}, once more", self._last, "lost")
+        limit = within(self.times.deadline(resetting=False))
+        result = yield from self._call("step", f"step {self.step}, once more", self._last, "lost", limit)
         step = self._read_step(result)
         self.broken = False
         return step
@@ -159,13 +179,23 @@ class Session:
                 host.unanswered += 1
                 breaker.gave_up()
 
-    def _call(self, path: str, what: str, asked: ResetCall | StepCall, again: Again) -> Plan[StepResult]:
+    def _call(
+        self, path: str, what: str, asked: ResetCall | StepCall, again: Again, limit: TimeLimit
+    ) -> Plan[StepResult]:
         host = self.host
         request = Send("POST", f"{PREFIX}/{path}", encode(asked, host.content_type), host.content_type, 0.0)
         what = f"{what} ({self._key()})"
         try:
             result: StepResult = yield from call(
-                host.terms, what, request, StepResult, again, host.paces[path], self._stale, self._applied
+                host.terms,
+                what,
+                request,
+                StepResult,
+                again,
+                host.paces[path],
+                limit,
+                self._stale,
+                self._applied,
             )
         except ProtocolFault as error:
             error.first = not host.known.proven
@@ -206,8 +236,8 @@ class _Played:
 
     render_mode = None
 
-    def __init__(self, host: Host) -> None:
-        self.session = Session(host)
+    def __init__(self, host: Host, times: StepTimes | None = None) -> None:
+        self.session = Session(host, times or StepTimes(host.settings.deadline_s))
         host.hold()
         self._held = True
         self.observation_space = to_gymnasium(host.spaces.observation)
@@ -224,12 +254,12 @@ class _Played:
 
 
 class RemoteEnv(_Played):
-    """A session as a Gymnasium environment: reset and step block, at most for `deadline`.
-    For one thread at a time; `interrupt` is for any."""
+    """A session as a Gymnasium environment: reset and step block, at most for the
+    deadline of `times`. For one thread at a time; `interrupt` is for any."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, times: StepTimes | None = None) -> None:
         """Nothing is sent before the first reset."""
-        super().__init__(host)
+        super().__init__(host, times)
         self._connection = Hedged(host.address)
 
     def reset(
@@ -263,9 +293,9 @@ class RemoteEnv(_Played):
 class AsyncRemoteEnv(_Played):
     """The same with `async def`: for one task at a time, on one event loop."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, times: StepTimes | None = None) -> None:
         """Nothing is sent before the first reset."""
-        super().__init__(host)
+        super().__init__(host, times)
         self._connection = AsyncHedged(host.address)
 
     async def reset(

@@ -48,7 +48,7 @@ def stall_limit(experiment: Experiment) -> float | None:
         float(seconds)
         for worker in experiment.workers.values()
         for config in (worker, getattr(worker, "environment", None))
-        for name in ("deadline_s", "deadline", "max_no_progress_s")
+        for name in ("deadline_s", "max_no_progress_s")
         if isinstance(seconds := getattr(config, name, None), (int, float))
     ]
     return max([stall, *(seconds + BESIDES for seconds in longer)])

@@ -71,13 +71,14 @@ def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
         if fed and all(isinstance(config, ReplayTrainer) for config in fed)
         else f" --algorithm {from_replay_memories()}"
     )
-    waits = (
-        f"Each step of {actors.lanes} lanes takes as long as the slowest, and the"
-        if actors.lanes > 1
-        else "The"
+    waits = f"Each step of {actors.lanes} lanes takes as long as the slowest. " if actors.lanes > 1 else ""
+    lost = (
+        "Where a step is lost, the episodes of all of them are cut, and begin anew (lane_restarts)."
+        if actors.mends_lanes
+        else "The first step that is lost ends the run."
     )
     learner = " and ".join(dict.fromkeys(type(config.algorithm).__name__ for config in fed)) or name
     return (
-        f"{learner} plays {sessions} session{'s' * (sessions > 1)} of the server. {waits} first step that is "
-        f"lost ends the run. Slots wait for nobody and bear lost steps: {slots}"
+        f"{learner} plays {sessions} session{'s' * (sessions > 1)} of the server. {waits}{lost} Slots wait "
+        f"for nobody, and a lost step is that slot's alone: {slots}"
     )

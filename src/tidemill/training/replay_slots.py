@@ -37,7 +37,7 @@ def with_slots(
             f"slots and ratios go with a replay memory, and {name} is a {type(config).__name__}: "
             f"{type(config.algorithm).__name__} learns from what its own policy has just done. Take what has "
             f"a replay memory, --algorithm {from_replay_memories()}, or leave slots and ratios out: then "
-            "environments play in lanes that wait for the slowest, and the first fault of one ends the run"
+            "environments play in lanes that wait for the slowest, and those that fail are made anew"
         )
     if ratio is not None:
         parse_ratio(ratio)

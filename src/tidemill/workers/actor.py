@@ -8,7 +8,8 @@ is stored as rows, by the writer of its mode of samples (`sample_writers`). Requ
 flushed when enough are buffered, or when nothing can proceed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.cores import every_core
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.step_deadlines import StepTimes
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.lane_restarts import LaneRestarts
 from tidemill.envs.parallel_build import close_all, make_all
@@ -66,8 +68,11 @@ class ActorWorker(Worker):
         self._times = StepTimes()  # of ticks
         self._beat_at = self.clock.since
         self._ring: EnvRing | None = None  # what is cut, in runs that resume exactly
-        if isinstance(config, Actors) and config.lane_restarts is not None:
-            self._restarts = LaneRestarts(config.lane_restarts, config.lane_restarts_within_s, self._tell)
+        self._slots = isinstance(config.environment, Slots)
+        if config.mends_lanes and (config.most_restarts or self._slots):
+            # of slots every fault is told (`replay_training.slot_fault_notices`)
+            tell = (lambda text: None) if self._slots else self._tell
+            self._restarts = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell)
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
@@ -173,7 +178,7 @@ class ActorWorker(Worker):
             # steps for it keeps to this one's core
             with every_core():
                 return build_environment(
-                    config, config.lanes, context.seed("target", number), permit=self._restarts
+                    config, config.lanes, context.seed("target", number), permit=self._permit(number)
                 )
 
         for environment in make_all(make, range(config.ring)):
@@ -183,6 +188,12 @@ class ActorWorker(Worker):
             if (now := monotonic()) - told_at > TELL and len(self._environments) < config.ring:
                 told_at = now
                 self._tell(f"{len(self._environments)} of {config.ring} environments are made")
+
+    def _permit(self, number: int) -> Callable[[Exception], int] | None:
+        """Return what a target's environment asks before it makes a lane anew."""
+        if self._restarts is None or self._config.ring == 1:
+            return self._restarts
+        return partial(self._restarts, where=f"{'slot' if self._slots else 'target'} {number}: ")
 
     def start(self) -> None:
         self._refresh.start()

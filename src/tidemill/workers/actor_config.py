@@ -4,7 +4,8 @@ order."""
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from math import inf, prod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.edges import Port
@@ -38,13 +39,22 @@ class ActorConfig(WorkerConfig):
     slots: number of samples of each target that a stream holds at a time: one is filled
         while the others are trained on; fewer mean fresher samples. Where a sample is an
         episode (`AgentSpec.mode` "full" and "concise"), so many of each seat
-    deadline_s: seconds after which a step or reset of the environment counts as hung. A
-        lane that steps in a thread of its own (`Gymnasium(threads=…)`) is left there and
-        made anew, as after a fault; an actor that hangs itself, in a process of its own,
-        is taken for dead and lives again. None: 20 times the 99th percentile of what
-        steps took, 10 s at least; 300 s as long as less than 100 are known, and for
-        resets.
-        Environments that break off calls by settings of their own go by these
+    deadline_s: seconds after which a step or reset of the environment counts as hung, in
+        lanes, slots, simulators and sessions of servers alike. A lane that steps in a
+        thread of its own (`Gymnasium(threads=…)`) is left there and made anew, as after a
+        fault, a simulator is ended, a server's call broken off; an actor that hangs
+        itself, in a process of its own, is taken for dead and lives again. None: 20 times
+        the 99th percentile of what steps took, 10 s at least; 300 s as long as less than
+        100 are known, and for resets. A `deadline_s` of the environment's own comes first
+    lane_restarts: how often an actor's lanes (slots, simulators, sessions) that raise,
+        hang, die, or tell what is no number or not what their spaces say, are made anew
+        within `lane_restarts_within_s` seconds: the step is void, its episode is cut
+        before it. One more ends the run, with the first cause and the last; None: the
+        first one does; "auto": 5, slots any number, since they rest for longer each time.
+        An environment that cannot make a single lane anew makes all of them anew; one of
+        which there is only one, and `ReplayActors` but for slots and simulators, end with
+        the first
+    lane_restarts_within_s: seconds within which restarts are counted
     """
 
     order: ClassVar[int] = 6
@@ -62,6 +72,12 @@ class ActorConfig(WorkerConfig):
     ring: int = layout_setting(1)
     max_episode_steps: int = 0
     deadline_s: float | None = None
+    lane_restarts: int | Literal["auto"] | None = "auto"
+    lane_restarts_within_s: float = acting(
+        600.0,
+        lambda actors: actors.lane_restarts is not None,
+        "without lane_restarts: the first fault ends the run",
+    )
     flush_requests: int = acting(
         1,
         lambda actors: actors.ring * len(actors.agents) > 1,
@@ -81,8 +97,24 @@ class ActorConfig(WorkerConfig):
 
     def __post_init__(self) -> None:
         self.check_least(lanes=1, ring=1, max_episode_steps=0, flush_requests=1, slots=1)
-        self.check_above_zero("deadline_s")
+        self.check_above_zero("deadline_s", "lane_restarts_within_s")
+        if isinstance(self.lane_restarts, int):
+            self.check_least(lane_restarts=1)
+        elif self.lane_restarts not in ("auto", None):
+            raise ConfigError(f'lane_restarts = {self.lane_restarts!r} must be a number, "auto" or None')
         super().__post_init__()
+
+    @property
+    def mends_lanes(self) -> bool:
+        """True where lanes that fail can be made anew."""
+        return True
+
+    @property
+    def most_restarts(self) -> float:
+        """How often lanes are made anew within `lane_restarts_within_s`; 0: not once,
+        inf: any number of times."""
+        usual = self.environment.usual_restarts
+        return usual if self.lane_restarts == "auto" else self.lane_restarts or 0
 
     def ports(self) -> tuple[Port, ...]:
         ports = []
@@ -120,6 +152,17 @@ class ActorConfig(WorkerConfig):
         return tuple((spec.policy, query) for spec in self.agents for query in spec.parameters.queries())
 
     def check(self, experiment: Experiment) -> None:
+        for name in () if self.mends_lanes else ("lane_restarts", "lane_restarts_within_s"):
+            self.refuse_idle(
+                name,
+                "outside of slots, whose environments alone may fail while a replay memory is filled: the "
+                "first fault ends the run. Take slots (--slots N, Slots(environment=…))",
+            )
+        if self.most_restarts == inf:
+            self.refuse_idle(
+                "lane_restarts_within_s",
+                "in slots without a number of lane_restarts: they are made anew as often as it takes",
+            )
         for spec in self.agents:
             if spec.policy not in experiment.policies:
                 known = did_you_mean(spec.policy, experiment.policies)
@@ -127,6 +170,19 @@ class ActorConfig(WorkerConfig):
                     f'agent spec "{spec.match}" plays policy "{spec.policy}", which the experiment lacks; '
                     f"{known}"
                 )
+
+    @classmethod
+    def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return saved settings in today's form: simulators had `restarts` of their own,
+        so many each. See `Config.of_today`."""
+        environment = data.get("environment")
+        if not isinstance(environment, dict) or environment.get("kind") != "SimulatorEnvironment":
+            return data
+        counts = (environment.get("restarts"), data.get("lanes", cls.lanes), data.get("ring", cls.ring))
+        if not all(isinstance(count, int) and count > 0 for count in counts):
+            return data
+        kept = {name: value for name, value in environment.items() if name != "restarts"}
+        return {**data, "environment": kept, "lane_restarts": prod(counts)}
 
     @abstractmethod
     def service_order(self, context: Context) -> "type[ServiceOrder]":
@@ -149,26 +205,11 @@ class Actors(ActorConfig):
 
     agents: which policies play, and what becomes of their rows; of several that match an
         agent the first one plays it
-    lane_restarts: how often an actor's lanes that raise, or tell what is no number or not
-        what their spaces say, are made anew within `lane_restarts_within_s` seconds: the
-        step is void, its episode is cut before it. One more ends the run, with the first
-        cause; None: the first one does. An environment that cannot make a single lane
-        anew makes all of them anew; one of which there is only one, and simulators (which
-        have restarts of their own), are left as they are
-    lane_restarts_within_s: seconds within which restarts are counted
     """
 
     agents: tuple[AgentSpec, ...] = layout_setting((AgentSpec(),))
-    lane_restarts: int | None = 5
-    lane_restarts_within_s: float = acting(
-        600.0,
-        lambda actors: actors.lane_restarts is not None,
-        "without lane_restarts: the first fault ends the run",
-    )
 
     def __post_init__(self) -> None:
-        self.check_least(lane_restarts=1)
-        self.check_above_zero("lane_restarts_within_s")
         check_several("agents", self.agents)
         if not self.agents:
             raise ConfigError("agents is empty: an actor needs at least one AgentSpec")
@@ -188,6 +229,7 @@ class Actors(ActorConfig):
     def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Return saved settings in today's form: actors of one spec whose mode was
         "stepwise" are `ReplayActors` now. See `Config.of_today`."""
+        data = super().of_today(data)
         specs = data.get("agents")
         spec = specs[0] if isinstance(specs, list) and len(specs) == 1 else None
         if not isinstance(spec, dict) or spec.get("mode") != "stepwise":

@@ -26,17 +26,16 @@ def build_environment(
 
     def made(added: int) -> Environment:
         environment = returned(build(lanes, seed + added, render), Environment, build)
-        if not actors.environment.timed_calls:
-            environment.watch(actors.deadline_s)
+        environment.watch(actors.deadline_s)
         return environment
 
     environment = made(0)
     try:
         if permit is not None and not (
             actors.environment.single
+            or environment.restart_lanes(permit)
             or environment.independent
             or environment.voids
-            or environment.restart_lanes(permit)
         ):
             environment = RestartedTogether(environment, made, permit)
         if actors.max_episode_steps:

@@ -36,8 +36,8 @@ def patience_of(config: ActorConfig) -> float:
     """Return for how many seconds an actor waits for a tick of an environment that it
     serves strictly in turn: lanes in threads may hang one after another, and settings of
     the environment's own come before."""
-    own = (getattr(config.environment, name, None) for name in ("deadline_s", "deadline"))
-    longest = max(seconds for seconds in (deadline(config.deadline_s, None), *own) if seconds is not None)
+    own = getattr(config.environment, "deadline_s", None)
+    longest = deadline(config.deadline_s if own is None else own, None)
     return float(longest) * (config.lanes if getattr(config.environment, "threads", 0) else 1) + GRACE
 
 

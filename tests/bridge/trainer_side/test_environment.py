@@ -20,6 +20,7 @@ from tidemill.core import step_deadlines
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import allocate, poison
 from tidemill.core.tally import summary
+from tidemill.envs.lane_restarts import LaneRestarts
 
 SIMULATORS = str(Path(__file__).parents[1] / "simulators.py")
 
@@ -32,8 +33,13 @@ class Played:
     """An environment that is played a tick at a time, each group of the simulator a group
     of the tick. `tick` returns the ticks."""
 
-    def __init__(self, config, lanes=1, groups=None):
+    def __init__(self, config, lanes=1, groups=None, restarts=None, deadline_s=None):
+        """With `restarts` as an actor plays it that has so many."""
         self.environment = environment = config.build(lanes, 5)
+        self.told = []
+        if restarts is not None:
+            environment.watch(deadline_s)
+            assert environment.restart_lanes(LaneRestarts(restarts, 600.0, self.told.append))
         by_group, first = [], 0
         for count in environment.groups.values():
             by_group.append(list(range(first, first + count)))
@@ -216,7 +222,7 @@ def test_a_lane_begins_with_somebody_however_long_that_takes():
 @pytest.mark.parametrize("layout", ["0", "0.3.2"])
 def test_agents_that_only_a_reset_makes_are_trained(layout):
     with Simulator(
-        sys.executable, [SIMULATORS, "born"], layout=layout, start_seconds=20.0, deadline=20.0
+        sys.executable, [SIMULATORS, "born"], layout=layout, start_seconds=20.0, deadline_s=20.0
     ) as one:
         assert list(one.behavior_specs) == ["group"] and len(one.get_steps("group")[0]) == 0
         one.reset()
@@ -250,7 +256,7 @@ def test_the_end_of_a_simulator_is_an_error_with_the_tail_of_its_output():
 
 
 def test_a_simulator_that_is_started_again_cuts_its_episodes_and_is_told_everything_again():
-    with Played(simulator("mortal", restarts=1, parameters={"level": 3})) as played:
+    with Played(simulator("mortal", parameters={"level": 3}), restarts=1) as played:
         cuts, rows = 0, []
         for _ in range(20):
             (tick,) = played.tick()
@@ -260,13 +266,14 @@ def test_a_simulator_that_is_started_again_cuts_its_episodes_and_is_told_everyth
             rows += tick.observation["obs"][tick.present].tolist()
         assert cuts == 1 and len(rows) == 19
         assert {(seed, level) for _, seed, level in rows} == {(5, 3)}
-        assert summary(played.environment.statistics())["simulator/restarts"] == 1
-        with pytest.raises(EnvironmentFault, match="the sky fell"):
+        (told,) = played.told
+        assert "the sky fell" in told and "(restart 1 of at most 1 within 600 s, lane_restarts" in told
+        with pytest.raises(EnvironmentFault, match=r"(?s)the sky fell.*made anew 1 times.*lane_restarts = 1"):
             played.play(20)
 
 
 def test_a_simulator_that_is_killed_is_replaced_and_the_others_go_on():
-    with Played(simulator("napping", restarts=1), 2) as played:
+    with Played(simulator("napping"), 2, restarts=1) as played:
         played.tick()
         children = psutil.Process().children()
         os.kill(min(children, key=lambda child: child.pid).pid, signal.SIGKILL)
@@ -341,6 +348,17 @@ def test_a_stage_of_a_curriculum_sets_environment_parameters():
             played.environment.enter_stage({"level": "hard"})
 
 
+def test_a_simulator_that_tells_nan_is_started_again_and_that_exchange_is_void():
+    with Played(simulator("notanumber"), restarts=2) as played:
+        cuts = 0
+        for _ in range(6):
+            (tick,) = played.tick()
+            assert np.isfinite(tick.observation["obs"][tick.present]).all() and np.isfinite(tick.reward).all()
+            cuts += (tick.truncated & ~tick.present).sum()
+        (told,) = played.told
+        assert cuts == 1 and 'group "group": observation 0 of agent 0' in told
+
+
 def test_what_is_not_finite_is_named_and_nothing_is_left_running():
     before = {child.pid for child in psutil.Process().children()}
     with (
@@ -359,13 +377,17 @@ def test_what_is_not_finite_is_named_and_nothing_is_left_running():
         ({"path": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"path": "/nowhere/world.py"}, "no file"),
         ({"path": SIMULATORS, "layout": "0.2"}, "layout"),
-        ({"path": SIMULATORS, "restarts": -1}, "restarts"),
+        (
+            {"path": SIMULATORS, "restarts": 1},
+            "no setting restarts any more: .*workers.actor.lane_restarts=N",
+        ),
+        ({"path": SIMULATORS, "deadline": 1.0}, "no setting deadline any more: it is called deadline_s"),
         ({"path": SIMULATORS, "start_seconds": 0}, "start_seconds"),
         ({"path": SIMULATORS, "parameters": {"a": "b"}}, 'parameter "a"'),
         ({"path": SIMULATORS, "parameters": {"a": {"uniform": [2, 1]}}}, "low"),
         ({"path": SIMULATORS, "engine": {"timescale": 2}}, 'did you mean "time_scale"'),
         ({"path": SIMULATORS, "arguments": ("nosuchkind",)}, "KeyError"),
-        ({"restarts": 1}, "path"),
+        ({"arguments": ("x",)}, "path"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_left_behind(settings, said):
@@ -386,7 +408,7 @@ def test_a_simulator_that_hangs_is_ended_and_with_a_deadline_started_again():
         played.environment.send(played.actions, np.zeros(1, bool))
         assert not played.environment.ready()
     assert {child.pid for child in psutil.Process().children()} <= before
-    with Played(simulator("deaf", deadline=1.0, restarts=1)) as played:
+    with Played(simulator("deaf", deadline_s=1.0), restarts=1, deadline_s=1000.0) as played:
         told = [played.tick()[0].truncated.tolist() for _ in range(6)]
         assert told == [[False], [False], [False], [True], [False], [False]]
 
@@ -394,7 +416,7 @@ def test_a_simulator_that_hangs_is_ended_and_with_a_deadline_started_again():
 def test_a_simulator_that_can_be_started_again_has_a_deadline_by_what_its_steps_took(monkeypatch):
     monkeypatch.setattr(step_deadlines, "FIRST", 2.0)
     monkeypatch.setattr(step_deadlines, "LEAST", 1.0)
-    with Played(simulator("deaf", restarts=1)) as played:
+    with Played(simulator("deaf"), restarts=1) as played:
         told = [played.tick()[0].truncated.tolist() for _ in range(6)]
         assert told == [[False], [False], [False], [True], [False], [False]]
         (lane,) = played.environment._lanes

@@ -61,7 +61,7 @@ class Program:
             "arguments": (*first, *self.arguments),
             "layout": self.layout,
             "start_seconds": self.deadline,
-            "deadline": self.deadline,
+            "deadline_s": self.deadline,
         }
 
 

@@ -89,9 +89,22 @@ class SteppedSimulators:
     """
 
     def __init__(
-        self, config: SimulatorEnvironment, groups: Sequence[str] | None, lanes: int, seed: int
+        self,
+        config: SimulatorEnvironment,
+        groups: Sequence[str] | None,
+        lanes: int,
+        seed: int,
+        restarts: int = 0,
     ) -> None:
+        """Start `lanes` simulators. Those that die, hang or tell NaN are started again,
+        `restarts` times in all; 0: their first fault is raised."""
+        if restarts < 0:
+            raise ConfigError(f"restarts = {restarts} must be at least 0")
         self.lanes = config.build(lanes, seed)
+        self._left = restarts
+        if restarts:
+            self.lanes.watch(None)
+            self.lanes.restart_lanes(self._permit)
         self._last_seed: int | None = None
         try:
             self.groups = list(self.lanes.groups) if groups is None else list(groups)
@@ -121,6 +134,12 @@ class SteppedSimulators:
             for s, names in zip(self.spaces, self.names, strict=True)
         ]
         self._none: NDArray[np.bool_] = np.zeros(lanes, np.bool_)
+
+    def _permit(self, fault: Exception) -> int:
+        if not self._left:
+            raise fault
+        self._left -= 1
+        return self._left
 
     def exchange(self) -> list[Tick]:
         """Send the actions and return what came."""

@@ -3,8 +3,9 @@ train on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called, quoted
@@ -45,16 +46,24 @@ class SimulatorEnvironment(EnvironmentConfig):
         that it may have in an exchange
     same_step: an agent may begin an episode in the exchange that ends one. False, where
         that never happens, takes less memory
-    restarts: how often a simulator that died, or exceeded its deadline, is started again;
-        its open episodes are cut. 0: the run ends
     start_seconds: how long a simulator may take until its groups are there
-    deadline: seconds that it may take over a step, or a later reset. None: where it can
-        be started again (`restarts`), 20 times the 99th percentile of what its steps
-        took, 10 s at least, 300 s as long as less than 100 are known and for resets; else
-        any time
+    deadline_s: seconds that it may take over a step, or a later reset. None: as the
+        actor's `deadline_s` says, an editor any time where that is None, too
     max_episode_steps: a promise, where one is needed: no agent's episode has more steps;
         0: not known
+
+    One that died, hung or told NaN is started again, as the actor's `lane_restarts` say,
+    and its open episodes are cut; of an editor, that ends the run.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {"deadline": "deadline_s"}
+    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {
+        "restarts": (
+            0,
+            "simulators are started again as often as lanes are made anew, lane_restarts of the actor (--set "
+            "workers.actor.lane_restarts=N)",
+        )
+    }
 
     path: str | None = None
     arguments: tuple[str, ...] = ()
@@ -66,19 +75,17 @@ class SimulatorEnvironment(EnvironmentConfig):
     groups: tuple[Group, ...] = ()
     seats: dict[str, int] = field(default_factory=dict)
     same_step: bool = True
-    restarts: int = 0
     start_seconds: float = 60.0
-    deadline: float | None = None
+    deadline_s: float | None = None
     max_episode_steps: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_least(restarts=0, max_episode_steps=0)
-        self.check_above_zero("start_seconds", "deadline")
-        if self.path is None and (self.restarts or self.arguments):
+        self.check_least(max_episode_steps=0)
+        self.check_above_zero("start_seconds", "deadline_s")
+        if self.path is None and self.arguments:
             raise ConfigError(
-                "restarts and arguments are for simulators that are started here; name one by path, or leave "
-                "them out"
+                "arguments are for simulators that are started here; name one by path, or leave them out"
             )
         names = [group.name for group in self.groups]
         if len(set(names)) < len(names):
@@ -89,6 +96,10 @@ class SimulatorEnvironment(EnvironmentConfig):
     @property
     def single(self) -> bool:
         return self.path is None
+
+    @property
+    def mends(self) -> bool:
+        return self.path is not None
 
     draws = False
     timed_calls = True
@@ -157,7 +168,7 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     def _lane(self, number: int, seed: int) -> Lane:
         own = (seed + number) % SEEDS
-        times = StepTimes() if self.restarts and self.deadline is None else None
+        times = StepTimes(inf if self.deadline_s is None else self.deadline_s)
         name = f"simulator {number} ({'an editor' if self.path is None else Path(self.path).name})"
 
         def start(lane: int, channels: Channels) -> Simulator:
@@ -168,7 +179,6 @@ class SimulatorEnvironment(EnvironmentConfig):
                 layout=self.layout,
                 channels=channels,
                 start_seconds=self.start_seconds,
-                deadline=self.deadline,
                 times=times,
                 # Mono's file in /dev/shm stays behind where it is killed
                 environment={"MONO_DISABLE_SHARED_AREA": "1"},
@@ -180,7 +190,8 @@ class SimulatorEnvironment(EnvironmentConfig):
             start,
             [self._channel(channel) for channel in self.channels],
             self.framing,
-            self.restarts,
+            times,
+            self.path is not None,
         )
         lane.engine.set(**self.engine)
         lane.parameters.set("seed", own)

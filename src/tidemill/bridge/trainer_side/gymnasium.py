@@ -4,9 +4,10 @@ a vector environment where it has many.
     env = SimulatorEnv("build/drone", parameters={"wind": 0.2})
     envs = SimulatorVectorEnv("build/reach", simulators=4)
 
-Further arguments are the settings of `SimulatorEnvironment`. Observations and actions are
-as Tidemill's (see `tidemill.bridge.trainer_side.spaces`), but action masks are in the
-infos (see `tidemill.bridge.trainer_side.adapter`).
+A simulator that fails is started again, `restarts` times in all. Further arguments are
+the settings of `SimulatorEnvironment`. Observations and actions are as Tidemill's (see
+`tidemill.bridge.trainer_side.spaces`), but action masks are in the infos (see
+`tidemill.bridge.trainer_side.adapter`).
 """
 
 from typing import Any
@@ -47,11 +48,15 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  as Gymnasium has it
 
     def __init__(
-        self, path: str | None = None, group: str | None = None, seed: int = 0, **settings: Any
+        self,
+        path: str | None = None,
+        group: str | None = None,
+        seed: int = 0,
+        restarts: int = 0,
+        **settings: Any,
     ) -> None:
-        self._played = SteppedSimulators(
-            SimulatorEnvironment(path=path, **settings), None if group is None else [group], 1, seed
-        )
+        config = SimulatorEnvironment(path=path, **settings)
+        self._played = SteppedSimulators(config, None if group is None else [group], 1, seed, restarts)
         self.group = _only(self._played)
         self._spaces = self._played.spaces[0]
         self._seen, self._name = observed(self._spaces)
@@ -115,13 +120,15 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         simulators: int = 1,
         seed: int = 0,
         autoreset: str = "next-step",
+        restarts: int = 0,
         **settings: Any,
     ) -> None:
         if autoreset not in ("next-step", "same-step"):
             raise ConfigError(f'autoreset = "{autoreset}" must be "next-step" or "same-step"')
         self._same_step = autoreset == "same-step"
         config = SimulatorEnvironment(path=path, **settings)
-        self._played = SteppedSimulators(config, None if group is None else [group], simulators, seed)
+        names = None if group is None else [group]
+        self._played = SteppedSimulators(config, names, simulators, seed, restarts)
         self.group = _only(self._played)
         tick = self._played.reset(None, None)[0]
         present = tick.present.reshape(simulators, -1)

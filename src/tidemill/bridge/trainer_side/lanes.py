@@ -3,9 +3,9 @@ seats, a tick is an exchange with all of them at once.
 
 Their agents are independent (`Environment.independent`): each one's episodes begin and
 end by themselves, so that a lane has no episode and is never reset after its start. A
-tick hands over to all simulators before it waits for one. A simulator that died is
-started again in a thread (`restarts`): the tick cuts its open episodes, and the next one
-waits for the new simulator.
+tick hands over to all simulators before it waits for one. A simulator that died, hung or
+told NaN is started again in a thread, where that is permitted (`restart_lanes`): the tick
+cuts its open episodes, and the next one waits for the new simulator.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.bridge.protocol.samplers import parameter
-from tidemill.bridge.protocol.specs import BehaviorSpec
+from tidemill.bridge.protocol.specs import BehaviorSpec, DecisionSteps, TerminalSteps
 from tidemill.bridge.protocol.tables import RESET, STEP
 from tidemill.bridge.trainer_side.simulator_lane import Lane, LaneGroup, Place, close_all
 from tidemill.bridge.trainer_side.spaces import Group, describe, form_of
@@ -129,15 +129,30 @@ class SimulatorLanes(Environment):
                 flags.fill(False)
             tick.reward.fill(0)
         for lane in self._lanes:
+            steps = {} if lane.gone else self._steps_of(lane)
             for crowd in lane.crowds:
                 if lane.gone:
                     crowd.cut(ticks)
-                elif crowd.name in lane.simulator.behavior_specs:
+                elif crowd.name in steps:
                     try:
-                        decisions, terminals = lane.simulator.get_steps(crowd.name)
-                        crowd.observe(decisions, terminals, ticks, self.same_step)
+                        crowd.observe(*steps[crowd.name], ticks, self.same_step)
                     except EnvironmentFault as error:
                         raise EnvironmentFault(f"{lane.name}: {error}") from None
+
+    def _steps_of(self, lane: Lane) -> Mapping[str, tuple[DecisionSteps, TerminalSteps]]:
+        """Return what the groups of a lane's simulator saw. Where that is no number it is
+        void, all of it, and another simulator is started."""
+        simulator = lane.simulator
+        try:
+            return {
+                crowd.name: simulator.get_steps(crowd.name)
+                for crowd in lane.crowds
+                if crowd.name in simulator.behavior_specs
+            }
+        except EnvironmentFault as fault:
+            lane.revive(fault)
+            lane.gone = True
+            return {}
 
     def _take(self, lane: Lane) -> bool:
         """Take the answer of a lane. False when it needs another exchange before there is
@@ -195,6 +210,15 @@ class SimulatorLanes(Environment):
         for lane in self._lanes:
             for name, value in options.items():
                 lane.parameters.set(name, parameter(name, value))
+
+    def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
+        for lane in self._lanes:
+            lane.permit = permit
+        return True
+
+    def watch(self, deadline_s: float | None) -> None:
+        for lane in self._lanes:
+            lane.watch(deadline_s)
 
     def restart(self) -> None:
         """Have the next `send` reset every simulator."""

@@ -3,7 +3,8 @@
     env = SimulatorParallelEnv("build/corridor")
     observations, infos = env.reset(seed=1)
 
-Further arguments are the settings of `SimulatorEnvironment`.
+A simulator that fails is started again `restarts` times. Further arguments are the
+settings of `SimulatorEnvironment`.
 """
 
 from typing import Any
@@ -34,8 +35,9 @@ class SimulatorParallelEnv(ParallelEnv):  # type: ignore[misc]  # published with
 
     metadata: dict[str, Any] = {"render_modes": [], "name": "simulator", "is_parallelizable": True}  # noqa: RUF012  as PettingZoo has it
 
-    def __init__(self, path: str | None = None, seed: int = 0, **settings: Any) -> None:
-        self._played = played = SteppedSimulators(SimulatorEnvironment(path=path, **settings), None, 1, seed)
+    def __init__(self, path: str | None = None, seed: int = 0, restarts: int = 0, **settings: Any) -> None:
+        config = SimulatorEnvironment(path=path, **settings)
+        self._played = played = SteppedSimulators(config, None, 1, seed, restarts)
         self.possible_agents = [name for names in played.names for name in names]
         self.agents: list[str] = []
         self._where = {

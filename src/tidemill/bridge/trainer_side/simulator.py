@@ -81,9 +81,10 @@ class Simulator:
         "ml-agents/default" in the temporary directory
     start_seconds: how long the simulator may take until it first answers, and over the
         first reset; None: any time
-    deadline: how long it may take over any later step, in seconds; None: any time, or
-        what follows from `times`. Its death is noticed within a second, whatever this is
-    times: what is known of its steps, also by others before it, and is added to
+    deadline_s: how long it may take over any later step, in seconds; None: any time. Its
+        death is noticed within a second, whatever this is
+    times: in place of that: the deadline, and what is known of its steps, also by others
+        before it; its own are added
     environment: environment variables besides this process's own
 
     Errors: ConfigError (no such layout or executable, a second trainer at one file),
@@ -103,7 +104,7 @@ class Simulator:
         channels: RawChannels | None = None,
         memory_path: str | Path | None = None,
         start_seconds: float | None = 60.0,
-        deadline: float | None = None,
+        deadline_s: float | None = None,
         environment: Mapping[str, str] | None = None,
         times: StepTimes | None = None,
     ) -> None:
@@ -115,8 +116,8 @@ class Simulator:
                 "where to look"
             )
         self._what = str(path) if path is not None else "the simulator"
-        self._channels, self._start_seconds, self._deadline = channels, start_seconds, deadline
-        self._times = times
+        self._channels, self._start_seconds = channels, start_seconds
+        self._times = times or StepTimes(inf if deadline_s is None else deadline_s)
         self._process: SimulatorProcess | None = None
         self._watch: PeerWatch | None = None
         self._states: dict[str, _State] = {}
@@ -335,7 +336,7 @@ class Simulator:
     def _take(self, memory: SharedMemory) -> None:
         """Take what came with the turn."""
         self._waiting = False
-        if self._times is not None and self._command == STEP and self._exchanges > 1:
+        if self._command == STEP and self._exchanges > 1:
             self._times.add(awake() - self._since)
         data = memory.take_side_channel()
         if memory.generation != self._generation:
@@ -364,9 +365,9 @@ class Simulator:
             )
         waited = awake() - self._since
         starts = not self._exchanges or (self._command == RESET and not self._reset)
-        limit = self._start_seconds if starts else self._deadline
-        if limit is None and self._times is not None and waited > self._times.least:
-            limit = self._times.deadline(self._command == RESET)
+        limit = self._start_seconds
+        if not starts:
+            limit = self._times.deadline(self._command == RESET) if waited > self._times.least else None
         if limit is not None and waited > limit:
             did = "did not hand the turn back"
             if not self._exchanges:
@@ -378,7 +379,7 @@ class Simulator:
                 )
             elif starts:
                 did = "has joined, but asked for no decision after the first reset"
-            setting = "start_seconds" if starts else "deadline"
+            setting = "start_seconds" if starts else "deadline_s"
             editor = self._process is None and not self._exchanges
             then = (
                 f"press play there while this waits, or raise {setting}" if editor else "it is still running"

@@ -4,6 +4,7 @@ rows go."""
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from math import inf
 from threading import Thread
 from typing import Any
 
@@ -35,6 +36,7 @@ from tidemill.core.errors import (
     TidemillError,
 )
 from tidemill.core.schema import Arrays
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.core.tally import Tally, TallyEntry
 
 CLOSE_SECONDS = 2.0  # that simulators have for ending by themselves; less than the controller gives an actor
@@ -179,6 +181,8 @@ class Lane:
 
     number: which lane it is; `name` is what messages call it
     gone: it died in this tick, when episodes were open, and another one is being started
+    permit: asked before it is started again; None: nobody allows that
+    times: of its steps, with the deadline
     resetting: the exchange under way begins episodes
     empty: exchanges in a row in which nobody asked for a decision
     known: how many groups it had when they were last looked at
@@ -192,19 +196,30 @@ class Lane:
         start: Start,
         channels: Sequence[SideChannel],
         framing: Framing,
-        restarts: int,
+        times: StepTimes,
+        repeatable: bool,
     ) -> None:
-        self.number, self.name, self._start, self._restarts = number, name, start, restarts
+        """`repeatable`: another simulator can be started in its place."""
+        self.number, self.name, self._start, self.times = number, name, start, times
+        self.permit: Callable[[Exception], int] | None = None
+        self._own, self._repeatable = times.given != inf, repeatable
         self.engine = EngineSettings()
         self.parameters = EnvironmentParameters()
         self.statistics = Statistics()
-        self._own, self._framing = channels, framing
+        self._own_channels, self._framing = channels, framing
         self.tally, self.newest_statistics = Tally(), dict[str, TallyEntry]()
         self.crowds: list[LaneGroup] = []
         self.gone, self.resetting, self.empty, self.known = False, True, 0, 0
         self._simulator: Simulator | None = None
         self._starting: Future[Simulator] | None = None
         self._closed = False
+
+    def watch(self, deadline_s: float | None) -> None:
+        """Break its steps off after so many seconds, or by what they take (None), unless
+        it has a deadline of its own. An editor, which somebody may have stopped there, is
+        waited for, but where a number is given."""
+        if not self._own and (deadline_s is not None or self._repeatable):
+            self.times.given = deadline_s
 
     @property
     def simulator(self) -> Simulator:
@@ -219,7 +234,7 @@ class Lane:
         return self._simulator
 
     def _channels(self) -> Channels:
-        return Channels((self.engine, self.parameters, self.statistics, *self._own), self._framing)
+        return Channels((self.engine, self.parameters, self.statistics, *self._own_channels), self._framing)
 
     def wait(self, seconds: float) -> bool:
         """True when `finish` returns without waiting."""
@@ -254,15 +269,16 @@ class Lane:
             return False
 
     def revive(self, error: TidemillError) -> None:
-        """Start another simulator, in a thread, for the one that is gone; or raise."""
+        """Start another simulator, in a thread, for the one that is gone, or told what
+        is no number; or raise."""
         if self._simulator is not None:
             self._simulator.close()
             self._simulator = None
-        if self._restarts <= 0 or isinstance(error, (ImageError, ChannelError)):
-            raise EnvironmentFault(f"{self.name}: {error}") from error
-        self._restarts -= 1
+        fault = EnvironmentFault(f"{self.name}: {error}")
+        if self.permit is None or not self._repeatable or isinstance(error, (ImageError, ChannelError)):
+            raise fault from error
+        self.permit(fault)
         self.known, self.newest_statistics = 0, {}
-        self.tally.add("simulator/restarts", 1.0, "sum")
         self.gone = self.gone or any(crowd.seats.taken.any() for crowd in self.crowds)
         self.resetting = True
         self.engine.repeat()
