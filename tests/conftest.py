@@ -46,6 +46,16 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _patient_commands() -> Iterator[None]:
+    """Have what tells a run something wait long for its answer: a busy machine may keep
+    the run from hearing it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tidemill.run.control_socket._TIMEOUT", 120.0)
+        patch.setattr("tidemill.run.control_folder.ANSWER_S", 120.0)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Have numeric libraries compute with one thread: processes of tests that each take
     every core would mostly wait for one another."""

@@ -42,6 +42,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Discrete, Spaces
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.workers import data_parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,7 @@ class DiesAtLast(ByObservation):
 
     def build(self, spaces: Spaces, seed: int) -> Policy:
         assert isinstance(spaces.action, Discrete)
+        data_parallel.LEAVE_ALONE = 60.0  # however late it is, it is the first that writes that one
         return _DiesAtLast(self, spaces.action.n)
 
 
@@ -125,7 +127,8 @@ class _ByVersion(_ByObservation):
 @dataclass(frozen=True, kw_only=True)
 class Recorder(AlgorithmConfig):
     """Adds 1 to every weight. `record` is a folder for the samples it gets, `seconds` how
-    long an update takes, `save_seconds` a checkpoint."""
+    long an update takes, `save_seconds` a checkpoint, which takes longer while there is a
+    file `held`."""
 
     record: str | None = None
     seconds: float = 0.005
@@ -162,6 +165,10 @@ class _Recorder(DataParallel):
         if self.config.save_seconds:
             Path("saving").touch()
             time.sleep(self.config.save_seconds)
+            until = time.monotonic() + 100
+            while Path("held").exists() and time.monotonic() < until:
+                Path("saving").touch()
+                time.sleep(0.01)
         return {"count": np.array(self.count)}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
@@ -241,7 +248,7 @@ def slow_saving() -> Experiment:
 
 def warming_up() -> Experiment:
     """Its first sample is a long time off."""
-    return experiment(Gymnasium(make=f"{__file__}:Talker"), lanes=1, sample_steps=1_000_000)
+    return experiment(Gymnasium(make=f"{__file__}:Tells"), lanes=1, sample_steps=1_000_000)
 
 
 def raises() -> Experiment:
@@ -323,12 +330,19 @@ def judged(environment: str) -> Experiment:
 
 
 def dies_at_last(flag: str, saved: bool, trainers: int) -> Experiment:
-    """Trainers, each with an actor in its process, of which one dies as the run ends."""
-    made = experiment(Gymnasium(id="CartPole-v1"), checkpoint_seconds=60.0, database_seconds=1000.0)
+    """Trainers, each with an actor in its process, of which one dies as the run ends.
+    However long that takes, there is no checkpoint between the first and the last."""
+    made = experiment(Gymnasium(id="CartPole-v1"), checkpoint_share=1e-6, database_seconds=1000.0)
     workers = {name: config.replace(count=trainers) for name, config in made.workers.items()}
     policy = DiesAtLast(flag=flag, updates=50, saved=saved)
     together, limits = ("actor", "trainer"), Limits(updates=50)
     return made.replace(workers=workers, policies={"policy": policy}, together=together, limits=limits)
+
+
+def starts_when_told() -> Experiment:
+    """An actor whose environment is made once there is a file `told`, a policy worker and
+    a trainer."""
+    return experiment(Gymnasium(make=f"{__file__}:StartsWhenTold"), inference="inference")
 
 
 def starts() -> Experiment:
@@ -375,7 +389,7 @@ def from_memory(environment: EnvironmentConfig) -> Experiment:
 
 
 class Talker(gymnasium.Env[Any, Any]):
-    """Says that it was stepped."""
+    """An episode ends with every tenth step."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -389,9 +403,16 @@ class Talker(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps += 1
-        if self.steps == 1:
-            Path("stepped").touch()
         return np.zeros(2, np.float32), 1.0, self.steps % 10 == 0, False, {}
+
+
+class Tells(Talker):
+    """Says, by a file in the working directory, that it was stepped."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 0:
+            Path("stepped").touch()
+        return super().step(action)
 
 
 class Raises(Talker):
@@ -498,6 +519,16 @@ class Starts(Talker):
 
     def __init__(self) -> None:
         time.sleep(0.5)
+        super().__init__()
+
+
+class StartsWhenTold(Talker):
+    """Is made once there is a file `told`."""
+
+    def __init__(self) -> None:
+        until = time.monotonic() + 100
+        while not Path("told").exists() and time.monotonic() < until:
+            time.sleep(0.01)
         super().__init__()
 
 

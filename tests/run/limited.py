@@ -104,6 +104,26 @@ class Slow(Walk):
         return super().step(action)
 
 
+class Meeting(Walk):
+    """The same. None takes its first step before all `copies` of it are about to, in
+    whichever process they are: each adds a line to the file `log`."""
+
+    def __init__(self, log: str, copies: int) -> None:
+        super().__init__(latency="constant")
+        self.log, self.copies, self.met = log, copies, False
+
+    def step(self, action: Any) -> Any:
+        if not self.met:
+            with open(self.log, "a") as file:
+                file.write("here\n")
+            until = time.monotonic() + 100
+            while time.monotonic() < until and not self.met:
+                with open(self.log) as file:
+                    self.met = len(file.readlines()) >= self.copies
+                time.sleep(0.005)
+        return super().step(action)
+
+
 class Strolling(Walk):
     """The same, but for what its seed does not know of."""
 

@@ -58,6 +58,8 @@ from tidemill.training.check_resume import compare
 from tidemill.workers.cut_files import go_back_together, has_part, number_of, watchers
 
 FILE = Path(__file__)
+MANY = 1_000_000
+"""Updates that no run comes to: it ends in another way."""
 
 
 class Drifting(gymnasium.Env[Any, Any]):
@@ -267,17 +269,25 @@ def test_what_policy_workers_answer_follows_from_what_each_client_asks(launch: s
 def test_equal_trainers_rest_between_two_updates_and_cuts_change_nothing(
     launch: str, trainers: int, tmp_path: Path
 ) -> None:
-    made = experiment(0, updates=12, trainers=trainers, count=3, ring=1)
+    """Of as many updates as it takes until there were six cuts."""
+    made = experiment(0, updates=MANY, trainers=trainers, count=3, ring=1)
 
     def save(record: dict[str, float], control: Any) -> None:
+        if cuts_of(tmp_path / "cut")[-1:] >= [6]:
+            control.stop()
         control.save()
 
+    ended = train(made, launch=launch, run_dir=tmp_path / "cut", quiet=True, on_update=save).summary
+    made = experiment(0, updates=ended["updates"], trainers=trainers, count=3, ring=1)
     train(made, launch=launch, run_dir=tmp_path / "whole", quiet=True)
-    train(made, launch=launch, run_dir=tmp_path / "cut", quiet=True, on_update=save)
     own = [f"cuts/trainer-{rank}" for rank in range(1, trainers)]
     assert differences(tmp_path / "whole", tmp_path / "cut", *own) == []
-    numbers = [number_of(path) for path in checkpoints(tmp_path / "cut" / "cuts" / "actor-0")]
-    assert len(numbers) == 4 and numbers[-1] > 4
+    assert len(cuts_of(tmp_path / "cut")) == 4
+
+
+def cuts_of(folder: Path, worker: str = "actor-0") -> list[int]:
+    """Return the numbers of the cuts of which a worker has its part."""
+    return [number_of(path) for path in checkpoints(folder / "cuts" / worker)]
 
 
 def differences(first: Path, second: Path, *places: str, policy: str = "policy") -> list[str]:
@@ -441,54 +451,64 @@ def test_an_inline_run_that_is_killed_goes_on_from_its_newest_cut(tmp_path: Path
     train(waiting_in_stages(), launch="inline", run_dir=whole, source=FILE, quiet=True)
     run = subprocess.run([sys.executable, "-c", KILLED_INLINE, str(killed)], cwd=FILE.parents[2], check=False)
     assert run.returncode == -signal.SIGKILL
-    cuts_then = [number_of(path) for path in checkpoints(killed / "cuts" / "runner")]
-    assert len(cuts_then) > 1
+    assert len(cuts_of(killed, "runner")) > 1
     result = resume(killed, launch="inline", quiet=True, trust=True)
     assert result.summary["updates"] == 14
     assert differences(whole, killed, *(f"cuts/{path.name}" for path in (whole / "cuts").iterdir())) == []
 
 
-def kill_after_a_whole_cut(run: "subprocess.Popen[bytes]", folder: Path, made: Experiment) -> None:
-    """Kill a run in `folder` once all its workers have written their part of a cut."""
-    parts = [folder / "cuts" / name for name, _ in made.members() if has_part(made, name)]
-    deadline = time.monotonic() + 240
-    while not all(map(checkpoints, parts)) and time.monotonic() < deadline and run.poll() is None:
-        time.sleep(0.002)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+def kill_after_a_whole_cut(script: str, folder: Path, made: Experiment, *policies: str) -> int:
+    """Have a script train without an end in `folder`, and kill it once all workers have
+    written their part of a cut. Return after how many updates a run has more behind it
+    than the policies' newest checkpoints."""
+    run = subprocess.Popen([sys.executable, "-c", script, str(folder)], cwd=FILE.parents[2])
+    try:
+        parts = [folder / "cuts" / name for name, _ in made.members() if has_part(made, name)]
+        deadline = time.monotonic() + 240
+        while not all(map(checkpoints, parts)):
+            assert time.monotonic() < deadline and run.poll() is None, "no whole cut is written"
+            time.sleep(0.002)
+    finally:
+        run.kill()
+        run.wait()
+    return 20 + max(newest_update(folder, policy) for policy in policies or ("policy",))
+
+
+def newest_update(folder: Path, policy: str = "policy") -> int:
+    """Return after how many updates the newest checkpoint was written."""
+    return int(checkpoints(folder / "checkpoints" / policy)[-1].name.removeprefix("update-"))
 
 
 KILLED = """
 import sys
 from pathlib import Path
-from tests.run.test_cuts import FILE, experiment
+from tests.run.test_cuts import FILE, MANY, experiment
 from tidemill import train
-made = experiment(0, 60, count=2, trainers=2)
+made = experiment(0, MANY, count=2, trainers=2)
 train(made, launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
 """
 
 
 def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    made = experiment(0, 60, count=2, trainers=2)
-    train(made, launch="processes", run_dir=whole, source=FILE, quiet=True)
-    run = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], cwd=FILE.parents[2])
-    kill_after_a_whole_cut(run, killed, made)
+    made = experiment(0, MANY, count=2, trainers=2)
+    updates = kill_after_a_whole_cut(KILLED, killed, made)
     # as if the kill had come between the trainer's part of a later cut and the actors'
     newest = checkpoints(killed / "checkpoints" / "policy")[-1]
-    half = newest.with_name(f"update-{int(newest.name.split('-')[1]) + 1}")
+    half = newest.with_name(f"update-{newest_update(killed) + 1}")
     shutil.copytree(newest, half)
-    result = resume(killed, quiet=True, trust=True)
+    result = resume(killed, limits={"updates": updates}, quiet=True, trust=True)
     assert result.summary["status"] == "completed"
+    made = experiment(0, updates, count=2, trainers=2)
+    train(made, launch="processes", run_dir=whole, source=FILE, quiet=True)
     assert differences(whole, killed, "cuts/trainer-1") == []
     assert f"later-{half.name}" in {path.name for path in half.parent.glob("later-*")}
 
 
 def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path) -> None:
     """So the run stays exact. A trainer that dies as it ends leaves it to a resume."""
-    whole, killed, updates = tmp_path / "whole", tmp_path / "killed", 150
-    made = experiment(0, updates, count=2, trainers=2).replace(together=("actor", "trainer"))
-    train(made, launch="threads", run_dir=whole, quiet=True)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    made = experiment(0, MANY, count=2, trainers=2).replace(together=("actor", "trainer"))
     left = [(1, 1), (0, 30), (1, 60)]  # which process, and from which update on
 
     def kill(record: dict[str, float], control: Any) -> None:
@@ -505,7 +525,10 @@ def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path
         train(made, launch="processes", run_dir=killed, source=FILE, quiet=True, on_update=kill)
     died = [event.worker for event in read_events(killed) if event.what == "died"]
     assert died == ["actor-1", "trainer-1", "actor-0", "trainer-0"]
-    resume(killed, launch="threads", quiet=True, trust=True)
+    updates = newest_update(killed) + 20
+    resume(killed, launch="threads", limits={"updates": updates}, quiet=True, trust=True)
+    made = made.replace(limits=Limits(updates=updates))
+    train(made, launch="threads", run_dir=whole, quiet=True)
     assert differences(whole, killed, "cuts/trainer-1") == []
     told = [record["update"] for record in read_metrics(killed)]
     assert told == sorted(told) and told[-1] == updates

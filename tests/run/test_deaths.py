@@ -4,6 +4,7 @@ torn, none of an undone life."""
 import random
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,13 @@ KILLED = ["actor-0", "server-0", "trainer-0", "actor-1", "trainer-0"]
 
 
 def kill_in_turn(path: Path, over: threading.Event, draw: random.Random) -> None:
-    """Kill one worker after another, some time after the last one lives again; return
-    when they all do."""
+    """Kill one worker after another, some time after the last one lives again, a trainer
+    once there is a checkpoint; return when they all do."""
     for number, name in enumerate([*KILLED, ""]):
         while sum(event.what == "lives" for event in read_events(path)) < number:
+            if over.wait(0.05):
+                return
+        while name == "trainer-0" and not checkpoints(path / "checkpoints" / "policy"):
             if over.wait(0.05):
                 return
         if not name or over.wait(draw.uniform(0.05, 0.5)):
@@ -43,13 +47,15 @@ def kill_in_turn(path: Path, over: threading.Event, draw: random.Random) -> None
 
 
 def test_every_row_that_is_trained_was_lived_once(tmp_path: Path) -> None:
-    path, over = tmp_path / "run", threading.Event()
+    path, over, since = tmp_path / "run", threading.Event(), list[float]()
     made = experiments.numbered(str(tmp_path / "sample"))
     killer = threading.Thread(target=kill_in_turn, args=(path, over, random.Random(5)))
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if not killer.is_alive():
-            control.stop()
+            since.append(metrics["update"])
+            if since[-1] - since[0] >= 20:  # what lay in slots as the last one died is trained on
+                control.stop()
 
     killer.start()
     try:
@@ -105,16 +111,17 @@ def test_a_trainer_that_dies_as_it_ends_ends_in_its_next_life(
 
 
 def test_a_change_of_settings_is_told_to_the_next_life_of_who_was_dead(tmp_path: Path) -> None:
-    path, killed = tmp_path / "run", list[psutil.Process]()
+    path, killed, until = tmp_path / "run", list[psutil.Process](), time.monotonic() + 120
     made = experiments.cartpole()
     trainer = made.workers["trainer"].replace(algorithm=PPO(learning_rate=1e-3), checkpoint_seconds=60.0)
     made = made.replace(
         policies={"policy": ActorCritic(hidden=(4,))},
         workers={**made.workers, "trainer": trainer},
-        limits=made.limits.replace(updates=60),
-    )
+    )  # without a limit: it ends once it is seen
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if metrics["learning_rate"] == 1e-5 or time.monotonic() > until:
+            control.stop()
         if not killed:
             killed.extend(p for p in psutil.Process().children() if log_of(p).name == "trainer-0.log")
             killed[0].kill()

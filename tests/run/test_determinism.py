@@ -34,7 +34,8 @@ def test_inline_twice_gives_equal_bytes(tmp_path: Path) -> None:
         for i in range(2)
     ]
     checkpoints = [sorted((folder / "checkpoints" / "policy").glob("update-*")) for folder in folders]
-    assert [c.name for c in checkpoints[0]] == [c.name for c in checkpoints[1]] == ["update-1", "update-8"]
+    # those before the last one are written when it is time
+    assert "update-8" == checkpoints[0][-1].name == checkpoints[1][-1].name
     for name in ("policy.safetensors", "algorithm.safetensors"):
         first, second = ((c[-1] / name).read_bytes() for c in checkpoints)
         assert first == second and len(first) > 1000
@@ -82,7 +83,8 @@ def test_all_launchers_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mo
         rows = tmp_path / f"rows-{launch}"
         rows.mkdir()
         monkeypatch.setenv("ROWS", str(rows))
-        train(experiments.rows(), launch=launch, run_dir=tmp_path / launch, source=EXPERIMENTS, quiet=True)
+        made = experiments.rows().replace(limits=Limits(updates=9))
+        train(made, launch=launch, run_dir=tmp_path / launch, source=EXPERIMENTS, quiet=True)
         found[launch] = {stream: recorded(rows, stream) for stream in ("red", "blue")}
     for stream, seats in (("red", 16), ("blue", 8)):
         first = found["inline"][stream]
@@ -93,8 +95,8 @@ def test_all_launchers_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mo
         assert len({tuple(np.flatnonzero(column)) for column in ends.T}) >= 8
         for launch in ("threads", "processes"):
             other = found[launch][stream]
-            # One trainer may end an update or two before the run does: compare what all
-            # have seen.
+            # One trainer may be as many updates behind as there are slots when the other
+            # one ends the run: compare what all have seen.
             assert len(other) >= 5
             for number, (mine, theirs) in enumerate(zip(first, other, strict=False)):
                 assert mine.keys() == theirs.keys()

@@ -73,12 +73,16 @@ def test_what_is_told_of_a_version_was_played_by_it(tmp_path: Path, launch: str)
     result = run(tmp_path, made, launch)
     assert result.summary["status"] == "completed" and result.summary["reason"] == "evaluation/version >= 40"
     records = measured(tmp_path)
-    updates = {r["update"]: r["step"] for r in read_metrics(tmp_path) if "update" in r}
+    updates = {0: 0.0, **{r["update"]: r["step"] for r in read_metrics(tmp_path) if "update" in r}}
     versions = [record["evaluation/version"] for record in records]
-    assert len(records) >= 2 and versions == sorted(set(versions)) and versions[-1] >= 40
+    # in processes the first one may be as new as that
+    assert len(records) >= (2 if launch == "inline" else 1)
+    assert versions == sorted(set(versions)) and versions[-1] >= 40
     for record in records:
         version = int(record["evaluation/version"])
-        assert record["step"] == (updates[version] if version else 0)
+        # a record of updates may stand for several
+        before = max(step for update, step in updates.items() if update <= version)
+        assert before <= record["step"] <= min(step for update, step in updates.items() if update >= version)
         assert record["evaluation/games"] == 6 and record["evaluation/length"] == 4
         assert record["evaluation/return"] * 6 % 32 == version % 4 * 4 * 6 % 32, (
             "of each action the reward's last bits are the action"
@@ -130,11 +134,9 @@ def test_a_resumed_run_goes_on_evaluating_and_no_version_is_evaluated_twice(tmp_
 def test_what_opponents_and_evaluated_versions_reach_is_not_the_run_s_return(
     tmp_path: Path, launch: str
 ) -> None:
-    run(tmp_path, evaluated(agents=2, until="evaluation/version >= 20"), launch)
-    last = [record for record in read_metrics(tmp_path) if "update" in record][-1]
-    assert 0.5 < last["episodes"] / (last["step"] / 4) < 1.5, (
-        "an episode has 4 steps; some are played ahead of training, some are told late"
-    )
+    summary = run(tmp_path, evaluated(agents=2, until="evaluation/version >= 20"), launch).summary
+    # at the end all is told; an episode has 4 steps
+    assert 0.5 < summary["episodes"] / (summary["env_steps"] / 4) < 1.5, "some are played ahead of training"
     records = measured(tmp_path)
     assert {record["evaluation/win_rate"] for record in records} == {1.0}
     ratings = [record["evaluation/elo"] for record in records if "evaluation/elo" in record]

@@ -3,14 +3,12 @@ versions are judged, what they reach and who goes on from whom follows from the
 experiment, wherever the run is cut."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run.test_cuts import differences, experiment, kill_after_a_whole_cut
+from tests.run.test_cuts import MANY, differences, experiment, kill_after_a_whole_cut
 
 from tidemill import (
     DQN,
@@ -146,18 +144,18 @@ def test_a_run_that_is_killed_or_stopped_anywhere_finds_and_decides_the_same(
 KILLED = """
 import sys
 from pathlib import Path
-from tests.run.test_exact_versions import FILE, population
+from tests.run.test_exact_versions import FILE, MANY, population
 from tidemill import train
-train(population(0, 20), launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
+train(population(0, MANY), launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
 """
 
 
 def test_a_population_in_processes_that_is_killed_decides_the_same(tmp_path: Path) -> None:
-    whole, killed, made = tmp_path / "whole", tmp_path / "killed", population(0, 20)
-    train(made, launch="threads", run_dir=whole, source=FILE, quiet=True)
-    run = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], cwd=FILE.parents[2])
-    kill_after_a_whole_cut(run, killed, made)
-    assert resume(killed, quiet=True, trust=True).summary["status"] == "completed"
+    whole, killed, made = tmp_path / "whole", tmp_path / "killed", population(0, MANY)
+    updates = kill_after_a_whole_cut(KILLED, killed, made, *made.trained())
+    went_on = resume(killed, limits={"updates": updates}, quiet=True, trust=True)
+    assert went_on.summary["status"] == "completed"
+    train(population(0, updates), launch="threads", run_dir=whole, source=FILE, quiet=True)
     for policy in made.trained():
         assert differences(whole, killed, policy=policy) == []
     ends = [(read_newest(whole / "checkpoints" / policy).facts["steps"]) for policy in made.trained()]

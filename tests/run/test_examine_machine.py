@@ -64,7 +64,7 @@ def test_every_extra_is_looked_for() -> None:
 
 ORPHAN = """
 import subprocess, sys
-words = [sys.executable, "-c", "import time; time.sleep(60)", "tidemill.launchers.entry"]
+words = [sys.executable, "-c", "import time; time.sleep(600)", "tidemill.launchers.entry"]
 child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print(child.pid)
 """

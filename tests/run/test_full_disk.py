@@ -36,7 +36,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> None:
-    """Leave no room on a disk."""
+    """Leave no room on a disk. A version that is being pushed goes on to free and to take
+    some: what comes first then, and whether there is some after all, is a matter of
+    time."""
+    await_pushes()
     with open(place / "filler", "wb", buffering=0) as file:
         for size in (BLOCK, 512):
             try:
@@ -44,6 +47,13 @@ def fill(place: Path) -> None:
                     file.write(b"x" * size)
             except OSError:
                 pass
+
+
+def await_pushes() -> None:
+    """Wait until no version is being pushed."""
+    for thread in threading.enumerate():
+        if thread.name == "push":
+            thread.join(60)
 
 
 def run(folder: Path, updates: int, on_update, **settings):
@@ -67,13 +77,9 @@ def test_on_a_full_disk_training_goes_on_and_when_there_is_room_all_catches_up(
     kept = []
 
     def on_update(metrics, control):
+        await_pushes()  # each of those in between fails
         match metrics["update"]:
             case 3:
-                # A version that is being pushed goes on to free and to take room: another
-                # error comes first then, that of the database's index.
-                for thread in threading.enumerate():
-                    if thread.name == "push":
-                        thread.join(60)
                 fill(disk)
             case 9:
                 kept.extend(path.name for path in checkpoints(disk / "run/checkpoints/policy"))

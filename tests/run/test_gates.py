@@ -20,6 +20,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.core.user_code_loading import load_attribute, load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import Limiter
+from tidemill.replay_training import trainer
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.training.iteration_runners import read_iterations
@@ -33,6 +34,7 @@ watched = load_file(FILE, "test")
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests have the limiter as it is; and steps and looks are counted from 0."""
     monkeypatch.setattr("tidemill.replay_training.ingest.Limiter", Limiter)
+    monkeypatch.setattr("tidemill.replay_training.trainer.DRAIN", trainer.DRAIN)
     monkeypatch.setattr(watched.Watched, "looks", 0)
     monkeypatch.setattr(load_attribute(f"{FILE}:Coded", "make"), "steps", 0)
 

@@ -117,7 +117,6 @@ class Hoarding(gymnasium.Env[Any, Any]):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
 def test_an_environment_that_keeps_all_is_told_while_it_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str

@@ -21,6 +21,7 @@ from tidemill import (
     PolicyWorkers,
     Trainer,
 )
+from tidemill.core.errors import RunError
 from tidemill.layouts.probe import measure
 from tidemill.testing.check_env import check_environment
 
@@ -149,5 +150,11 @@ def test_an_environment_of_each_kind_is_found_in_order(kind: type[Shown]) -> Non
 
 
 def test_what_is_forbidden_does_not_keep_a_run_from_being_measured() -> None:
-    costs = measure(experiment(Masked, "inline"))
+    for left in (4, 3, 2, 1, 0):
+        try:
+            costs = measure(experiment(Masked, "inline"))
+            break
+        except RunError as error:  # on a busy machine it may be given up
+            if not left or "too slow" not in str(error):
+                raise
     assert costs.env > 0 and costs.train > 0

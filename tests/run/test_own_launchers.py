@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.run.watching import wait_until
 from typer.testing import CliRunner
 
 import tidemill
@@ -99,7 +100,11 @@ def test_a_transport_that_cannot_close_costs_neither_the_run_nor_what_is_tidied_
     assert result.summary.status == "completed" and result.summary.updates == 1
     assert f"OverEnds could not tidy up: ValueError: no end ({own}" in capsys.readouterr().err
     assert not (tmp_path / "run" / "logs").exists()  # which were empty
-    assert {descriptor for descriptor in os.listdir("/proc/self/fd") if _leads(descriptor)} <= open_before
+    wait_until(
+        lambda: {each for each in os.listdir("/proc/self/fd") if _leads(each)} <= open_before,
+        60,
+        "nothing stays open",
+    )
 
 
 def test_what_a_transport_raises_in_a_worker_s_process_says_where(tmp_path: Path) -> None:

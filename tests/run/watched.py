@@ -33,7 +33,7 @@ from tidemill.api.stream import SampleConsumer
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.replay.limiter import Limiter
 from tidemill.replay.replay import Replay, UniformReplay
-from tidemill.replay_training import ingest
+from tidemill.replay_training import ingest, trainer
 
 KILL = "TIDEMILL_TEST_KILL"
 
@@ -253,6 +253,7 @@ class Watching(Replay):
 
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
         ingest.Limiter = Watched
+        trainer.DRAIN = 60.0  # what is in flight at the end comes, however busy the machine is
         Watched.memory = memory = _Watching(self, source, demand)
         return memory
 
@@ -295,7 +296,7 @@ class _Watching(UniformReplay):
 
     def _die_at(self, steps: int) -> None:
         """Kill whom the environment says, once so many steps are stored, and so many
-        seconds later."""
+        seconds later; no more than a hundred other steps are stored meanwhile."""
         whom, at, later, *once = os.environ.get(KILL, "nobody -1 0").split()
         if steps >= int(at) >= 0 and not self._dying and not (once and Path("killed").exists()):
             self._dying = True
@@ -303,6 +304,8 @@ class _Watching(UniformReplay):
             threading.Timer(
                 float(later), os.kill, (os.getppid() if whom == "main" else os.getpid(), signal.SIGKILL)
             ).start()
+        if self._dying and steps >= int(at) + 100:
+            time.sleep(60)
 
     def _drawable(self) -> int:
         """Return how many transitions there should be: all steps of episodes that are
@@ -364,7 +367,7 @@ def experiment(
             ),
             "trainer": ReplayTrainer(
                 algorithm=Checking(), buffer=memory, batch_size=8, database_seconds=None,
-                max_no_progress_s=20.0, **{"ratio": "1/2", **trainer}
+                max_no_progress_s=120.0, **{"ratio": "1/2", **trainer}
             ),
         },
         limits=Limits(steps=steps),

@@ -31,7 +31,7 @@ from tidemill.workers.cut_files import CUTS
 from tidemill.workers.trainer_config import TrainerConfig
 
 UPDATES = 8
-TRIES = 6
+TRIES = 10
 """How often a run is begun anew that was over before its time."""
 CLOCK = ("seconds",)
 """Facts of checkpoints that tell of the clock."""
