@@ -1,9 +1,12 @@
 import threading
+from copy import deepcopy
 
 import numpy as np
 import pytest
 from tests.envs.driver import Driver
 
+from tidemill.api.environment import Tick
+from tidemill.core.cut import flatten, unflatten
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 
@@ -66,6 +69,53 @@ def test_the_same_seed_gives_the_same_game():
         streams.append([driver.tick()[0].tick.observation["obs"].tobytes() for _ in range(20)])
         environment.close()
     assert streams[0] == streams[1]
+
+
+def test_open_games_are_played_again():
+    game = Atari(
+        id="breakout",
+        num_threads=1,
+        repeat_action_probability=0.25,
+        max_episode_steps=16,
+        noop_max=8,
+        episodic_life=True,
+    )
+    actions, forced = np.random.default_rng(0).integers(0, 4, (50, 2)), {9: [1], 20: [0]}
+
+    def play(environment, tick, reset, steps):
+        seen = []
+        for step in steps:
+            reset = reset.copy()
+            reset[forced.get(step, [])] = True
+            environment.send([{"action": actions[step]}], reset)
+            environment.recv([tick])
+            reset = tick.done | tick.truncated
+            seen.append((tick.observation["obs"].copy(), tick.reward.copy(), reset))
+        return seen, reset
+
+    def make(seed):
+        environment = game.build(2, seed)
+        environment.bind([[0]])
+        environment.keep_episodes()
+        space = environment.agents[0].spaces.observation
+        return environment, Tick.allocate(space, 2, environment.info, environment.same_step)
+
+    (first, tick), (second, other) = make(7), make(8)  # a resumed run has other seeds
+    try:
+        _, reset = play(first, tick, np.ones(2, bool), range(25))
+        state = unflatten(*deepcopy(flatten(first.state())))
+        assert len({each["steps"] for each in state["episodes"].values()}) == 2
+        assert second.load_state(state) == {}
+        ours, _ = play(first, tick, reset, range(25, 50))
+        theirs, _ = play(second, other, reset, range(25, 50))
+        assert sum(end.sum() for *_, end in ours) >= 2
+        for one, another in zip(ours, theirs, strict=True):
+            assert all(np.array_equal(mine, yours) for mine, yours in zip(one, another, strict=True))
+        state["seen"]["0"][0] += 1
+        assert [*second.load_state(state)] == [0]
+    finally:
+        first.close()
+        second.close()
 
 
 @pytest.mark.parametrize(

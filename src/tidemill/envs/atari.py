@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidemill.api.environment import EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
 from tidemill.core.config import check_counts, decode
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, did_you_mean, needing
+from tidemill.core.schema import Arrays
+from tidemill.envs.episode_replay import TOO_LONG, KeptEpisodes, another
+from tidemill.envs.multi_agent import GAMES_APART
 from tidemill.envs.vector import VectorLanes
 
 FRAMES_PER_SECOND = 60  # of the console
@@ -135,6 +140,36 @@ class Games(VectorLanes):
         self._clip = clip
         self._score = np.zeros(self.lanes)
         self._left = np.zeros(self.lanes, np.bool_)  # lanes whose game ended with lives left
+        self._kept: KeptEpisodes | None = None  # for a cut
+        self._root, self._games = seed, [0] * self.lanes  # that were begun, where they are kept
+        self._seeds = np.zeros(0, np.int64)  # of the games that begin with the tick under way
+
+    def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
+        """See `VectorLanes`. Of games that may be played again each begins with a seed of
+        its own: where the library's random streams are it does not tell."""
+        if self._kept is not None:
+            self._kept.add(actions[0])
+            begins = reset if self._started else np.ones(self.lanes, np.bool_)
+            self._seeds = np.array([self._begin(lane) for lane in np.flatnonzero(begins).tolist()], np.int64)
+            if begins.all():
+                self._seed = self._seeds
+        super().send(actions, reset)
+
+    def _begin(self, lane: int) -> int:
+        """Note that a lane's next game begins, and return its seed."""
+        assert self._kept is not None
+        seed = (self._root + lane + GAMES_APART * self._games[lane]) % (1 << 31)
+        self._games[lane] += 1
+        self._kept.begin(lane, self.env, seed)
+        return seed
+
+    def _to_reset(self, reset: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        forced = super()._to_reset(reset)
+        return forced if self._kept is None or not reset.any() else reset.copy()
+
+    def _asked(self, mask: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+        seeds = {} if self._kept is None or mask is None else {"seed": self._seeds}
+        return super()._asked(mask) | seeds
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         super().recv(ticks)
@@ -151,6 +186,62 @@ class Games(VectorLanes):
             info if self._left[lane] else {**info, "score": self._score[lane]}
             for lane, info in zip(seats, infos, strict=True)
         ]
+
+    # ---- a cut -------------------------------------------------------------------------
+
+    def keep_episodes(self) -> None:
+        self._kept = KeptEpisodes(self.lanes)
+
+    def state(self) -> Part | None:
+        if self._kept is None:
+            return None
+        open_lanes = np.flatnonzero(~self._finished).tolist() if self._started else []
+        episodes = {str(lane): self._kept.state(lane) or {} for lane in open_lanes}
+        seen = {str(lane): self._result[0][lane].copy() for lane in open_lanes}
+        own = {"games": [*self._games], "score": self._score.copy(), "finished": self._finished}
+        return {**own, "root": self._root, "started": self._started, "episodes": episodes, "seen": seen}
+
+    def load_state(self, state: Part) -> Mapping[int, str]:
+        """See `Environment`. All lanes play at once what is played again, so that those
+        of longer games begin before the others."""
+        self._root, self._games, self._score = state["root"], list(state["games"]), state["score"]
+        self._finished, self._started = state["finished"], state["started"]
+        if not self._started:
+            return {}
+        held = {int(lane): episode for lane, episode in state["episodes"].items()}
+        episodes = {lane: episode for lane, episode in held.items() if episode}
+        blank = {"action": np.zeros(self.lanes, np.int64)}
+        kept = self._kept = KeptEpisodes.of(episodes, blank, [None])
+        lost = dict.fromkeys(held.keys() - episodes.keys(), TOO_LONG)
+        seen, _ = self.env.reset(seed=np.array([self._seed_in(episodes, lane) for lane in range(self.lanes)]))
+        for number, actions in kept.ticks():
+            self._begin_again(kept, episodes, number)
+            seen, _, ended, cut, _ = self.env.step(actions["action"])
+            for lane in episodes.keys() - lost.keys():
+                if kept.begun(lane) <= number and (ended[lane] or cut[lane]):
+                    lost[lane] = another("it ended before it had")
+        if (begun := self._begin_again(kept, episodes, kept.now)) is not None:
+            seen = begun
+        for lane in episodes.keys() - lost.keys():
+            if seen[lane].tobytes() != state["seen"][str(lane)].tobytes():
+                lost[lane] = another("another picture in the end")
+        nothing = np.zeros(self.lanes, np.bool_)
+        self._result = seen.copy(), np.zeros(self.lanes, np.float32), nothing, nothing, {}
+        return lost
+
+    def _seed_in(self, episodes: Mapping[int, Part], lane: int) -> int:
+        return int(episodes[lane]["seed"]) if lane in episodes else 0
+
+    def _begin_again(self, kept: KeptEpisodes, episodes: Mapping[int, Part], number: int) -> Any:
+        """Begin the games whose first step is in this tick, but for the first one: all
+        were begun. Return what is seen, None where none begins."""
+        lanes = [lane for lane in sorted(episodes) if number and kept.begun(lane) == number]
+        if not lanes:
+            return None
+        mask = np.zeros(self.lanes, np.bool_)
+        mask[lanes] = True
+        seeds = np.array([self._seed_in(episodes, lane) for lane in lanes])
+        return self.env.reset(seed=seeds, options={"reset_mask": mask})[0]
 
 
 def _newest_frame(observation: Any) -> Any:

@@ -98,6 +98,11 @@ class KeptEpisodes:
         if options != self.options[-1]:
             self.options.append(options)
 
+    @property
+    def now(self) -> int:
+        """The number of the tick that comes next."""
+        return self._now
+
     def begun(self, lane: int) -> int:
         """Return the number of the tick of the first step of `lane` in its open
         episode."""

@@ -209,7 +209,7 @@ class VectorLanes(Environment):
         ]
         self._nested = isinstance(self._spaces.action, (Dict, Tuple))
         self.render_fps = fps_of(env)
-        self._seed: int | None = seed
+        self._seed: int | NDArray[np.int64] | None = seed  # one of all lanes, or of each
         self._options: dict[str, Any] | None = None  # of resets
         self._started = False
         # lanes that the environment resets by itself with the next step
@@ -238,7 +238,7 @@ class VectorLanes(Environment):
             self._result = observation, np.zeros(self.lanes, np.float32), nothing, nothing, {}
             self._began.fill(True)
             return
-        mask = None if reset.tobytes() == self._finished.tobytes() else self._forced(reset)
+        mask = self._to_reset(reset)
         parts = [cast(actions[0][name]) for name, cast in self._casters]
         given = nest(self._spaces.action, iter(parts)) if self._nested else parts[0]
         if self._waiter is None:
@@ -250,9 +250,12 @@ class VectorLanes(Environment):
             wake = self._wake
             self._pending.add_done_callback(lambda _: wake())
 
-    def _forced(self, reset: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which lanes are to be reset though they have not finished. Raises
-        `EnvironmentFault` where the environment cannot do that."""
+    def _to_reset(self, reset: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Return which lanes are to be reset though they have not finished; None where
+        the environment does all by itself. Raises `EnvironmentFault` where it cannot do
+        that."""
+        if reset.tobytes() == self._finished.tobytes():
+            return None
         forced, left = reset & ~self._finished, self._finished & ~reset
         if not self.resets_any and forced.any():
             raise EnvironmentFault(
