@@ -390,6 +390,20 @@ def test_every_image_is_shifted_by_a_draw_of_its_own_and_nothing_else_is(shape: 
     assert (sample["obs.speed"] == 1).all() and pictures.astype(bool).sum() == lit
 
 
+def test_shifts_go_on_from_where_they_were() -> None:
+    schema = {"obs": Field((40, 44), "uint8")}
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 2, 3, 40, 44)).astype(np.uint8)
+    first, second = (RandomShift(pixels=2).build(schema, None, seed) for seed in (3, 4))
+    first.process(Sample({"obs": pictures[0]}))
+    state = first.state()
+    assert state is not None
+    second.load_state(state)
+    ours, theirs = pictures[1].copy(), pictures[1].copy()
+    for processor, images in ((first, ours), (second, theirs)):
+        processor.process(Sample({"obs": images}))
+    assert (ours == theirs).all() and (ours != pictures[1]).any()
+
+
 # ---- whole runs ------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tidemill.api.algorithm import Sample
 from tidemill.api.policy import Policy
 from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Schema
 from tidemill.nets.encoders import SMALLEST_IMAGE, Image, image_of_shape
@@ -59,6 +60,12 @@ class _Shift(Processor):
             planes = pictures if image.channels_first else np.moveaxis(pictures, -1, 1)
             planes = planes if planes.ndim == 4 else planes[:, np.newaxis]
             shift(planes, self._rng.integers(-self._pixels, self._pixels + 1, (len(pictures), 2)))
+
+    def state(self) -> Part:
+        return {"random": generator_state(self._rng)}
+
+    def load_state(self, state: Part) -> None:
+        set_generator_state(self._rng, state["random"])
 
 
 def shift(images: NDArray[np.uint8], shifts: NDArray[np.int64]) -> None:

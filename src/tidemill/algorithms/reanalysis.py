@@ -8,6 +8,7 @@ import numpy as np
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.policy import Policy
 from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Arrays, Schema, allocate
 
@@ -57,6 +58,12 @@ class _Reanalysis(Processor):
             state = self._of(sample, self._state, rows)
             self._policy.act(observation, state, True, self._out)
             value[rows] = self._out["value"][: len(rows)]
+
+    def state(self) -> Part:
+        return {}
+
+    def load_state(self, state: Part) -> None:
+        pass
 
     @staticmethod
     def _of(sample: Sample, names: list[str], rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Arrays:

@@ -14,6 +14,7 @@ from typing import ClassVar
 from tidemill.api.algorithm import Sample
 from tidemill.api.policy import Policy
 from tidemill.core.config import Config
+from tidemill.core.cut import Part
 from tidemill.core.schema import Schema
 
 
@@ -25,6 +26,17 @@ class Processor(ABC):
         """Change fields of `sample` (see `Sample`: [T, N, ...], burn-in first), best in
         place: its arrays are the slot that is going to be sent. Fields, shapes and dtypes
         stay. Versions, too: how old a row is counts from its actor's."""
+
+    def state(self) -> Part | None:
+        """Return what the samples to come depend on besides themselves and the policy's
+        newest parameters: where its random stream is (`core.cut.generator_state`), what
+        it remembers; {} for nothing. None where it cannot tell: a run that resumes
+        exactly is refused then."""
+        return None
+
+    def load_state(self, state: Part) -> None:
+        """Be as the processor was whose state this is. Called before the first sample."""
+        raise NotImplementedError(f"{type(self).__name__} has a state(), but no load_state()")
 
 
 class ProcessorConfig(Config):

@@ -12,18 +12,18 @@ memory are known at the start. A trainer whose `batch_size` is None takes what a
 fill at a time, however many hands it goes through (`Experiment.samples_at_once`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.control_messages import Facts
+from tidemill.api.control_messages import Facts, Notice
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy, number_of
 from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.core.config import check_several
-from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
+from tidemill.core.errors import CheckpointError, ConfigError, SchemaError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays, Schema, layout
 from tidemill.core.seeding import derive_seed
@@ -31,6 +31,7 @@ from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
+from tidemill.workers.cut_files import has_cut, read_part, write_part
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.sample_writers.base import MOST_SLOTS
 
@@ -94,6 +95,7 @@ class BufferWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         known, seed = facts.samples[config.samples], derive_seed(context.experiment.seed, context.name)
+        self._until_end = known.cut
         channels = [
             context.endpoints.consumer(edge.name) for edge in context.edges(f"samples/{config.samples}/")
         ]
@@ -126,11 +128,48 @@ class BufferWorker(Worker):
         self._producer = sample_producer(context, (config.into,))
         self._producer.offer(schema, *leads[0], slots)
         nbytes = layout(schema, leads[0])[1]
+        self._go_on_from_cut()
         sums = f"{len(made)} consumers x {slots} slots x {nbytes:,} bytes"
         return Facts(
             samples={config.into: known},
             memory=(Need("buffer workers' samples", len(made) * slots * nbytes, sums),),
         )
+
+    # ---- a cut -------------------------------------------------------------------------
+
+    def _go_on_from_cut(self) -> None:
+        """Be where the worker was when the run was cut, if it was: with the samples that
+        it has sent and nobody has given back. Raises `ConfigError` for a processor that
+        could not tell its state, in a run that resumes exactly."""
+        if not self.context.experiment.exact_resume:
+            return
+        if mute := [type(each).__name__ for each in self._processors if each.state() is None]:
+            raise ConfigError(
+                f"exact_resume = True cannot be had here: {mute[0]}, which {self.context.name} processes "
+                "samples with, has no state() (see tidemill.api.processing); give it one that returns what "
+                "it draws from and remembers ({} for nothing), and load_state(state), or leave out "
+                "exact_resume"
+            )
+        if has_cut(self.context):
+            part = read_part(self.context)
+            self._consumer.load_state(part["taken"])
+            self._producer.load_state(part["sent"])
+            for number, processor in enumerate(self._processors):
+                processor.load_state(part["processors"][str(number)])
+
+    def _save_part(self, checkpoints: Mapping[str, int]) -> None:
+        part = {
+            "taken": self._consumer.state(),
+            "sent": self._producer.state(cut=self._until_end),
+            "processors": {str(number): each.state() for number, each in enumerate(self._processors)},
+        }
+        try:
+            write_part(self.context, part, self.cut, checkpoints)
+        except CheckpointError as error:
+            text = f"{error}. Training goes on; a resumed run goes on from the cut before"
+            self.report(Notice(text))
+
+    # ---- what it does ------------------------------------------------------------------
 
     def _build_policy(self, name: str, facts: Facts, schema: Schema, seed: int) -> Policy:
         context = self.context
