@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tidemill import (
     ActorCritic,
     Actors,
     AgentSpec,
+    Buffers,
     Drawn,
     Evaluation,
     Experiment,
@@ -33,6 +35,7 @@ from tidemill import (
     QNetwork,
     Query,
     Queue,
+    Reanalyse,
     RecurrentActorCritic,
     ReplayActors,
     ReplayTrainer,
@@ -46,6 +49,8 @@ from tidemill import (
 from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.buffer import Buffer
 from tidemill.api.control_messages import Hold, Holding, Save, Saved, State
+from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.core.cut import generator_state, set_generator_state
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.launchers.inline import InlineLauncher
 from tidemill.metrics.json_lines import read_metrics
@@ -697,21 +702,68 @@ def test_what_cannot_be_resumed_exactly_is_refused_by_name(
         train(experiment(), launch=launch, run_dir=tmp_path / "run", quiet=True, **settings)
 
 
-STAGES = {
-    "in threads": ("threads", "update >= 4", "launch inline"),
-    "by the clock": ("inline", "time/seconds > 3", 'ends by "time/seconds", a matter of time'),
-}
-
-
-@pytest.mark.parametrize(("launch", "until", "match"), STAGES.values(), ids=STAGES)
-def test_stages_that_begin_at_any_time_are_refused_by_name(
-    launch: str, until: str, match: str, tmp_path: Path
-) -> None:
-    made = experiment(0).replace(curriculum=(Stage(until=until), Stage()))
-    with pytest.raises(ConfigError, match=match):
-        train(made, launch=launch, run_dir=tmp_path / "run", quiet=True)
-
-
 def test_threads_of_policy_workers_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workers.served.threaded = True"):
         train(served(0, threaded=True), launch="inline", run_dir=tmp_path / "run", quiet=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noisy(ProcessorConfig):
+    """Adds noise to rewards, more with each sample. `tells`: it has a state."""
+
+    tells: bool = True
+
+    def build(self, schema: Any, policy: Any, seed: int) -> Processor:
+        return _Noise(seed) if self.tells else _MuteNoise(seed)
+
+
+class _MuteNoise(Processor):
+    def __init__(self, seed: int) -> None:
+        self.drawn, self.count = np.random.default_rng(seed), 0
+
+    def process(self, sample: Any) -> None:
+        self.count += 1
+        reward = sample["reward"]
+        reward += 0.01 * self.count * self.drawn.standard_normal(reward.shape, np.float32)
+
+
+class _Noise(_MuteNoise):
+    def state(self) -> Any:
+        return {"drawn": generator_state(self.drawn), "count": self.count}
+
+    def load_state(self, state: Any) -> None:
+        self.count = state["count"]
+        set_generator_state(self.drawn, state["drawn"])
+
+
+def processed(tells: bool = True, mode: str = "fixed") -> Experiment:
+    """Samples of two actors that two buffer workers process for two equal trainers, by
+    what they draw and by the newest weights."""
+    spec = AgentSpec(samples="gathered", **({"sample_steps": 8} if mode == "fixed" else {"mode": mode}))
+    made = experiment(
+        3, updates=10, trainers=2, count=2, lanes=2, slots=3, agents=(spec,), max_episode_steps=20
+    )
+    buffers = Buffers(process=(Noisy(tells=tells), Reanalyse()), policy="policy", count=2)
+    return made.replace(workers={**made.workers, "buffers": buffers})
+
+
+@pytest.mark.parametrize("mode", ["fixed", "full"])
+def test_buffer_workers_go_on_where_their_processors_were(mode: str, tmp_path: Path) -> None:
+    interrupted_in_many_rounds(processed(mode=mode), tmp_path)
+
+
+def test_check_resume_finds_no_difference_behind_buffer_workers() -> None:
+    found = check_resume(processed(), updates=8, source=FILE)
+    assert found.exact and found.compared > 100, found
+
+
+def test_a_processor_that_does_not_tell_its_state_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TidemillError, match=r"_MuteNoise, which buffers-0 processes .* has no state\(\)"):
+        train(processed(tells=False), launch="inline", run_dir=tmp_path / "run", quiet=True, source=FILE)
+
+
+def test_buffer_workers_elsewhere_are_refused_by_name(tmp_path: Path) -> None:
+    made = processed()
+    made = made.replace(workers={"buffers": made.workers["buffers"], **made.workers})
+    with pytest.raises(ConfigError, match=r"workers.buffers are buffer workers, whose samples come"):
+        train(made, launch="threads", run_dir=tmp_path / "run", quiet=True, source=FILE)

@@ -100,7 +100,6 @@ def test_versions_know_them(tmp_path: Path) -> None:
         field_of("seconds"): 0.001,
         field_of("save_seconds"): 0,
     }
-    assert (
-        last.counters.keys() == {*first.counters, "training_return"} == set(made.workers["trainer"].records())
-    )
+    without = set(made.workers["trainer"].records()) - {"stage"}  # which versions have in a curriculum
+    assert last.counters.keys() == {*first.counters, "training_return"} == without
     assert database.query("policy", Query.parse("training_return > -1000 order by -training_return limit 1"))

@@ -3,7 +3,8 @@ else is understood.
 
 Down: `Configure`, `Start`, `Pause`, `Hold`, `Exit`, `Save`, `EnterStage`, `Adopt`,
 `ChangeSettings`, `Renew`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
-`EnvironmentStatistics`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`, `Notice`.
+`EnvironmentStatistics`, `RoundOver`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`,
+`Notice`.
 """
 
 import enum
@@ -113,10 +114,12 @@ class Save(msgspec.Struct, frozen=True, tag=True):
 class EnterStage(msgspec.Struct, frozen=True, tag=True):
     """The message says that the curriculum is at this stage (from 0) now. Environments
     read its options at their next resets; what was measured before belongs to another
-    stage."""
+    stage. `round`: the stage holds once the worker has done so many rounds (see
+    `tidemill.workers.stages`); None: from now on."""
 
     stage: int
     options: dict[str, Any] = {}
+    round: int | None = None
 
 
 class Adopt(msgspec.Struct, frozen=True, tag=True):
@@ -209,6 +212,15 @@ class EnvironmentStatistics(msgspec.Struct, frozen=True, tag=True):
     values: dict[str, TallyEntry]
 
 
+class RoundOver(msgspec.Struct, frozen=True, tag=True):
+    """The message says that the worker has done its part of round `number` (see
+    `tidemill.workers.stages`), and has told all of it; `updates`: how many a trainer has
+    finished by then."""
+
+    number: int
+    updates: int = 0
+
+
 class Relay(msgspec.Struct, frozen=True, tag=True):
     """The message asks the runner to hand another one to the trainer of `policy`."""
 
@@ -249,7 +261,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Configure | Start | Pause | Hold | Exit | Save | EnterStage | Adopt | ChangeSettings | Renew
-_Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | Relay | Notice
+_Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
 Up = _Told | SaveDue | Holding | Saving | Saved
 
 

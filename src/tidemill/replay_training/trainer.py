@@ -10,7 +10,7 @@ actor's slots. In an exact run all tasks that are owed come before the grant.
 from collections.abc import Generator, Iterator
 
 from tidemill.api.algorithm import UpdateFault, run_alone
-from tidemill.api.control_messages import Adopt, ChangeSettings, Facts, Measured, Notice, State
+from tidemill.api.control_messages import Adopt, ChangeSettings, EnterStage, Facts, Measured, Notice, State
 from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
 from tidemill.core.bell_batching import BatchedRings
@@ -84,6 +84,10 @@ class ReplayTrainerWorker(Worker):
         return Facts(memory=(*needs, *self._buffer.needs, *batches))
 
     # ---- the loop ----------------------------------------------------------------------
+
+    def _enter_stage(self, message: EnterStage) -> None:
+        super()._enter_stage(message)
+        self.learner.counters.stage = message.stage
 
     def start(self) -> None:
         self._progress_at = self._metrics.reported_at = awake()

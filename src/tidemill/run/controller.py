@@ -34,6 +34,7 @@ from tidemill.api.control_messages import (
     Notice,
     Pause,
     Relay,
+    RoundOver,
     SampleFacts,
     Save,
     Saved,
@@ -342,8 +343,8 @@ class Controller:
         self._watch(self)  # so that it is told before any of it is taken
 
     def _start(self) -> None:
-        if self.job.experiment.curriculum:
-            self._enter_stage()
+        for name in self.members:
+            self._tell_stages(name)
         exact = self.job.experiment.exact_resume
         if exact:  # nobody is ahead of who starts last
             self._cuts.hold()
@@ -356,14 +357,26 @@ class Controller:
         if exact:
             self._cuts.go_on()
         self._running = True
+        self._look_at_rounds()
         self.events.append(Event(time(), "began"))
         self.progress.mark()
         if self.paused:
             self._tell_all(Pause())
 
-    def _enter_stage(self) -> None:
-        stage = self.progress.stage
-        self._tell_all(EnterStage(stage, self.job.experiment.curriculum[stage].options))
+    def _stages(self, name: str) -> list[Down]:
+        """Return what a worker is told of the curriculum's stages."""
+        curriculum, rounds = self.job.experiment.curriculum, self.progress.rounds
+        if not curriculum:
+            return []
+        by_round = None if rounds is None else rounds.stages_for(name)
+        if by_round is None:
+            return [EnterStage(self.progress.stage, curriculum[self.progress.stage].options)]
+        return [EnterStage(stage, curriculum[stage].options, number) for number, stage in by_round.items()]
+
+    def _tell_stages(self, name: str, newest: bool = False) -> None:
+        """Tell a worker of the curriculum's stages, or of the `newest` alone."""
+        for message in self._stages(name)[-1 if newest else 0 :]:
+            self._send(name, message)
 
     def _await(self, names: list[str], state: State) -> None:
         asked = awake()
@@ -423,7 +436,8 @@ class Controller:
                         f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
                         f"({self.reason}){self._still(living)}"
                     )
-            self._hear(UNHEARD if self.progress.updates and not self.reason else 0.0)
+            alone = self.progress.updates and not self.reason and self.progress.rounds is None
+            self._hear(UNHEARD if alone else 0.0)
             if self._cuts.due and not self.reason and not (self.paused and self._cuts.agreed):
                 self._cuts.cut()
             self._look_for_stall()
@@ -564,6 +578,10 @@ class Controller:
         point = self._undo(policies, others)
         self._cuts.forget()
         self.progress.go_back(point, others, policies)
+        if self.progress.rounds is not None:
+            self._look_at_rounds()
+            for name in self.members:
+                self._tell_stages(name)
         undone = max(before.steps - point.steps, 0)
         names = " and ".join(policies)
         self.events.append(Event(time(), "went back", policy=names, steps=undone))
@@ -571,12 +589,10 @@ class Controller:
 
     def _orders(self, name: str) -> tuple[list[Down], list[Down]]:
         """Return what a worker of a later life is told before it starts, and after."""
-        stages = self.job.experiment.curriculum
         before: list[Down] = [*self._changed.get(group_of(name), ())]
         if self.job.experiment.exact_resume:
             before.append(Hold(on=False, cut=self._cuts.number))
-        if stages:
-            before.append(EnterStage(self.progress.stage, stages[self.progress.stage].options))
+        before += self._stages(name)
         after: list[Down] = [Exit(self.reason)] if self.reason else [Pause()] if self.paused else []
         return before, after
 
@@ -622,6 +638,7 @@ class Controller:
         if isinstance(message, (Status, Episodes, Measured, Saving, Saved, Holding)):
             self._stall.move()
         self._cuts.take(name, message)
+        kept = self.progress.rounds is not None and self.progress.rounds.take(name, message)
         match message:
             case Saving():
                 self.progress.keep(message.policy, message.updates)
@@ -636,9 +653,11 @@ class Controller:
                 self._take_statistics(name, member, message)
             case Measured():
                 self._take_measured(name, message)
-            case Episodes():
-                self.progress.count_episodes(name.rpartition("-")[0], message)
+            case Episodes() if not kept:
+                self.progress.count_episodes(group_of(name), message)
                 self._look_at_infos()
+            case RoundOver():
+                self._look_at_rounds()
             case EnvironmentStatistics():
                 self.progress.environment_statistics.merge(message.values)
             case Relay(policy=policy):
@@ -714,6 +733,7 @@ class Controller:
             # what comes at any time begins no stage of a run that resumes exactly
             if not (self.job.experiment.exact_resume and self.members[name].config.watches):
                 self._advance()
+        self._look_at_rounds()
 
     def _causes(self, failed: str, waited: float) -> str:
         """Return the first and the last of what others told while a worker waited until
@@ -771,18 +791,38 @@ class Controller:
 
     def _advance(self) -> None:
         """End the run, or go over to the curriculum's next stage, where the condition for
-        that holds."""
-        limits, stages, progress = self.job.experiment.limits, self.job.experiment.curriculum, self.progress
-        known = progress.known()
+        that holds; where stages begin at rounds `_look_at_rounds` does."""
+        limits, known = self.job.experiment.limits, self.progress.known()
         if limits.until and holds(limits.until, known):
             self.reason = self.reason or limits.until
-        if self._running and stages and (until := stages[progress.stage].until) and holds(until, known):
-            progress.enter_stage(progress.stage + 1)
-            self._enter_stage()
-            self.notices.append(
-                f"curriculum: stage {progress.stage + 1} of {len(stages)} begins after {progress.steps:,} "
-                "env steps"
-            )
+        if self._running and self.progress.rounds is None and self._end_stage():
+            for name in self.members:
+                self._tell_stages(name)
+
+    def _end_stage(self) -> bool:
+        """Go over to the curriculum's next stage where the condition for that holds. True
+        where it does."""
+        stages, progress = self.job.experiment.curriculum, self.progress
+        if not stages or not (until := stages[progress.stage].until) or not holds(until, progress.known()):
+            return False
+        progress.enter_stage(progress.stage + 1)
+        self.notices.append(
+            f"curriculum: stage {progress.stage + 1} of {len(stages)} begins after {progress.steps:,} "
+            "env steps"
+        )
+        return True
+
+    def _look_at_rounds(self) -> None:
+        """Say in which stage the next round is, once all is known that decides it."""
+        rounds = self.progress.rounds
+        while rounds is not None and rounds.due:
+            for name, message in rounds.episodes():
+                self.progress.count_episodes(group_of(name), message)
+                self._look_at_infos()
+            ended = self._end_stage()
+            rounds.tell(self.progress.stage)
+            for name in self.members if ended else rounds.parties:
+                self._tell_stages(name, newest=True)
 
     def _merge(self, name: str, facts: Facts) -> None:
         for policy, spaces in facts.spaces.items():

@@ -37,10 +37,12 @@ from tidemill.store.query import Query, among
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec
+from tidemill.workers.buffer_worker import Buffers
 from tidemill.workers.cut_files import CUTS, RUNNER, actors_with_part, has_part, number_of, watches
 from tidemill.workers.evaluation import Evaluation, judge_of
 from tidemill.workers.policy import PolicyWorkers
 from tidemill.workers.population import Population
+from tidemill.workers.stages import in_rounds
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
 PATIENCE = 600.0
@@ -248,6 +250,12 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
                     wrong = f"workers.{name}.threaded = True, so that who draws first is a matter of time"
                 elif config.device != "cpu":
                     wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
+            case Buffers():
+                if not inline:
+                    wrong = (
+                        f"workers.{name} are buffer workers, whose samples come to trainers at any time; "
+                        "launch inline"
+                    )
             case Population():
                 wrong = _wrong_with_population(experiment, name, config, inline)
             case _:
@@ -261,21 +269,28 @@ def check_exact(experiment: Experiment, inline: bool) -> None:
 def _wrong_with_stages(experiment: Experiment, inline: bool) -> str:
     """Return why when the stages of the curriculum begin would be a matter of time, ""
     where it is not."""
-    if not inline:
-        return "a curriculum, whose stages begin when the runner hears of it; launch inline"
     if experiment.groups(ReplayTrainer):
         return "a curriculum and a ReplayTrainer, which keeps no stage with its episodes; leave one out"
-    evaluations = experiment.groups(Evaluation)
-    if awaited := [name for name, config in evaluations.items() if not config.watches]:
-        return f"a curriculum and workers.{awaited[0]}.updates, whose games are of one stage; leave one out"
-    watching = [config.measures() for config in evaluations.values()]
+    if not inline and experiment.groups(Population):
+        return "a curriculum and a Population, whose members are no rounds together; launch inline"
+    together = {group_of(name) for name in in_rounds(experiment)}
+    for name, actors in experiment.groups(ActorConfig).items():
+        if not inline and actors.plays() and name not in together:
+            return (
+                f"a curriculum and workers.{name}, whose episodes count, and end at any time, since no "
+                "trainer waits for their samples; have its agents play other parameters than the newest, or "
+                "launch inline"
+            )
+    evaluations = experiment.groups(Evaluation).values()
+    watching = [config.measures() for config in evaluations if config.watches]
     for number, stage in enumerate(experiment.curriculum, 1):
         for name in Query.parse(stage.until).fields() if stage.until else ():
-            own = name.partition("/")[2] if name.partition("/")[0] in experiment.workers else name
-            if name == "time/seconds" or any(among(own, measures) for measures in watching):
+            names = name, name.partition("/")[2]  # the group stands before what several measure
+            if name == "time/seconds" or any(among(each, told) for each in names for told in watching):
                 return (
                     f'stage {number} of the curriculum, which ends by "{name}", a matter of time; take '
-                    '"step", "update", "episodes", what the last episodes have reached or what training tells'
+                    '"step", "update", "episodes", what the last episodes have reached, what training tells '
+                    "or what an evaluation with updates says"
                 )
     return ""
 

@@ -19,6 +19,8 @@ from tidemill.run.episode_windows import (
     EpisodeWindows,
     SavedEpisodes,
 )
+from tidemill.run.rounds import Rounds
+from tidemill.workers.stages import stages_by_round
 from tidemill.workers.trainer_config import COUNTED
 
 NEWEST = {
@@ -177,6 +179,8 @@ class Progress:
     """Stage of the curriculum, from 0."""
     stages: int = 0
     """Number of stages of the curriculum; 0: there is none."""
+    rounds: Rounds | None = None
+    """The rounds at which stages begin, where they do."""
     measured: dict[str, float] = field(default_factory=dict)
     """The newest of each measurement in this stage."""
     recorded: bool = True
@@ -228,6 +232,8 @@ class Progress:
         """Count the episodes of `experiment` from now on, after those that were kept of
         this stage."""
         self.windows, self.stages = EpisodeWindows(experiment), len(experiment.curriculum)
+        if self.rounds is None and stages_by_round(experiment):
+            self.rounds = Rounds(experiment)
         self.trained, self.began, self.steps_at_start = set(experiment.trained()), awake(), self.steps
         for points in self.checkpoint_episodes.values():
             if points and points[-1].stage == self.stage:
@@ -258,6 +264,9 @@ class Progress:
         self.updates = max(point.updates, others.updates)
         self.seconds = max(point.seconds, others.seconds)
         self.dropped = point.dropped
+        if self.rounds is not None:
+            self.stage, self.episodes, self.rounds = point.stage, point.episodes, point.rounds
+            self.measured, self.metrics = point.measured, point.metrics
         for policy in policies:
             points = self.checkpoint_episodes[policy] = point.checkpoint_episodes.get(policy, [])
             if self.windows is not None:
@@ -269,12 +278,22 @@ class Progress:
         """Return what decides when a curriculum's stages begin, for a cut of the run."""
         assert self.windows is not None
         last = {policy: msgspec.to_builtins(self.windows.plain(policy)) for policy in self.trained}
-        return {"stage": self.stage, "episodes": self.episodes, "measured": self.measured, "last": last}
+        return {
+            "stage": self.stage,
+            "episodes": self.episodes,
+            "measured": self.measured,
+            "metrics": self.metrics,
+            "last": last,
+            "rounds": {} if self.rounds is None else self.rounds.state(),
+        }
 
     def load_state(self, state: Part, checkpoints: Mapping[str, int]) -> None:
         """Go on from what `state` told, of a cut with these checkpoints: by policy, after
         how many updates."""
         self.stage, self.episodes, self.measured = state["stage"], state["episodes"], dict(state["measured"])
+        self.metrics = dict(state.get("metrics", {}))
+        if self.rounds is not None:
+            self.rounds.load_state(state.get("rounds", {}))
         for policy, updates in checkpoints.items():
             episodes = msgspec.convert(state["last"][policy], dict[str, SavedEpisodes])
             self.checkpoint_episodes[policy] = [CheckpointEpisodes(updates, self.stage, episodes)]

@@ -16,8 +16,10 @@ from tidemill.metrics.json_lines import each_record
 from tidemill.run.episode_windows import read_saved_episodes
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.progress import Progress
+from tidemill.run.rounds import Rounds
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.workers.cut_files import RUNNER, read_part_of
+from tidemill.workers.stages import stages_by_round
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ class ResumePoint:
                     stage = max(stage, _whole(record.get("curriculum/stage", 1)))
         progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
         if experiment.exact_resume and experiment.curriculum:
-            progress.load_state(read_part_of(folder.path, RUNNER), updates)
+            progress.stage = 0
+            progress.rounds = Rounds(experiment) if stages_by_round(experiment) else None
+            if updates:  # else all begins anew
+                progress.load_state(read_part_of(folder.path, RUNNER), updates)
         return cls(name, progress, unfinished)
 
     def refuse_reached(self, folder: Path, limits: Limits) -> None:

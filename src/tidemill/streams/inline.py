@@ -1,6 +1,8 @@
 """The inline inference stream: the policy runs in the actor, at `flush`, batched over
 everything that was posted."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tidemill.api.policy import Policy, check_next_state, misfit
@@ -46,6 +48,11 @@ class InlineInferenceClient(InferenceClient):
     def version(self) -> int:
         """The version that answers now."""
         return self._policy.version
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """What was pushed with that version; see `Subscription.counters`."""
+        return {} if self._parameters is None else self._parameters.counters
 
     @property
     def buffered(self) -> int:

@@ -2,6 +2,7 @@
 takes the newest."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from tidemill.api.policy import Policy
 from tidemill.api.transport import Reader, Writer
@@ -23,6 +24,10 @@ class ParameterPublisher:
 
 class Subscription(ABC):
     """What keeps a policy supplied with parameters."""
+
+    counters: Mapping[str, float] = {}
+    """What was pushed with the version that it has loaded, where that is of the parameter
+    database."""
 
     @abstractmethod
     def refresh(self, policy: Policy) -> bool:

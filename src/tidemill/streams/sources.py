@@ -6,6 +6,7 @@ of its own, so that a draw can hold for a whole episode.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -178,6 +179,7 @@ class DrawnParameters(Subscription):
         )
         self._looked = -LOOK
         self._known: list[tuple[int, float]] = []  # (version, weight) of those that may be drawn
+        self._pushed: dict[int, Mapping[str, float]] = {}  # by version, what was pushed with it
         self._loaded: OrderedDict[int, Arrays] = OrderedDict()
 
     def refresh(self, policy: Policy) -> bool:
@@ -187,6 +189,7 @@ class DrawnParameters(Subscription):
             if not self._known:
                 return False
             version = self._draw()
+            self.counters = self._pushed[version]
             if version == policy.version:
                 return True
             try:
@@ -213,6 +216,7 @@ class DrawnParameters(Subscription):
         else:
             found = drawn.among.select(versions, Version.values)
         self._known = [(version.version, self._weight(version)) for version in found or versions[-1:]]
+        self._pushed = {version.version: version.counters for version in found or versions[-1:]}
 
     def _weight(self, version: Version) -> float:
         return (

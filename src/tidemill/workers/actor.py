@@ -11,9 +11,16 @@ flushed when enough are buffered, or when nothing can proceed.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
 
-from tidemill.api.control_messages import EnvironmentStatistics, Episodes, Facts, Notice, SampleFacts
+from tidemill.api.control_messages import (
+    EnterStage,
+    EnvironmentStatistics,
+    Episodes,
+    Facts,
+    Notice,
+    RoundOver,
+    SampleFacts,
+)
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
@@ -32,11 +39,13 @@ from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import HEARTBEAT, PollResult, Worker
 from tidemill.workers.cut_files import has_cut, has_part, read_part, write_part
+from tidemill.workers.evaluation import judge_of
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.ring import EnvRing
+from tidemill.workers.stages import ActorStages
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -68,6 +77,12 @@ class ActorWorker(Worker):
         self._times = StepTimes()  # of ticks
         self._beat_at = self.clock.since
         self._ring: EnvRing | None = None  # what is cut, in runs that resume exactly
+        self._stages = ActorStages(
+            context,
+            judge_of(context.experiment, config.agents) is not None,
+            self._tell_round,
+            lambda stage, options: self.order.enter_stage(stage, options),
+        )
         self._slots = isinstance(config.environment, Slots)
         if config.mends_lanes and (config.most_restarts or self._slots):
             # of slots every fault is told (`replay_training.slot_fault_notices`)
@@ -105,9 +120,11 @@ class ActorWorker(Worker):
                 self.clock,
                 InfoReader(self._tell),
                 self._tell,
+                self._stages,
                 self._ticked,
             )
         )
+        self._stages.begin()
         if context.experiment.exact_resume and has_part(context.experiment, context.name):
             assert isinstance(self.order, EnvRing)  # where steps are granted, trainers keep what is open
             self._ring = self.order
@@ -138,9 +155,7 @@ class ActorWorker(Worker):
             client.state()  # so that a policy which cannot tell its random stream is refused now
         if has_cut(self.context):
             part = read_part(self.context)
-            stages = self.context.experiment.curriculum
-            for number, stage in enumerate(stages[: part.get("stage", 0) + 1]):
-                self._ring.enter_stage(number, stage.options)  # of which open episodes are
+            self._stages.load_state(part)
             for number, client in enumerate(self._clients.values()):
                 client.load_state(part["clients"][str(number)])
             self._refresh.load_state(part["refresh"])
@@ -160,7 +175,7 @@ class ActorWorker(Worker):
             "clients": {str(number): client.state() for number, client in enumerate(self._clients.values())},
             "refresh": self._refresh.state(),
             "ring": self._ring.state(),
-            "stage": self.stage,
+            **self._stages.state(),
         }
         try:
             write_part(self.context, part, self.cut, checkpoints)
@@ -199,14 +214,20 @@ class ActorWorker(Worker):
         self._refresh.start()
         super().start()
 
-    def _enter_stage(self, options: Mapping[str, Any]) -> None:
-        self.order.enter_stage(self.stage, options)
+    def _enter_stage(self, message: EnterStage) -> None:
+        self._stages.hear(message)
+
+    def _tell_round(self, number: int) -> None:
+        """Tell that the actor's part of a round is done, after the episodes that ended in
+        it: all of them then, by targets, whenever they were polled."""
+        self._report_episodes()
+        self.report(RoundOver(number))
 
     def _poll(self) -> PollResult:
         order = self.order
         ticks, steps = order.ticks, order.steps
         order.serve(MAX_POLL_STEPS)
-        if order.ticks > ticks:
+        if order.ticks > ticks and self._stages.rounds is None:
             self._report_episodes()
         self.order.look()
         return PollResult(order.steps - steps, order.ticks - ticks)

@@ -16,6 +16,7 @@ from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.row_schema import limit_of_steps, row_schema, sample_schema
 from tidemill.workers.sample_writers.base import WriterTerms
+from tidemill.workers.stages import ActorStages
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ActorContext:
         are buffered; True when any was sent
     info_reader: takes what environments say of episodes
     tell: takes a text for the user
+    stages: says in which stage of the curriculum episodes begin
     ticked: takes how many seconds of the actor's thread an environment has taken for a
         tick, and whether any lane was reset in it
     """
@@ -46,6 +48,7 @@ class ActorContext:
     clock: Clock
     info_reader: InfoReader
     tell: Callable[[str], None]
+    stages: ActorStages
     ticked: Callable[[float, bool], None]
 
     def client(self, spec: PlayerSpec, target: int) -> InferenceClient:

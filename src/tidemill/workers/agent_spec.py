@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.api.algorithm import PostProcessor
 from tidemill.api.environment import AgentInfo
+from tidemill.api.experiment import Experiment
 from tidemill.core.config import Config, acting, check_several
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.streams.sources import Newest, ParameterSource
@@ -188,6 +189,12 @@ class AgentSpec(PlayerSpec):
     @property
     def rows(self) -> int:
         return self.burn_in + self.sample_steps + self.bootstrap
+
+
+def in_lockstep(experiment: Experiment, spec: PlayerSpec) -> bool:
+    """True when a consumer of the spec's samples trains in lockstep with those who make
+    them."""
+    return any(any(experiment.in_lockstep(stream).values()) for stream in spec.streams)
 
 
 def match_agents(agents: Sequence[AgentInfo], specs: Sequence[PlayerSpec]) -> list[list[int]]:

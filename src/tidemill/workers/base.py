@@ -12,7 +12,6 @@ import traceback
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tidemill.api.control_messages import (
     ENDED,
@@ -113,8 +112,9 @@ class Worker(WorkerHandle):
     def _on_exit(self) -> None:
         """Finish what must not be lost. Called once, before COMPLETED."""
 
-    def _enter_stage(self, options: Mapping[str, Any]) -> None:
-        """Go over to the curriculum's next stage, where that concerns the worker."""
+    def _enter_stage(self, message: EnterStage) -> None:
+        """Go over to a stage of the curriculum."""
+        self.stage = message.stage
 
     def _adopt(self, message: Adopt) -> None:
         """Go on from other weights. Trainers are told to."""
@@ -283,9 +283,8 @@ class Worker(WorkerHandle):
                         self._save_part(checkpoints)
                     if self._held:
                         self.report(Holding())
-                case EnterStage(stage=stage, options=options):
-                    self.stage = stage
-                    self._enter_stage(options)
+                case EnterStage() as message:
+                    self._enter_stage(message)
                 case Adopt() as message:
                     self._adopt(message)
                 case ChangeSettings() as message:

@@ -280,6 +280,7 @@ class BlockAgent(Agent):
             "remembered": self._state,
             "stages": self._stages,
             "stage": self.stage,
+            "episodes": [[*episode[:3], dict(episode[3])] for episode in self.episodes],
             "acting": self.acting,
             "writer": self.writer.state(),
             "by_index": isinstance(self.writer, Columns),
@@ -301,6 +302,8 @@ class BlockAgent(Agent):
         self.finished, self.stage = state["finished"], state["stage"]
         self._return[:], self._length[:] = state["return"], state["length"]
         self._stages[:], self.acting[:] = state["stages"], state["acting"]
+        episodes = state.get("episodes", ())
+        self.episodes = [(reached, steps, stage, told) for reached, steps, stage, told in episodes]
         put(self._actions, state["actions"])
         put(self._state, state["remembered"])
         self._version, self.policy, self.begun = state["version"], state["policy"], state["begun"]

@@ -56,7 +56,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.control_messages import Facts, Measured, Notice
+from tidemill.api.control_messages import EnterStage, Facts, Measured, Notice
 from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.cut import Part
@@ -73,6 +73,7 @@ from tidemill.workers.cut_files import has_cut, read_part, write_part
 from tidemill.workers.elo_rating import performance
 from tidemill.workers.info_numbers import FIELD, Numbers, by_name, means, unpack
 from tidemill.workers.trainer_config import check_pushed
+from tidemill.workers.version_metadata import stage_of
 
 LOOK = 0.25  # seconds between looks for a version that was not evaluated yet
 AGAIN = 5.0  # seconds until a database that could not be written is tried again
@@ -105,7 +106,7 @@ class Evaluation(WorkerConfig):
     The database gets to know of the version its ``NAME/return``, ``/length``,
     ``/info/…``, ``/win_rate`` and ``/elo``, and of its opponents ``/beats``: the share of
     games that they won against those that were evaluated. In a curriculum ``NAME/stage``
-    is the stage (from 1) in which it was evaluated.
+    is the stage (from 1) in which it was evaluated: with `updates` that of the version.
 
     Evaluations of different policies may have one name: in the metrics each one's worker
     group then stands before it, ``GROUP/evaluation/return``.
@@ -316,7 +317,8 @@ class EvaluationWorker(Worker):
         what it knew then."""
         config = self._config
         frozen = [version for version in self._versions() if version.version == part["frozen"]]
-        self._frozen = frozen[0] if frozen else None
+        if frozen:
+            self._begin_with(frozen[0])
         self._played.update({(channel, seat): count for channel, seat, count in part["played"]})
         self._returns, self._lengths = list(part["returns"]), list(part["lengths"])
         self._infos = [dict(numbers) for numbers in part["infos"]]
@@ -338,9 +340,10 @@ class EvaluationWorker(Worker):
     def _versions(self) -> list[Version]:
         return self._database.versions(self._config.policy)
 
-    def _enter_stage(self, options: Mapping[str, Any]) -> None:
-        self._holds = self._holds and self._frozen is None
-        self._frozen = None  # what was played so far was of another stage
+    def _enter_stage(self, message: EnterStage) -> None:
+        if self._config.updates is None:  # else a version says of which stage it is
+            self.stage = message.stage
+            self._frozen = None  # what was played so far was of another stage
 
     def _poll(self) -> PollResult:
         while self._to_hold and self._consumer.consume() is not None:
@@ -390,6 +393,11 @@ class EvaluationWorker(Worker):
             self.report(Notice("the parameter database is written again: evaluation goes on"))
         self._again = 0.0
 
+    def _begin_with(self, version: Version) -> None:
+        self._frozen = version
+        if self._config.updates is not None:
+            self.stage = stage_of(version.counters)
+
     def _freeze(self) -> None:
         """Let the tag point to the newest version, once there is one that was not
         evaluated; or to the one that training waits for."""
@@ -412,7 +420,8 @@ class EvaluationWorker(Worker):
             self._database.tag(self._config.policy, self._config.tag, newest[0].version)
         except VersionGone:  # collected meanwhile: there is a newer one
             return
-        (self._frozen,), self._last = newest, newest[0].version
+        self._begin_with(newest[0])
+        self._last = newest[0].version
         self._played.clear()
         self._returns, self._lengths, self._infos, self._against = [], [], [], {}
         for channel in self._kept:  # whose judges go on with this version

@@ -14,6 +14,7 @@ from tidemill.streams.inline import InlineInferenceClient
 from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.sample_writers.concise import Concise
+from tidemill.workers.stages import ActorStages
 
 
 class RoundGate:
@@ -22,6 +23,7 @@ class RoundGate:
     judged: the agent whose episodes count
     agents: all of the target's
     games: episodes of each seat in a round
+    stages: says in which stage of the curriculum a version is played
     ring: the gates of all of the actor's targets, which open together, when it is the
         first one's turn: else chance would say whose actions are drawn first
     """
@@ -32,11 +34,13 @@ class RoundGate:
         agents: Sequence[BlockAgent],
         games: int,
         refresh: ParameterRefresh,
+        stages: ActorStages,
         ring: "list[RoundGate]",
     ) -> None:
         self._client = cast("InlineInferenceClient", judged.client)  # who draws plays in the actor
         self._writer = cast("Concise", judged.writer)
         self._agents, self._games, self._refresh, self._ring = agents, games, refresh, ring
+        self._stages = stages
         ring.append(self)
         self.waits = True
         """The round is over, and not all of it was given back; or none has begun."""
@@ -54,6 +58,7 @@ class RoundGate:
         for gate in self._ring:
             gate.waits, gate._writer.played[:] = False, 0
             self._refresh.next_samples(gate._client)
+        self._stages.play(self._client.counters)
         return True
 
     def lacks_room(self) -> bool:

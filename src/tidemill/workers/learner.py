@@ -60,7 +60,7 @@ from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
 from tidemill.workers.trainer_counters import Counters, TrainingLimits
 from tidemill.workers.update_faults import FAULTS, IN_A_ROW, UpdateFaults, not_finite
-from tidemill.workers.version_metadata import TrainingReturns, field_of, settings_of, with_settings
+from tidemill.workers.version_metadata import STAGE, TrainingReturns, field_of, settings_of, with_settings
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
 AGAIN = 5.0  # seconds until a version that is waited for is pushed again, where it was not kept
@@ -605,6 +605,8 @@ class Learner:
             "adopted": counters.adopted,
             **{field_of(name): value for name, value in settings_of(self._now()).items()},
         }
+        if self._context.experiment.curriculum:
+            known[STAGE] = counters.stage + 1
         return known if reached is None else {**known, "training_return": reached}
 
     def end(self) -> None:

@@ -25,17 +25,12 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError
 from tidemill.streams.sources import Newest
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.agent_spec import PlayerSpec
+from tidemill.workers.agent_spec import in_lockstep
 from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.sample_writers.base import Columns, WriterTerms, fill
 from tidemill.workers.sample_writers.fixed import AlignedBlock
-
-
-def in_lockstep(experiment: Experiment, spec: PlayerSpec) -> bool:
-    """True when a consumer of the spec's samples trains in lockstep with those who make
-    them."""
-    return any(any(experiment.in_lockstep(stream).values()) for stream in spec.streams)
+from tidemill.workers.stages import ActorStages
 
 
 def check_lockstep(experiment: Experiment, config: ActorConfig) -> None:
@@ -144,14 +139,19 @@ class LockstepGate:
     sends what all of them have, and opens again once that was given back: the rows that
     are to act next are asked for again, the newest version.
 
+    stages: says in which stage of the curriculum the actor goes on
     ring: the gates of all of the actor's targets, which open together, when it is the
         first one's turn: else chance would say whose actions are drawn first
     """
 
     def __init__(
-        self, agents: Sequence[BlockAgent], refresh: ParameterRefresh, ring: "list[LockstepGate]"
+        self,
+        agents: Sequence[BlockAgent],
+        refresh: ParameterRefresh,
+        stages: ActorStages,
+        ring: "list[LockstepGate]",
     ) -> None:
-        self._agents, self._refresh, self._ring = agents, refresh, ring
+        self._agents, self._refresh, self._stages, self._ring = agents, refresh, stages, ring
         ring.append(self)
         self.waits = False
         """Samples were sent, and not yet all given back."""
@@ -170,8 +170,13 @@ class LockstepGate:
             for each in writers:
                 each.cut()
             self.waits = True
+            if all(gate.waits for gate in self._ring):
+                self._stages.end_round()
         if self is not self._ring[0] or not all(gate.waits and gate._settled() for gate in self._ring):
             return False
+        if not self._stages.known():
+            return False
+        self._stages.begin_round()
         for gate in self._ring:
             gate._open()
         return all(agent.is_ready() for agent in self._agents)

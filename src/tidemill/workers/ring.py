@@ -19,11 +19,12 @@ from tidemill.envs.step_limit import cut
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent import Agent
+from tidemill.workers.agent_spec import in_lockstep
 from tidemill.workers.block_agent import BlockAgent
 from tidemill.workers.evaluation import judge_of
 from tidemill.workers.info_numbers import InfoReader, Numbers
 from tidemill.workers.judge_rounds import RoundGate
-from tidemill.workers.lockstep import LockstepGate, in_lockstep, lockstep_writer
+from tidemill.workers.lockstep import LockstepGate, lockstep_writer
 from tidemill.workers.sample_writers.base import Columns
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 from tidemill.workers.service_order import ServiceOrder
@@ -295,10 +296,10 @@ def build_target(parts: ActorContext, number: int, gates: list[Any]) -> EnvTarge
         agent.meet(agents, config.lanes, spec.parameters.numbered)
     gate: LockstepGate | RoundGate | RoomGate | None = None
     if lockstep:
-        gate = LockstepGate(lockstep, parts.refresh, gates)
+        gate = LockstepGate(lockstep, parts.refresh, parts.stages, gates)
     elif rounds:
         ((judged, games),) = rounds
-        gate = RoundGate(judged, agents, games, parts.refresh, gates)
+        gate = RoundGate(judged, agents, games, parts.refresh, parts.stages, gates)
     elif parts.context.experiment.exact_resume:
         gate = RoomGate(agents)
     target = EnvTarget(

@@ -14,7 +14,17 @@ import numpy as np
 
 from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Buffer, BufferedSample, SampleCounts
-from tidemill.api.control_messages import Adopt, ChangeSettings, Facts, Hold, Holding, SaveDue, State
+from tidemill.api.control_messages import (
+    Adopt,
+    ChangeSettings,
+    EnterStage,
+    Facts,
+    Hold,
+    Holding,
+    RoundOver,
+    SaveDue,
+    State,
+)
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import VERSIONS_OF_LIFE
@@ -24,6 +34,7 @@ from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.cut_files import has_part, holds_samples, read_part, write_part
 from tidemill.workers.learner import Learner
+from tidemill.workers.stages import StagesByRound, stages_by_round
 from tidemill.workers.trainer_config import Trainer
 
 
@@ -57,6 +68,7 @@ class TrainerWorker(Worker):
         self._meets = False  # from when its batch is full until the update is done
         self._finished = False  # the last checkpoint is written
         self._batch_steps = 0  # of the last update
+        self._rounds = StagesByRound() if stages_by_round(context.experiment) else None
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known
 
@@ -78,6 +90,8 @@ class TrainerWorker(Worker):
         self._buffer = returned(config.buffer.build(source, demand), Buffer, config.buffer.build)
         self._load_buffer(part.get("buffer"))
         needs = *learner.build(), *self._buffer.needs
+        if self._rounds is not None:
+            self._rounds.number = learner.counters.rounds
         self._buffer.least = learner.least  # what the weights of undone updates have played
         copies = learner.algorithm.batch_copies
         return Facts(memory=(*needs, *demand.batches(source.offered() or (), copies)))
@@ -196,7 +210,9 @@ class TrainerWorker(Worker):
             self._buffer.counts = SampleCounts()
             if not agreed.rows:
                 self._meets = False
+                self._end_round()
                 self._buffer.release()
+                self._tell_round()
                 yield PollResult(0, 1)
                 continue
             learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
@@ -216,6 +232,7 @@ class TrainerWorker(Worker):
             counters.rows += int(agreed.fresh)
             before, counters.steps = counters.steps, counters.rows // learner.samples.seats_per_lane
             self._batch_steps = counters.steps - before
+            self._end_round()
             learner.look_at_versions()  # first: who draws one does so once its samples were given back
             learner.publish()
             if self._config.max_policy_lag == 0:
@@ -225,6 +242,7 @@ class TrainerWorker(Worker):
             self._buffer.release()
             learner.limits.count_time()
             learner.report_update(metrics, self.polls)
+            self._tell_round()
             if learner.save_due():
                 self._save_when_due()
             self._end_at_limits()
@@ -242,12 +260,27 @@ class TrainerWorker(Worker):
         `Learner.awaits`, which may have the trainer go on from other weights."""
         learner = self.learner
         before = learner.counters.adopted
-        if learner.awaits():
+        if (self._rounds is not None and not self._rounds.known) or learner.awaits():
             return True
         if learner.counters.adopted != before:
             self._buffer.least = learner.least
             self._end_at_limits()
         return self._reason is not None
+
+    def _enter_stage(self, message: EnterStage) -> None:
+        if self._rounds is None or self._rounds.tell(message):
+            self.learner.counters.stage = message.stage
+
+    def _end_round(self) -> None:
+        """The next version, which is about to be published, is of the stage that was told
+        for it."""
+        if self._rounds is not None:
+            counters = self.learner.counters
+            counters.stage, counters.rounds = self._rounds.next().stage, self._rounds.number
+
+    def _tell_round(self) -> None:
+        if self._rounds is not None:
+            self.report(RoundOver(self._rounds.number, self.learner.counters.updates))
 
     def _hold(self, message: Hold) -> None:
         """See `Worker._hold`. Equal trainers rest between two updates, once they have

@@ -17,7 +17,9 @@ class Counters:
     `skipped` updates that were left out, since they were not finite,
     `adopted` is the version as which it went on from another policy's weights last,
     `changes` the number of the last change of settings that it was told
-    (`ChangeSettings`)."""
+    (`ChangeSettings`), `stage` the curriculum's (from 0) of which the newest version is,
+    `rounds` how many there were (see `tidemill.workers.stages`), where these are
+    counted."""
 
     updates: int = 0
     rows: int = 0
@@ -28,6 +30,8 @@ class Counters:
     skipped: int = 0
     adopted: int = 0
     changes: int = 0
+    stage: int = 0
+    rounds: int = 0
     seconds: float = 0.0
 
     def add(self, counts: SampleCounts | CombinedCounts) -> None:

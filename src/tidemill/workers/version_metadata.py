@@ -16,11 +16,18 @@ Setting = TypeVar("Setting", bound=AlgorithmConfig)
 
 EPISODES = 100
 """Episodes that `training_return` is the mean of, at most."""
-RECORDED = ("env_steps", "seconds", "adopted", "training_return")
+STAGE = "stage"
+"""The stage of the curriculum (from 1) of which a version is, in runs with one."""
+RECORDED = ("env_steps", "seconds", "adopted", "training_return", STAGE)
 """Besides the settings: env steps and seconds of training; the version as which the
 policy went on from another one's weights last (see `Adopt`), 0 before that; the mean
 undiscounted return of the last episodes since then that ended in rows that entered the
 loss, which no version has before the first one ended."""
+
+
+def stage_of(counters: Mapping[str, float]) -> int:
+    """Return the stage (from 0) of a version with which these counters were pushed."""
+    return int(counters.get(STAGE, 1)) - 1
 
 
 def settings_of(algorithm: AlgorithmConfig) -> dict[str, float]:
