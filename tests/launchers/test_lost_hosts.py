@@ -96,12 +96,12 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
     ends_cleanly(run)
 
 
-def test_a_trainer_s_host_takes_all_back_to_the_newest_checkpoint(start: Callable[..., Run]) -> None:
+def test_a_trainer_waits_for_an_equal_one_whose_host_is_lost(start: Callable[..., Run]) -> None:
     run = start("equal", "TwoHosts")
     agents(run)["b"].kill()
-    wait_until(lambda: events(run, "lives"), 60, "trainers live again")
-    assert len(events(run, "went back")) == 1
+    wait_until(lambda: len(events(run, "lives")) == 2, 60, "the workers of that host live again")
     goes_on(run)
+    assert events(run, "went back") == [] and len(events(run, "lives")) == 2
     ends_cleanly(run)
 
 

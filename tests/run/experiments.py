@@ -39,7 +39,7 @@ from tidemill import (
 from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.policy import Policy, PolicyConfig
+from tidemill.api.policy import Policy, PolicyConfig, number_of
 from tidemill.api.spaces import Discrete, Spaces
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.workers import data_parallel
@@ -176,6 +176,28 @@ class _Recorder(DataParallel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EachRecorder(Recorder):
+    """Each trainer writes down its samples into folder `into`: after which update, in
+    which process, of which log."""
+
+    into: str
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _EachRecorder(self, policy)
+
+
+class _EachRecorder(_Recorder):
+    def parallel_update(
+        self, samples: Sequence[Sample], steps: int
+    ) -> Generator[Array, None, dict[str, float]]:
+        assert isinstance(self.config, EachRecorder)
+        update, log = number_of(self.policy.version), Path(os.readlink("/proc/self/fd/1")).stem
+        for number, sample in enumerate(samples):
+            np.savez(Path(self.config.into) / f"{update} {log} {os.getpid()} {number}.npz", **sample)
+        return (yield from super().parallel_update(samples, steps))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Watched(PPO):
     """PPO whose trainers each write down, in a file of their own in `record`, their
     weights and their learning rate after each update."""
@@ -284,6 +306,19 @@ def numbered(record: str) -> Experiment:
     actor = made.workers["actor"].replace(count=2)
     workers = {name: config.replace(restarts=50) for name, config in {**made.workers, "actor": actor}.items()}
     return made.replace(workers=workers)
+
+
+def numbered_equals(into: str, lag: int | None) -> Experiment:
+    """Three processes that gather and train by turns, and write down every sample; each
+    row says where it comes from."""
+    made = experiment(
+        Gymnasium(make=f"{__file__}:Numbered"),
+        algorithm=EachRecorder(into=into),
+        checkpoint_seconds=60.0,
+        max_policy_lag=lag,
+    )
+    workers = {name: config.replace(count=3, restarts=50) for name, config in made.workers.items()}
+    return made.replace(workers=workers, together=("actor", "trainer"))
 
 
 def hangs_once(flag: str) -> Experiment:

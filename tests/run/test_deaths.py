@@ -5,6 +5,9 @@ import random
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of, wait_until
 
-from tidemill import PPO, ActorCritic
+from tidemill import PPO, ActorCritic, Gymnasium
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
@@ -27,29 +30,55 @@ experiments = load_file(EXPERIMENTS, "test")
 KILLED = ["actor-0", "server-0", "trainer-0", "actor-1", "trainer-0"]
 
 
-def kill_in_turn(path: Path, over: threading.Event, draw: random.Random) -> None:
-    """Kill one worker after another, some time after the last one lives again, a trainer
-    once there is a checkpoint; return when they all do."""
-    for number, name in enumerate([*KILLED, ""]):
-        while sum(event.what == "lives" for event in read_events(path)) < number:
+def kill_in_turn(
+    path: Path, over: threading.Event, draw: random.Random, turns: Sequence[Sequence[str]]
+) -> None:
+    """Kill the processes of some workers after others, by their logs, some time after the
+    last ones live again; return when they all do. A process that is named twice is killed
+    again as soon as it lives, a trainer not before there is a checkpoint."""
+    lives, metrics = Counter[str](), path / "metrics.jsonl"
+    for names in [*turns, ()]:
+        while not (metrics.exists() and metrics.stat().st_size) or not (
+            Counter(event.worker for event in read_events(path) if event.what == "lives") >= lives
+        ):
             if over.wait(0.05):
                 return
-        while name == "trainer-0" and not checkpoints(path / "checkpoints" / "policy"):
+        while "trainer-0" in names and not checkpoints(path / "checkpoints" / "policy"):
             if over.wait(0.05):
                 return
-        if not name or over.wait(draw.uniform(0.05, 0.5)):
+        if not names or over.wait(draw.uniform(0.05, 0.5)):
             return
-        log = path / "logs" / f"{name}.log"
-        while not (found := [p for p in psutil.Process().children() if log_of(p) == log]):
-            if over.wait(0.05):
-                return
-        found[0].kill()
+        killed = set[psutil.Process]()
+        for name in names:
+            log = path / "logs" / f"{name}.log"
+            while not (found := {p for p in psutil.Process().children() if log_of(p) == log} - killed):
+                if over.wait(0.005):
+                    return
+            for process in found:
+                process.kill()
+            killed |= found
+        lives.update(worker for name in dict.fromkeys(names) for worker in name.split("+"))
+
+
+def acted_rows(file: Path, versions: set[int]) -> list[tuple[int, ...]]:
+    """Return where the rows of a sample say that somebody acted, which fit each other."""
+    with np.load(file) as arrays:
+        rows = dict(arrays)
+    where = rows["obs"].astype(np.int64)
+    final = rows["done"] | rows["truncated"]
+    assert (rows["version"][~final] >= 0).all()
+    versions |= set((rows["version"][~final] >> 32).tolist())
+    acted, following = where[:-1][~final[:-1]], where[1:][~final[:-1]]
+    assert (following - acted == [0, 0, 1]).all()
+    assert (rows["reward"][:-1][~final[:-1]] == experiments.Numbered.paid(*following.T)).all()
+    return list(map(tuple, acted.tolist()))
 
 
 def test_every_row_that_is_trained_was_lived_once(tmp_path: Path) -> None:
     path, over, since = tmp_path / "run", threading.Event(), list[float]()
     made = experiments.numbered(str(tmp_path / "sample"))
-    killer = threading.Thread(target=kill_in_turn, args=(path, over, random.Random(5)))
+    turns = [[name] for name in KILLED]
+    killer = threading.Thread(target=kill_in_turn, args=(path, over, random.Random(5), turns))
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if not killer.is_alive():
@@ -66,25 +95,87 @@ def test_every_row_that_is_trained_was_lived_once(tmp_path: Path) -> None:
     assert result.summary["status"] == "completed"
     assert [event.worker for event in read_events(path) if event.what == "died"] == KILLED
     # What an undone update has written down is written over by the one in its place.
-    count = int(read_newest(path / "checkpoints" / "policy").arrays["algorithm"]["count"])
+    samples = int(read_newest(path / "checkpoints" / "policy").arrays["algorithm"]["count"])
     seen: set[tuple[int, ...]] = set()
     lives = set[int]()
-    for number in range(count):
-        with np.load(tmp_path / f"sample-{number}.npz") as file:
-            rows = dict(file)
-        where = rows["obs"].astype(np.int64)
-        final = rows["done"] | rows["truncated"]
-        assert (rows["version"][~final] >= 0).all()
-        lives |= set((rows["version"][~final] >> 32).tolist())
-        acted, following = where[:-1][~final[:-1]], where[1:][~final[:-1]]
-        assert (following - acted == [0, 0, 1]).all()
-        paid = experiments.Numbered.paid(*following.T)
-        assert (rows["reward"][:-1][~final[:-1]] == paid).all()
-        here = set(map(tuple, acted.tolist()))
+    for number in range(samples):
+        acted = acted_rows(tmp_path / f"sample-{number}.npz", lives)
+        here = set(acted)
         assert len(here) == len(acted) and seen.isdisjoint(here)
         seen |= here
     assert len(lives) > 1
     updates = [record["update"] for record in read_metrics(path)]
+    assert updates == sorted(set(updates)) and updates[-1] == result.summary["updates"]
+    assert leftovers(path) == []
+    check_versions(path)
+
+
+@pytest.mark.parametrize(
+    ("lag", "killed", "stays"),
+    [
+        (None, [[1], [0, 0], [0]], 2),  # the second one in the midst of its making, too
+        (0, [[1], [0, 1]], 2),
+        (None, [[1, 2], [2]], 0),
+    ],
+)
+def test_equal_trainers_that_live_stay_and_lose_nothing(
+    tmp_path: Path, lag: int | None, killed: list[list[int]], stays: int
+) -> None:
+    """Nor do their actors: their episodes go on. What the dead had not trained on of
+    older versions is dropped, and counted; nothing is trained on twice."""
+    path, over, into = tmp_path / "run", threading.Event(), tmp_path / "samples"
+    into.mkdir()
+    made = experiments.numbered_equals(str(into), lag)
+    turns = [[f"actor-{rank}+trainer-{rank}" for rank in ranks] for ranks in killed]
+    killer = threading.Thread(target=kill_in_turn, args=(path, over, random.Random(7), turns))
+    more = [20]  # updates after the last one lives
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        more[0] -= not killer.is_alive()
+        if more[0] < 0:
+            control.stop()
+
+    killer.start()
+    try:
+        result = train(
+            made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update, layout="given"
+        )
+    finally:
+        over.set()
+        killer.join()
+    assert result.summary["status"] == "completed"
+    events = read_events(path)
+    died = Counter(event.worker for event in events if event.what == "died")
+    assert died == Counter(worker for names in turns for name in names for worker in name.split("+"))
+    assert {event.worker for event in events if event.what in ("lost", "went back")} == set()
+    assert all(f"-{stays}" not in event.worker for event in events)
+    # an update that was undone is done again by others in the place of who has died
+    of = dict[tuple[int, str], set[Path]]()
+    for file in sorted(into.iterdir(), key=lambda file: file.stat().st_mtime_ns):
+        update, log, pid, _ = file.stem.split()
+        same = of.setdefault((int(update), log), set())
+        if any(other.stem.split()[2] != pid for other in same):
+            same.clear()
+        same.add(file)
+    of_stays = [update for update, log in of if log.endswith(f"-{stays}")]
+    assert sorted(of_stays) == list(range(result.summary["updates"]))
+    seen, steady = set[tuple[int, ...]](), dict[int, list[tuple[int, ...]]]()
+    for (_, log), files in of.items():
+        for file in files:
+            acted = acted_rows(file, set())
+            here = set(acted)
+            assert len(here) == len(acted) and seen.isdisjoint(here)
+            seen |= here
+            for copy, *at in acted if log.endswith(f"-{stays}") else ():
+                steady.setdefault(copy, []).append(tuple(at))
+    assert len(steady) == 4  # in all of its lanes not a step is missing
+    for copy, lived in steady.items():
+        every = ((episode, at) for episode in count() for at in range(3 + (copy + episode) % 29))
+        assert sorted(lived) == list(islice(every, len(lived)))
+    assert (
+        read_newest(path / "checkpoints" / "policy").arrays["policy"]["w"] == result.summary["updates"]
+    ).all()
+    updates = [record["update"] for record in read_metrics(path) if "update" in record]
     assert updates == sorted(set(updates)) and updates[-1] == result.summary["updates"]
     assert leftovers(path) == []
     check_versions(path)
@@ -101,8 +192,8 @@ def test_a_trainer_that_dies_as_it_ends_ends_in_its_next_life(
     assert (result.summary["status"], result.summary["updates"]) == ("completed", 50)
     events = read_events(path)
     assert [event.worker for event in events if event.what == "died"] == ["actor-0", "trainer-0"]
-    (back,) = [event for event in events if event.what == "went back"]
-    assert (back.steps == 0) == (saved or trainers > 1)
+    back = [event.steps for event in events if event.what == "went back"]
+    assert len(back) == (trainers == 1) and (0 in back) == (saved and trainers == 1)
     updates = [record["update"] for record in read_metrics(path) if "update" in record]
     assert updates == sorted(set(updates)) and updates[-1] == 50
     assert checkpoints(path / "checkpoints" / "policy")[-1].name == "update-50"
@@ -132,3 +223,43 @@ def test_a_change_of_settings_is_told_to_the_next_life_of_who_was_dead(tmp_path:
     assert [event.worker for event in read_events(path) if event.what == "died"] == ["trainer-0"]
     assert read_metrics(path)[-1]["learning_rate"] == 1e-5
     assert read_newest(path / "checkpoints" / "policy").facts["settings"] == {"learning_rate": 1e-5}
+
+
+def test_weights_of_equal_trainers_are_the_same_to_the_last_bit_in_all_lives(tmp_path: Path) -> None:
+    """And so are settings that change while one is dead."""
+    path, record, killed = tmp_path / "run", tmp_path / "weights", list[psutil.Process]()
+    record.mkdir()
+    made = experiments.experiment(
+        Gymnasium(id="CartPole-v1"),
+        algorithm=experiments.Watched(record=str(record), minibatch_size=32),
+        checkpoint_seconds=60.0,
+        count=2,
+    )
+    actors = made.workers["actor"].replace(count=2)
+    made = made.replace(
+        policies={"policy": ActorCritic(hidden=(4,))}, workers={**made.workers, "actor": actors}
+    )
+    last = [0.0]
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killed and metrics["update"] > 5:
+            killed.extend(p for p in psutil.Process().children() if log_of(p).name == "trainer-0.log")
+            killed[0].kill()
+            wait_until(lambda: killed[0].status() == psutil.STATUS_ZOMBIE, 60, "it is dead")
+            control.change(learning_rate=1e-5)
+        if killed and not last[0] and metrics["learning_rate"] == 1e-5:
+            last[0] = metrics["update"] + 20
+        if last[0] and metrics["update"] > last[0]:
+            control.stop()
+
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update, layout="given")
+    assert result.summary["status"] == "completed"
+    assert [event.worker for event in read_events(path) if event.what == "died"] == ["trainer-0"]
+    assert [event.worker for event in read_events(path) if event.what == "lives"] == ["trainer-0"]
+    lines = {file.name: file.read_text().splitlines() for file in record.iterdir()}
+    dead = lines.pop(str(killed[0].pid))
+    lived, born = sorted(lines.values(), key=len, reverse=True)
+    assert len(lived) == result.summary["updates"]
+    assert dead == lived[: len(dead)] and born == lived[-len(born) :]
+    assert abs(len(dead) + len(born) - len(lived)) <= 1
+    assert float(born[0].split()[0]) == 1e-5

@@ -489,9 +489,11 @@ def test_a_worker_that_is_killed_at_any_point_lives_again_and_the_run_goes_on(
         assert all(re.search("its process was killed by SIGKILL", event.cause) for event in died)
         lived = [(event.worker, event.life) for event in events if event.what == "lives"]
         assert set(lived) >= {(name, 2) for name in killed}
-        assert {event.policy for event in events if event.what == "went back"} == (
-            {"policy"} if "trainer" in worker else set()
-        )
+        back = {event.policy for event in events if event.what == "went back"}
+        if function == "equal":  # before all run, both begin again
+            assert back <= {"policy"}
+        else:
+            assert back == ({"policy"} if "trainer" in worker else set())
         assert leftovers(path) == []
         check_versions(path)
         # no update is half done, none is counted twice, none is left out

@@ -29,10 +29,10 @@ def test_who_dies_with_whom() -> None:
     assert live_together(experiments.cartpole()) == {
         name: [name] for name in ("actor-0", "server-0", "trainer-0")
     }
-    # equal trainers, each with the actor of its process
+    # equal trainers, each with the actor of its process; the others wait for it
     equal = live_together(experiments.equal())
-    every = ["actor-0", "actor-1", "trainer-0", "trainer-1"]
-    assert sorted(equal) == every and all(names == every for names in equal.values())
+    assert equal["actor-0"] == equal["trainer-0"] == ["actor-0", "trainer-0"]
+    assert equal["actor-1"] == equal["trainer-1"] == ["actor-1", "trainer-1"]
     # who gathers for a replay memory
     limited = live_together(experiments.slots())
     assert list(limited) == limited["actor-0"] == limited["trainer-0"] == ["actor-0", "trainer-0"]

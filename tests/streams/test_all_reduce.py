@@ -1,5 +1,7 @@
-"""The sums of equal trainers, over the local transport: right, the same everywhere, and
-never more than a message ahead."""
+"""The sums of equal trainers, over the local transport: right, the same everywhere, never
+more than a message ahead, and what becomes of them where one dies."""
+
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidemill.api.edges import Edge
 from tidemill.core.errors import SchemaError
-from tidemill.streams.all_reduce import WHOLE, AllReduce
+from tidemill.streams.all_reduce import WHOLE, AllReduce, SumBroken
 from tidemill.transports.local import local_endpoints
 
 
@@ -59,6 +61,58 @@ def test_one_who_runs_ahead_waits_for_the_others() -> None:
     assert next(second.add(theirs), "done") == "done"
     assert next(going, "done") == "done"
     assert (mine == 3).all() and (theirs == 3).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(2, 4),
+    size=st.sampled_from([3, 3, 3, WHOLE // 8 + 1]),
+    seed=st.integers(0, 2**31),
+)
+def test_where_one_dies_sums_are_whole_or_broken_and_all_begin_anew(count: int, size: int, seed: int) -> None:
+    """Some die at random moments; what one has finished that died alone, all others can
+    finish. What was sent before counts no more once all begin anew."""
+    rng = np.random.default_rng(seed)
+    group, finished = trainers(count, size * 8), [0] * count
+    dead = rng.choice(count, int(rng.integers(1, count)), replace=False).tolist()
+    ranks = set(range(count))
+
+    def sums(rank: int, first: int) -> Iterator[None]:
+        for number in range(first, first + 4):
+            array = np.full(size, 10.0**rank * number)
+            yield from group[rank].add(array)
+            assert (array == sum(10.0**other * number for other in ranks)).all()
+            finished[rank] += 1
+
+    going = {rank: sums(rank, 1) for rank in ranks}
+    lives = dict(zip(dead, rng.integers(0, 40, len(dead)).tolist(), strict=True))
+    while going:
+        rank = int(rng.choice(list(going)))
+        if rank in lives:
+            lives[rank] -= 1
+            if lives[rank] < 0:
+                del going[rank]
+                continue
+        if not going.keys() & lives.keys() and rng.random() < 0.3:  # all have died, which some are told
+            group[rank].lost.update(dead)
+        try:
+            if next(going[rank], "done") == "done":
+                del going[rank]
+        except SumBroken:
+            del going[rank]
+    living = [finished[rank] for rank in ranks.difference(dead)]
+    assert max(living) - min(living) <= 1
+    assert len(dead) > 1 or min(living) >= finished[dead[0]]
+    before, begin = [*finished], rng.permutation(count).tolist()
+    while going or begin:
+        if begin and (not going or rng.random() < 0.3):
+            rank = begin.pop(0)
+            group[rank].begin(1)
+            going[rank] = sums(rank, 5)
+        rank = int(rng.choice(list(going)))
+        if next(going[rank], "done") == "done":
+            del going[rank]
+    assert finished == [number + 4 for number in before]
 
 
 def test_what_is_too_large_is_refused() -> None:

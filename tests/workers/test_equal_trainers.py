@@ -19,22 +19,28 @@ from tidemill.api.control_messages import (
     Exit,
     Facts,
     Pause,
+    Rejoin,
     SampleFacts,
     Save,
     Start,
     State,
     Status,
+    Stay,
+    Staying,
     WorkerStatistics,
     pack,
     unpack_up,
 )
 from tidemill.api.experiment import Experiment, Limits, WorkerConfig
-from tidemill.api.policy import Policy
+from tidemill.api.policy import VERSIONS_OF_LIFE, Policy
+from tidemill.api.transport import Handle
 from tidemill.core.errors import ConfigError
+from tidemill.core.memory import LocalSegment
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.store.checkpoint import read_newest
 from tidemill.transports.local import local_endpoints
+from tidemill.transports.slots import SlotEndpoints
 from tidemill.workers import data_parallel as peers_module
 from tidemill.workers import trainer as trainer_module
 from tidemill.workers.trainer import TrainerWorker
@@ -83,6 +89,9 @@ class Averager(DataParallel):
         self.rank = rank
 
 
+CONFIGURE = Configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)}))
+
+
 class Group:
     """Equal trainers, each with a producer that the test holds."""
 
@@ -100,6 +109,7 @@ class Group:
             name="group", policies={"policy": KnownPolicy()}, workers=workers, limits=limits or Limits()
         )
         ends = local_endpoints([name for name, _ in self.experiment.members()], self.experiment.edges())
+        self.ends, self.config, self.folder = ends, config, folder
         self.producers = [
             ends[f"source-{i}"][0].producer(f"samples/samples/source-{i}/0/trainer-{i}") for i in range(count)
         ]
@@ -107,22 +117,39 @@ class Group:
             producer.offer(FIELDS, (ROWS, SEATS), 4)
         self.links = [ends[f"trainer-{i}"][1] for i in range(count)]
         self.readers = [ends[f"source-{i}"][0].reader(f"parameters/policy/trainer-{i}") for i in range(count)]
-        self.workers: list[TrainerWorker] = []
-        for i in range(count):
-            context = trainer_module.Context(
-                self.experiment,
-                f"trainer-{i}",
-                config,
-                ends[f"trainer-{i}"][0],
-                None if folder is None else str(folder),
-                resume,
-            )
-            self.workers.append(TrainerWorker(context, config))
-        self.tell(
-            Configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)})), Start()
-        )
+        self.workers = [self.build(i, ends[f"trainer-{i}"][0], resume) for i in range(count)]
+        self.tell(CONFIGURE, Start())
         self.told: list[list[Any]] = [[] for _ in range(count)]
         self.turns(1)
+
+    def build(self, i: int, ends: SlotEndpoints, resume: str | None = None, life: int = 0) -> TrainerWorker:
+        folder = None if self.folder is None else str(self.folder)
+        context = trainer_module.Context(
+            self.experiment, f"trainer-{i}", self.config, ends, folder, resume, life=life
+        )
+        return TrainerWorker(context, self.config)
+
+    def live_again(self, i: int, join: Rejoin, *before: Any) -> None:
+        """Begin another life of a trainer, which others wait for; it is told what comes
+        `before` it starts, and they go on then."""
+        name = f"trainer-{i}"
+        made = {edge.name: LocalSegment() for edge in self.experiment.edges() if edge.source == name}
+        for other, (ends, _) in self.ends.items():
+            ends._segment_of = lambda handle: made[handle.text]
+            edges = [e.name for e in self.experiment.edges() if e.name in made and other in e.targets]
+            ends.renew({edge: Handle(text=edge) for edge in edges})
+        old = self.ends[name][0]
+        edges = {edge: (made.get(edge, segment), bells) for edge, (segment, bells) in old._edges.items()}
+        old.link.receive()  # what its last life was told
+        self.workers[i] = self.build(i, SlotEndpoints(old.bell, old.link, edges), life=1)
+        self.tell(join, CONFIGURE, *before, Start(), to=i)
+        for other in range(len(self.workers)):
+            if other != i:
+                self.tell(join, to=other)
+        self.turns(1)
+
+    def answers(self, i: int) -> list[Staying]:
+        return [m for m in self.heard(i) if isinstance(m, Staying)]
 
     def tell(self, *messages: Any, to: int | None = None) -> None:
         for i, link in enumerate(self.links):
@@ -381,6 +408,152 @@ def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch
     assert group.workers[1].state is State.COMPLETED
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1
+
+
+def two_of_three_alone(folder: Path, **settings: Any) -> Group:
+    """Three trainers after an update; the third is gone in the midst of the next one, of
+    which the others have done a half."""
+    group = Group(3, folder, **settings)
+    group.tell(Save(), to=0)
+    for reward, version in ((4.0, 0), (1.0, 1)):
+        group.turns()
+        for i in range(3):
+            group.send(i, reward, version)
+    for i in (2, 0, 1, 2, 0, 1):
+        group.workers[i].run_once()
+    assert group.weights()[:2] == [4.5, 4.5]
+    group.workers[2].run_once = lambda: False  # type: ignore[method-assign]
+    return group
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_those_that_live_keep_their_batches_and_wait_for_the_next_life_of_one_that_has_died(
+    tmp_path: Path, paused: bool
+) -> None:
+    group = two_of_three_alone(tmp_path)
+    if paused:
+        group.tell(Pause())
+        group.turns(3)
+    group.tell(Stay(7, ("trainer-2",)))
+    group.turns(3)
+    assert group.weights()[:2] == [4, 4]
+    assert [group.answers(i) for i in (0, 1)] == [[Staying(7, 1)], [Staying(7, 1)]]
+    group.tell(Stay(8, ("trainer-2",), save=True), to=1)
+    group.turns(3)
+    assert group.answers(1)[1:] == [Staying(8, 1, True)] and group.states()[:2] == (
+        [State.PAUSED if paused else State.RUNNING] * 2
+    )
+    _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
+    assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1 and arrays["algorithm"]["count"] == 2
+    if paused:
+        group.tell(Start())
+    group.turns(20)
+    assert group.weights()[:2] == [4, 4]  # they wait
+    group.live_again(2, Rejoin(1, 0, 1))
+    group.turns()
+    # its sample may have been trained on before: that is of a version that all have
+    assert group.weights() == [5, 5, 5]
+    assert [reader.newest() for reader in group.readers if reader.attach()] == [2, 2, 2]
+    ranks = [worker.learner.algorithm.rank for worker in group.workers]  # type: ignore[attr-defined]
+    assert ranks == [0, 0, 2 + 3]  # whoever has saved draws what it would have drawn
+    for worker in group.workers:
+        counters = worker.learner.counters
+        assert (counters.updates, counters.rows, counters.dropped) == (2, 2 * 3 * TRAINED, 0)
+    assert [m.values["update"] for m in group.updates(0)] == [1, 2]
+    group.tell(Exit("enough"))
+    group.turns()
+    assert group.states() == [State.COMPLETED] * 3
+
+
+def test_what_a_next_life_finds_of_older_versions_may_have_been_trained_on_and_is_dropped(
+    tmp_path: Path,
+) -> None:
+    group = two_of_three_alone(tmp_path)
+    group.send(2, 9.0, version=0)
+    group.tell(Stay(1, ("trainer-2",), save=True), to=0)
+    group.tell(Stay(2, ("trainer-2",)), to=1)
+    group.turns(3)
+    # two have died, say: all go on as a later life
+    group.live_again(2, Rejoin(1, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 1))
+    group.turns()
+    assert [reader.newest() for reader in group.readers if reader.attach()] == [VERSIONS_OF_LIFE + 1] * 3
+    group.send(2, 1.0, version=VERSIONS_OF_LIFE + 1)
+    group.turns()
+    assert group.weights() == [5, 5, 5]
+    assert [worker.learner.counters.dropped for worker in group.workers] == [2, 2, 2]
+    (update,) = [m.values for m in group.updates(0) if m.values["update"] == 2]
+    assert update["lag/max"] == update["lag/mean"] == 0
+
+
+@pytest.mark.parametrize("told", ["before", "meanwhile", "both"])
+def test_settings_that_change_while_one_is_dead_change_at_one_update_of_all(
+    tmp_path: Path, told: str
+) -> None:
+    group = two_of_three_alone(tmp_path)
+    change = ChangeSettings({"factor": 10.0}, 1)
+    if told != "meanwhile":
+        group.tell(change)
+    group.tell(Stay(1, ("trainer-2",), save=True), to=0)
+    group.tell(Stay(2, ("trainer-2",)), to=1)
+    group.turns(3)
+    if told != "before":
+        change = ChangeSettings({"factor": 10.0}, 2 if told == "both" else 1)
+        for i in (0, 1):
+            group.tell(change, to=i)
+    group.live_again(2, Rejoin(1, 0, 1), change)
+    group.turns()
+    assert group.weights() == [4 + 10.0] * 3
+    group.tell(ChangeSettings({"factor": 1.0}, 3))
+    for i in range(3):
+        group.send(i, 2.0, version=2)
+    group.turns()
+    assert group.weights() == [4 + 10.0 + 2.0] * 3
+
+
+def test_one_that_waits_ends_where_nobody_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = two_of_three_alone(tmp_path)
+    group.tell(Stay(1, ("trainer-2",)))
+    group.turns(3)
+    now = [peers_module.awake()]
+    monkeypatch.setattr(peers_module, "awake", lambda: now[0])
+    group.tell(Exit("enough"), to=0)
+    group.turns(3)
+    assert group.states()[0] is State.RUNNING
+    now[0] += peers_module.LEAVE_ALONE + 0.1
+    group.turns(3)
+    assert group.states()[0] is State.COMPLETED
+    assert read_newest(tmp_path / "checkpoints" / "policy").facts["updates"] == 1
+
+
+def test_one_whose_equal_hangs_while_another_is_dead_waits_no_longer_than_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(3, tmp_path)
+    for i in range(3):
+        group.send(i, 1.0)
+    group.workers[2].run_once()  # it has brought its part to what all agree on
+    group.tell(Stay(1, ("trainer-2",)), to=0)
+    now = [peers_module.awake()]
+    monkeypatch.setattr(peers_module, "awake", lambda: now[0])
+    for _ in range(3):
+        group.workers[0].run_once()
+    assert group.answers(0) == []
+    now[0] += peers_module.LEAVE_ALONE + 0.1
+    group.workers[0].run_once()
+    assert group.answers(0) == [Staying(1, 0)]
+
+
+def test_a_next_life_that_does_not_find_what_the_others_know_is_refused(tmp_path: Path) -> None:
+    group = two_of_three_alone(tmp_path)
+    group.tell(Stay(1, ("trainer-2",), save=True), to=0)
+    group.tell(Stay(2, ("trainer-2",)), to=1)
+    group.turns(3)
+    saved = read_newest(tmp_path / "checkpoints" / "policy").path
+    (saved / "policy.safetensors").write_bytes(b"torn")
+    group.live_again(2, Rejoin(1, 0, 1))
+    assert group.states()[2] is State.FAILED
+    (error,) = [m.error for m in group.heard(2) if isinstance(m, Status) and m.error]
+    assert "equal trainers have written one for trainer-2 to go on from, of update 1" in error
 
 
 def test_an_algorithm_that_sums_nothing_is_refused() -> None:

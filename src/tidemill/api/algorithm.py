@@ -229,7 +229,8 @@ class DataParallel(Algorithm):
 
     def separate(self, rank: int) -> None:
         """Draw random numbers of one's own from now on. Called in each equal trainer but
-        the first (`rank` 0), when all have taken back one state."""
+        the first, by its `rank`, when all have taken back one state; in one that lives
+        again by a larger number, once it has the state of another."""
 
 
 def run_alone(update: Generator[Any, None, dict[str, float]]) -> dict[str, float]:

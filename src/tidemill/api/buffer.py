@@ -41,6 +41,7 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 
 from tidemill.api.algorithm import Sample
+from tidemill.api.policy import number_of
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.config import Config
 from tidemill.core.cut import Part
@@ -137,9 +138,9 @@ class BufferedSample:
         return cls(sample, sample.advance, len(versions), oldest, int(versions.sum(dtype=np.int64)))
 
     def lag(self, version: int) -> int:
-        """Return how many versions its oldest trained row is behind `version`; 0 without
-        such a row."""
-        return 0 if self.oldest is None else max(version - self.oldest, 0)
+        """Return how many versions its oldest trained row is behind `version`, in
+        whichever life of the trainer; 0 without such a row."""
+        return 0 if self.oldest is None else max(number_of(version) - number_of(self.oldest), 0)
 
 
 class Buffer(ABC):

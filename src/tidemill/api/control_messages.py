@@ -2,9 +2,9 @@
 else is understood.
 
 Down: `Configure`, `Start`, `Pause`, `Hold`, `Exit`, `Save`, `EnterStage`, `Adopt`,
-`ChangeSettings`, `Renew`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
-`EnvironmentStatistics`, `RoundOver`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`,
-`Notice`.
+`ChangeSettings`, `Renew`, `Stay`, `Rejoin`. Up: `Status`, `WorkerStatistics`,
+`Episodes`, `Measured`, `EnvironmentStatistics`, `RoundOver`, `Relay`, `SaveDue`,
+`Holding`, `Saving`, `Saved`, `Staying`, `Notice`.
 """
 
 import enum
@@ -95,11 +95,9 @@ class Hold(msgspec.Struct, frozen=True, tag=True):
 
 class Exit(msgspec.Struct, frozen=True, tag=True):
     """The message tells a worker to finish; a trainer saves a final checkpoint first.
-    `alone`: an equal trainer has died, so that there is none to finish an update with.
     `checkpoints`: see `Save`."""
 
     reason: str = ""
-    alone: bool = False
     checkpoints: dict[str, int] = {}
 
 
@@ -151,6 +149,33 @@ class Renew(msgspec.Struct, frozen=True, tag=True):
     message, in the same order."""
 
     edges: dict[str, Handle]
+
+
+class Stay(msgspec.Struct, frozen=True, tag=True):
+    """The message tells a trainer that equal ones have died, those that are `lost`: it
+    ends an update that all have brought their parts to, undoes one that they have not,
+    and stays as it is until their next lives (`Rejoin`). It answers `Staying`. `save`:
+    it writes a checkpoint of then first, which the next lives go on from. The answer has
+    the same `number`."""
+
+    number: int
+    lost: tuple[str, ...]
+    save: bool = False
+
+
+class Rejoin(msgspec.Struct, frozen=True, tag=True):
+    """The message tells equal trainers that all of them live again, and one that is about
+    to be configured with whom it will be.
+
+    number: of their sums from now on; parts of earlier ones are none any more
+    first: the version of no updates
+    least: the oldest version that one of a new life trains on: samples of before may
+        have been trained on in its last life
+    """
+
+    number: int
+    first: int
+    least: int
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -254,15 +279,26 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
     steps: int
 
 
+class Staying(msgspec.Struct, frozen=True, tag=True):
+    """The message answers the `Stay` of that `number`: the trainer stays as it is after
+    so many `updates`. `saved`: whether it has written the checkpoint of now; None: it was
+    not told to."""
+
+    number: int
+    updates: int
+    saved: bool | None = None
+
+
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """The message is a text that the user should read although the run goes on."""
 
     text: str
 
 
-Down = Configure | Start | Pause | Hold | Exit | Save | EnterStage | Adopt | ChangeSettings | Renew
+_Orders = Configure | Start | Pause | Hold | Exit | Save | EnterStage | Adopt | ChangeSettings
+Down = _Orders | Renew | Stay | Rejoin
 _Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
-Up = _Told | SaveDue | Holding | Saving | Saved
+Up = _Told | SaveDue | Holding | Saving | Saved | Staying
 
 
 def _plain(value: Any) -> float:

@@ -42,6 +42,7 @@ from tidemill.api.control_messages import (
     Start,
     State,
     Status,
+    Staying,
     WorkerStatistics,
     pack,
     unpack_up,
@@ -493,7 +494,7 @@ class Controller:
         """Take a worker that something holds for dead, where it may live again; else tell
         the cure, once."""
         if self._launcher.restarts and not self.reason:
-            self._bury(name, cause)
+            self._bury(name, cause, hangs=True)
         elif name not in self._held:
             self._held.add(name)
             cure = "with --launch processes it would live again"
@@ -504,7 +505,7 @@ class Controller:
                 )
             self._say(f"{name}: {cause}; nobody can end its thread. {cure}")
 
-    def _bury(self, name: str, cause: str = "") -> None:
+    def _bury(self, name: str, cause: str = "", hangs: bool = False) -> None:
         """Take note of a worker that has died, with what it and those that die with it
         have still told."""
         cause = mask(cause or self._launcher.obituary(name), self._secrets)
@@ -526,7 +527,7 @@ class Controller:
             self.notices.append(f"{name} is gone, as the run ended: {cause}")
             return
         try:
-            self._supervisor.died(name, cause)
+            self._supervisor.died(name, cause, hangs)
         except RunError:
             self.members[name].state = State.FAILED
             raise
@@ -635,7 +636,7 @@ class Controller:
 
     def _take(self, name: str, member: Member, message: Any) -> None:
         member.heard, member.saving = awake(), isinstance(message, Saving)
-        if isinstance(message, (Status, Episodes, Measured, Saving, Saved, Holding)):
+        if isinstance(message, (Status, Episodes, Measured, Saving, Saved, Holding, Staying)):
             self._stall.move()
         self._cuts.take(name, message)
         kept = self.progress.rounds is not None and self.progress.rounds.take(name, message)
@@ -647,6 +648,8 @@ class Controller:
                 self._record_rest()
             case Saved():
                 self.progress.note_saved(message.policy, message.steps)
+            case Staying():
+                member.awaits = message
             case Status():
                 self._take_status(name, member, message)
             case WorkerStatistics():
@@ -683,7 +686,7 @@ class Controller:
         if message.state is State.READY:
             member.needs = message.facts.memory
             self._merge(name, message.facts)
-        if message.state is State.COMPLETED and not (self.reason or self._finishing or member.leaving):
+        if message.state is State.COMPLETED and not (self.reason or self._finishing):
             if not member.config.limited:
                 said = f": {message.reason}" if message.reason else ""
                 raise RunError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tidemill.api.control_messages import Episodes, State, WorkerStatistics
+from tidemill.api.control_messages import Episodes, State, Staying, WorkerStatistics
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.transport import Link
 from tidemill.core.clock import awake
@@ -69,7 +69,8 @@ class Member:
     buried: bool = False  # it has died, and its next life has not begun
     died_at: float = 0.0  # second of `awake`, until it runs again; 0: it lives
     cause: str = ""  # of its last death, shortly
-    leaving: bool = False  # it was told to end its life, since another one has died
+    # what it has answered as an equal trainer that waits for others' next lives
+    awaits: Staying | None = None
     unsent: int = 0  # see `WorkerStatistics`
 
     def bury(self, cause: str) -> None:
@@ -86,7 +87,7 @@ class Member:
 
     def begin_life(self, link: Link) -> None:
         """Note that it lives again, at the other end of `link`."""
-        self.link, self.life, self.buried, self.leaving = link, self.life + 1, False, False
+        self.link, self.life, self.buried, self.awaits = link, self.life + 1, False, None
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
         self.progress = self.unsent = 0
 

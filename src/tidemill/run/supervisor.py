@@ -3,27 +3,29 @@ end of the run.
 
 A death is the end of a worker's process that nobody asked for; an error that a worker
 reports is none, since it would come again. With a worker die those that cannot go on
-without it: all that share its process, equal trainers, and with a replay memory whoever
-gathers for it; of a run that resumes exactly all workers, which go back to its newest
-cut. All of them begin their next life together. Each is told to be what the
-one before was told to be; trainers go back to their newest checkpoint. A group has so
-many lives (`WorkerConfig.restarts`), with pauses that grow between them; whoever dies
-twice before it ever ran has no other. The run ends then, or goes on without workers that
-only watch (`WorkerConfig.watches`) and have run before.
+without it: all that share its process, and with a replay memory whoever gathers for it;
+of a run that resumes exactly all workers, which go back to its newest cut. All of them
+begin their next life together. Each is told to be what the one before was told to be;
+trainers go back to their newest checkpoint, but for equal ones, of which those that live
+keep what they know (`run/equal_lives.py`). A group has so many lives
+(`WorkerConfig.restarts`), with pauses that grow between them; whoever dies twice before
+it ever ran has no other. The run ends then, or goes on without workers that only watch
+(`WorkerConfig.watches`) and have run before.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import time
 from typing import Literal
 
-from tidemill.api.control_messages import Configure, Down, Exit, Facts, Start, State, pack
+from tidemill.api.control_messages import Configure, Down, Facts, Start, State, pack
 from tidemill.api.edges import group_of
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
+from tidemill.run.equal_lives import EqualLives
 from tidemill.run.events import Event
 from tidemill.run.progress import Member
 from tidemill.workers.cut_files import go_back_together, watchers
@@ -39,9 +41,6 @@ _SHORT_OF = {
 RECENT = 60.0  # seconds in which a group's third death, and each one more, has its next life wait longer
 _RAN = (State.RUNNING, State.PAUSED)
 LONGEST_PAUSE = 30.0  # seconds before a new life
-# seconds that a trainer has to begin to save what it knows once an equal one has died,
-# and then to have saved it
-SAVING, LONG_SAVING = 5.0, 60.0
 
 
 def live_together(experiment: Experiment) -> dict[str, list[str]]:
@@ -56,7 +55,7 @@ def live_together(experiment: Experiment) -> dict[str, list[str]]:
     grant = {edge.source for edge in edges if edge.name.startswith("credits/")}
     for edge in edges:
         kind = edge.name.partition("/")[0]
-        if kind in ("sums", "credits") or (kind == "parameters" and edge.source in grant):
+        if kind == "credits" or (kind == "parameters" and edge.source in grant):
             for target in edge.targets:
                 if (theirs := together[target]) is not (ours := together[edge.source]):
                     ours += theirs
@@ -73,14 +72,14 @@ class Burial:
     """Workers that are to begin their next life together, and the second (of `awake`) at
     which they do.
 
-    awaited: trainers among them that have not died, and save what they know first, until
-        second `patience` at most
+    staying: trainers that wait for equal ones among them
+    hung: whether some of them have not ended yet
     """
 
     names: Sequence[str]
     at: float
-    awaited: Sequence[str]
-    patience: float
+    staying: Sequence[str]
+    hung: bool
 
 
 @dataclass
@@ -151,8 +150,7 @@ class Supervisor:
         self._facts, self._orders = facts, orders
         self._processes = {name: names for names in experiment.processes() for name in names}
         self._together = live_together(experiment)
-        # what survivors know is of no cut
-        self._exact = bool(go_back_together(experiment))
+        self._equals = EqualLives(experiment, members)
         self._deaths: dict[str, deque[float]] = {}  # when, by group
         self._stillborn: set[str] = set()  # who died before it ran, and has not run since
         self._buried: list[Burial] = []
@@ -174,23 +172,21 @@ class Supervisor:
         host where that is gone."""
         return self._launcher.gone_with(name) or self._processes[name]
 
-    def died(self, name: str, cause: str) -> None:
-        """Bury worker `name`, and all that die with it. Raises `RunError` where they are
-        to have no other life."""
+    def died(self, name: str, cause: str, hangs: bool = False) -> None:
+        """Bury worker `name`, and all that die with it; `hangs`: it has not ended. Raises
+        `RunError` where they are to have no other life."""
         said, now = f"{name} is gone: {cause}", awake()
-        member, dead, names = self._members[name], self._dead(name), self.with_it(name)
+        member, dead = self._members[name], self._dead(name)
         # a host's end says nothing of whether its workers can run
         lost = bool(self._launcher.gone_with(name))
         ran = member.state in _RAN or lost
-        self._births = [
-            replace(birth, names=left)
-            for birth in self._births
-            if (left := [other for other in birth.names if other not in names])
-        ]
         begun = sum(self._members[other].unsent for other in dead)
         for other in dead:
             self._bury(other, "died", cause)
-        if any(set(burial.names) >= set(names) for burial in self._buried):
+        names, staying = self._with_equals(self.with_it(name))
+        self._unbear(names)
+        if any(self._with_mates([*other.names, *other.staying]) >= {*names} for other in self._buried):
+            self._bury_with(Burial(names, now, staying, hangs))
             return  # it goes with those that died before it: one death more costs nothing
         try:
             pause = self._pause(name, dead, cause, now, ran)
@@ -202,20 +198,11 @@ class Supervisor:
             self._note(Event(time(), "told", name, member.life + 1, cause=said))
             self._tell(said)
             return
-        awaited = [
-            other
-            for other in names
-            if other not in dead
-            and not self._exact
-            and self._members[other].state in _RAN
-            and any(port.role == "sum" for port in self._members[other].config.ports())
-        ]
-        for other in awaited:
-            self._members[other].leaving = True
-            self._members[other].link.send(pack(Exit(said, alone=True)))
-        self._bury_with(Burial(names, now + pause, awaited, now + SAVING))
+        self._bury_with(Burial(names, now + pause, staying, hangs))
         with_it = [other for other in names if other != name]
         goes = f" (and {', '.join(with_it)} with it)" if with_it else ""
+        if staying:
+            goes += f", for which {' and '.join(staying)} wait{'s' * (len(staying) == 1)},"
         when = "once a host has its place" if lost else f"in {pause:.0f} s" if pause else "now"
         void = f"; {begun:,} env steps of samples that were begun are lost" if begun else ""
         self._tell(f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}")
@@ -226,19 +213,44 @@ class Supervisor:
         member.bury(cause)
 
     def _bury_with(self, burial: Burial) -> None:
-        """Have these begin their next life, together with all whom a lost host has added
-        to those that were buried before."""
+        """Have these begin their next life, together with all whom a lost host, or the
+        death of one that waited, has added to those that were buried before."""
+        self._equals.ask(burial.names, burial.staying)
         for other in list(self._buried):
-            if set(other.names) & set(burial.names):
+            if {*other.names, *other.staying} & {*burial.names, *burial.staying}:
                 self._buried.remove(other)
                 names = {*other.names, *burial.names}
+                staying = {*other.staying, *burial.staying} - names
                 burial = Burial(
-                    [name for name in self._members if name in names],
+                    self._in_order(names),
                     max(burial.at, other.at),
-                    [*other.awaited, *(name for name in burial.awaited if name not in other.awaited)],
-                    max(burial.patience, other.patience),
+                    self._in_order(staying),
+                    burial.hung or other.hung,
                 )
         self._buried.append(burial)
+
+    def _in_order(self, names: Collection[str]) -> list[str]:
+        return [name for name in self._members if name in names]
+
+    def _with_mates(self, names: Iterable[str]) -> set[str]:
+        """Return all that die with any of these."""
+        return {mate for name in names for mate in self._together[name]}
+
+    def _with_equals(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return `names`, with all equal to trainers among them that do not run, and the
+        equal trainers that do."""
+        equals = [name for each in self._equals.among(names) for name in each]
+        still = [name for name in equals if self._members[name].state not in _RAN]
+        gone = self._with_mates([*names, *still])
+        return self._in_order(gone), [name for name in equals if name not in gone]
+
+    def _unbear(self, names: Collection[str]) -> None:
+        """Bring these up no further: they begin another life."""
+        self._births = [
+            replace(birth, names=left)
+            for birth in self._births
+            if (left := [name for name in birth.names if name not in names])
+        ]
 
     def _pause(self, name: str, dead: Sequence[str], cause: str, now: float, ran: bool) -> float:
         """Count the death of `name`, and of those `dead` with it, and return the seconds
@@ -280,18 +292,20 @@ class Supervisor:
         """Begin the lives that are due, and bring those that have begun further. None
         waits longer where the run is `ending`."""
         for burial in list(self._buried):
-            awaited = [self._members[name] for name in burial.awaited]
-            saving = any(
-                member.state in _RAN and awake() < burial.patience + LONG_SAVING * member.saving
-                for member in awaited
-            )
+            gone = self._equals.settle(burial.names, burial.staying)
+            if gone:
+                names = self._with_mates([*burial.names, *gone])
+                burial.names = self._in_order(names)
+                burial.staying = [name for name in burial.staying if name not in names]
             due = ending or burial.at <= awake()
-            if due and not saving and self._launcher.ready(burial.names):
+            if gone == [] and due and self._launcher.ready(burial.names):
                 self._buried.remove(burial)
-                self._revive(burial.names)
+                self._revive(burial)
         self._births = [birth for birth in self._births if not self._bring_up(birth)]
 
-    def _revive(self, names: Sequence[str]) -> None:
+    def _revive(self, burial: Burial) -> None:
+        names = burial.names
+        self._unbear(names)
         members = {name: self._members[name] for name in names}
         links = self._launcher.restart(names)
         for name, member in members.items():
@@ -302,10 +316,14 @@ class Supervisor:
         policies = dict.fromkeys(
             port.stream for m in members.values() for port in m.config.ports() if port.role == "publish"
         )
-        if policies:
-            self._go_back(list(policies))
+        sure = not (burial.hung or self._launcher.each_host())
+        joins, undone = self._equals.join(names, burial.staying, sure)
+        if back := [name for name in policies if name in undone or name not in self._equals.policies]:
+            self._go_back(back)
         for name, link in links.items():
             members[name].begin_life(link)
+            if name in joins:
+                link.send(pack(joins[name]))
         rounds = [(State.READY, level) for level in self._levels]
         for order in sorted({member.config.order for member in members.values()}):
             rounds.append(
@@ -348,6 +366,8 @@ class Supervisor:
                     )
                     for order in orders:
                         member.link.send(pack(order))
+                    if state is State.RUNNING:
+                        self._equals.starts(name)
             if waiting and awake() - max(member.heard for member in awaited) > READY_DEADLINE:
                 raise RunError(
                     f"{', '.join(waiting)} did not become {state.value} in a new life, and said nothing for "

@@ -24,11 +24,13 @@ from tidemill.api.control_messages import (
     Hold,
     Holding,
     Pause,
+    Rejoin,
     Renew,
     Save,
     Start,
     State,
     Status,
+    Stay,
     Up,
     WorkerStatistics,
     pack,
@@ -122,8 +124,12 @@ class Worker(WorkerHandle):
     def _change(self, message: ChangeSettings) -> None:
         """Go on with other settings of the algorithm. Trainers are told to."""
 
-    def _leave_alone(self) -> None:
-        """Wait no more for equal workers: one of them has died. Trainers are told to."""
+    def _await(self, message: Stay) -> None:
+        """Wait for the next lives of equal workers, which have died. Trainers are told
+        to."""
+
+    def _rejoin(self, message: Rejoin) -> None:
+        """Go on with equal workers, all of which live again. Trainers are told to."""
 
     def _hold(self, message: Hold) -> None:
         """Stay as the worker is, or go on. See `Hold`."""
@@ -291,9 +297,11 @@ class Worker(WorkerHandle):
                     self._change(message)
                 case Renew(edges=edges):
                     self.context.endpoints.renew(edges)
-                case Exit(reason=reason, alone=alone, checkpoints=checkpoints):
-                    if alone:
-                        self._leave_alone()
+                case Stay() as message:
+                    self._await(message)
+                case Rejoin() as message:
+                    self._rejoin(message)
+                case Exit(reason=reason, checkpoints=checkpoints):
                     if checkpoints:
                         self._save_part(checkpoints)
                     self.exit(reason)

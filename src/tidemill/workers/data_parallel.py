@@ -1,13 +1,15 @@
 """Equal trainers of one policy, as each of them sees the others: what all bring to an
-update is summed, so that their weights stay the same, bit by bit. One that is left alone
-(another is dead, or hangs) ends without them.
+update is summed, so that their weights stay the same, bit by bit. Where one dies the
+others wait for its next life, which goes on from what they know; one that is left alone
+at the end (another hangs, say) ends without them.
 
 Whatever decides how weights change (rows, moments of advantages, each minibatch's
 gradient, statistics of normalisers) is yielded by the algorithm
 (`DataParallel.parallel_update`) and summed in the order of ranks (`streams.all_reduce`):
 n trainers on n parts of a batch do what one does on the whole. Before each update they
-agree on who is to end, so that all end at one update; one that is left alone undoes its
-half-done update and saves.
+agree on who is to end, so that all end at one update. An update that cannot be finished,
+since one of them has died in it, is undone, and done again by all with the same batches,
+but for that of the dead.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,8 +17,9 @@ from typing import NamedTuple, Self, cast
 
 import numpy as np
 
-from tidemill.api.algorithm import Algorithm, DataParallel, Sample, UpdateFault
+from tidemill.api.algorithm import Algorithm, DataParallel, Sample
 from tidemill.api.buffer import BufferedSample, SampleCounts
+from tidemill.api.control_messages import Rejoin
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
@@ -24,12 +27,12 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need
 from tidemill.core.schema import Array, Arrays
-from tidemill.streams.all_reduce import AllReduce
+from tidemill.streams.all_reduce import AllReduce, SumBroken
 from tidemill.workers.base import PollResult
 from tidemill.workers.trainer_config import TrainerConfig
 
-# seconds that a trainer which is told to end waits for equal ones: longer than a
-# minibatch takes, less than the controller waits
+# seconds that a trainer which is told to end, or that one has died, waits for equal ones:
+# longer than a minibatch takes, less than the controller and the supervisor wait
 LEAVE_ALONE = 2.0
 # for what equal trainers bring, before others get their turns: a look takes 0.5 µs, the
 # turns of a process 20
@@ -55,25 +58,30 @@ class CombinedCounts(NamedTuple):
 
 class EqualTrainers:
     """One trainer's equals; without a `summing` there are none, and a sum is what it
-    brings. `clock` is the trainer's."""
+    brings. `clock` is the trainer's, `names` those of all in the order of ranks."""
 
-    def __init__(self, clock: Clock, summing: AllReduce | None = None) -> None:
-        self._clock, self._summing = clock, summing
+    def __init__(self, clock: Clock, summing: AllReduce | None = None, names: Sequence[str] = ()) -> None:
+        self._clock, self._summing, self._names = clock, summing, names
         self._met_at = 0.0  # when they last met, or this one began to end
         # parameters and the algorithm's state, while an update is half done
         self._before: tuple[Arrays, Arrays] | None = None
-        self._left = False  # without the others
-        self.alone = False
-        """Another one has died: there is nobody to wait for."""
+        self._stands_in = False  # for the first, which is dead, or has not come
         self._patient = False  # the first writes the last checkpoint, however long that takes
 
     @classmethod
     def of(
-        cls, context: Context, config: TrainerConfig, algorithm: Algorithm, clock: Clock, *, restored: bool
+        cls,
+        context: Context,
+        config: TrainerConfig,
+        algorithm: Algorithm,
+        clock: Clock,
+        joins: Rejoin,
+        *,
+        restored: bool,
     ) -> Self:
         """Return those of a trainer whose algorithm was `restored` from the first one's
-        checkpoint or not. Raises `ConfigError` for an algorithm that cannot have any,
-        where there are some."""
+        checkpoint or not, and which `joins` the others so. Raises `ConfigError` for an
+        algorithm that cannot have any, where there are some."""
         policy, names = config.policy, context.experiment.holders(config.policy, "sum")
         if not names:
             return cls(clock)
@@ -83,8 +91,9 @@ class EqualTrainers:
                 f"{type(config.algorithm).__name__}, since its algorithm is no DataParallel (see "
                 "tidemill.api.algorithm); set the trainer's count to 1"
             )
-        # all were given the random state of the first, which the checkpoint has
-        if restored and (own := number(context.name)):
+        # all were given the random state of the first, which the checkpoint has, or of
+        # whoever has written it for those that live again
+        if restored and (own := number(context.name) + len(names) * joins.number):
             algorithm.separate(own)
         others = {rank: name for rank, name in enumerate(names) if name != context.name}
         senders = {
@@ -95,11 +104,10 @@ class EqualTrainers:
             rank: context.endpoints.consumer(f"sums/{policy}/{name}/{context.name}")
             for rank, name in others.items()
         }
-        counts = 8 * len(CombinedCounts._fields)
-        return cls(
-            clock,
-            AllReduce(names.index(context.name), senders, receivers, max(algorithm.largest_sum, counts)),
-        )
+        most = max(algorithm.largest_sum, 8 * len(CombinedCounts._fields))
+        summing = AllReduce(names.index(context.name), senders, receivers, most)
+        summing.begin(joins.number)
+        return cls(clock, summing, names)
 
     def needs(self, algorithm: Algorithm, weights: int) -> list[Need]:
         """Return the memory that they are going to fill; `weights`: bytes of the
@@ -118,14 +126,17 @@ class EqualTrainers:
     def first(self) -> bool:
         """True of the one that reports updates and writes checkpoints: all have the same
         weights."""
-        return self._summing is None or self._summing.rank == 0 or self._left
+        return self._summing is None or self._summing.rank == 0 or self._stands_in
 
     def sum(self, array: Array) -> Iterator[PollResult]:
-        """Replace `array` by its sum over all equal trainers."""
+        """Replace `array` by its sum over all equal trainers. Raises `SumBroken` where
+        one has died and has not brought its part."""
         if self._summing is not None:
             left = self._clock.enter("copy")
             for look, _ in enumerate(self._summing.add(array), 1):
                 self._clock.enter("wait")
+                if self.lost and awake() - self._met_at > LEAVE_ALONE:  # who lives may wait, too
+                    raise SumBroken
                 if look % LOOKS == 0:
                     yield PollResult()
                 self._clock.enter("copy")
@@ -155,7 +166,8 @@ class EqualTrainers:
     def update(
         self, algorithm: Algorithm, policy: Policy, samples: Sequence[Sample], steps: int
     ) -> Generator[PollResult, None, dict[str, float]]:
-        """Do one update, all together, and return its metrics."""
+        """Do one update, all together, and return its metrics. It may be undone until it
+        is `done`."""
         if self._summing is None:
             return algorithm.update(samples, steps)
         algorithm = cast("DataParallel", algorithm)  # `of` has seen to that
@@ -165,17 +177,53 @@ class EqualTrainers:
             while True:
                 yield from self.sum(next(parts))
         except StopIteration as end:
-            self._before = None
             metrics: dict[str, float] = end.value
             return metrics
-        except UpdateFault:  # all leave the rest out, at the same sum
-            self._before = None
+        except SumBroken:
+            parts.close()  # it has its last words before all is undone
             raise
+
+    def done(self) -> None:
+        """Say that the update counts."""
+        self._before = None
+
+    def undo(self, algorithm: Algorithm, policy: Policy, version: int) -> None:
+        """Have policy and algorithm be as they were before an update that is not done, if
+        there is one."""
+        if self._before is not None:
+            parameters, state = self._before
+            policy.load(parameters, version)
+            algorithm.load_state(state)
+            self._before = None
 
     def state(self, algorithm: Algorithm, policy: Policy) -> tuple[Arrays, Arrays]:
         """Return parameters and the algorithm's state; while an update is half done,
         those before it."""
         return self._before or (policy.parameters(), algorithm.state())
+
+    # ---- deaths ------------------------------------------------------------------------
+
+    def lose(self, names: Sequence[str]) -> None:
+        """Note that these have died: sums to which they have not brought their parts are
+        broken."""
+        if self._summing is not None:
+            self._summing.lost.update(map(self._names.index, names))
+            self._patient, self._met_at = False, awake()
+
+    @property
+    def lost(self) -> bool:
+        """True while some are dead."""
+        return self._summing is not None and bool(self._summing.lost)
+
+    def stand_in(self) -> None:
+        """Be the first one, until all live again."""
+        self._stands_in = True
+
+    def rejoin(self, sums: int) -> None:
+        """Begin anew with all others, who live again. `sums`: see `Rejoin.number`."""
+        if self._summing is not None:
+            self._summing.begin(sums)
+            self._stands_in, self._met_at = False, awake()
 
     # ---- the end -----------------------------------------------------------------------
 
@@ -185,8 +233,8 @@ class EqualTrainers:
 
     def missing(self) -> bool:
         """True of one that is told to end when the others do not come."""
-        late = not self._patient and awake() - self._met_at > LEAVE_ALONE
-        return self._summing is not None and (self.alone or late)
+        late = awake() - self._met_at > LEAVE_ALONE
+        return self._summing is not None and late and not self._patient
 
     def end(self, save: Callable[[], None]) -> Iterator[PollResult]:
         """Have the first one `save`, and the others stay until it has: should it die, one
@@ -209,9 +257,5 @@ class EqualTrainers:
     def leave(self, algorithm: Algorithm, policy: Policy, version: int) -> None:
         """Go on without the others. What an unfinished update has done is undone, and
         this one is the first now."""
-        self._left = True
-        if self._before is not None:
-            parameters, state = self._before
-            policy.load(parameters, version)
-            algorithm.load_state(state)
-            self._before = None
+        self.stand_in()
+        self.undo(algorithm, policy, version)

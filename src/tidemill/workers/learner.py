@@ -21,6 +21,7 @@ from tidemill.api.control_messages import (
     ChangeSettings,
     Facts,
     Notice,
+    Rejoin,
     SampleFacts,
     Saved,
     Saving,
@@ -30,7 +31,7 @@ from tidemill.api.control_messages import (
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
-from tidemill.api.policy import Policy, check_weights
+from tidemill.api.policy import VERSIONS_OF_LIFE, Policy, check_weights
 from tidemill.api.spaces import Spaces
 from tidemill.api.weights_header import write_header
 from tidemill.core.clock import Clock, awake
@@ -85,6 +86,7 @@ class Learner:
     alive: the function that says that the worker lives, once it has written a checkpoint
     extras: the function that returns what checkpoints keep besides
     first_version: the version of no updates
+    joins: how it joins equal trainers, and what is the version of no updates since then
     changes: settings of the algorithm that equal trainers are still to agree on
     """
 
@@ -109,7 +111,7 @@ class Learner:
     ) -> None:
         self._context, self._config, self._clock = context, config, clock
         self._report, self._alive, self._extras = report, alive, extras
-        self.first_version = first_version
+        self.joins = Rejoin(0, first_version, first_version)
         self.counters = Counters()
         self.limits = TrainingLimits(self.counters, context.experiment.limits)
         self.returns = TrainingReturns()
@@ -202,12 +204,19 @@ class Learner:
             self._restore(self.found)
         else:
             self.algorithm = self._build_algorithm()
-            self.policy.version = self.first_version
+            self.policy.version = self.version
+        if self.version < self.joins.least:
+            raise CheckpointError(
+                f"the newest checkpoint that can be read in {self._folder} is of update "
+                f"{self.counters.updates}, but equal trainers have written one for {context.name} to go on "
+                f"from, of update {self.joins.least - self.joins.first}; look whether its disk is well"
+            )
         self.equal_trainers = EqualTrainers.of(
             context,
             config,
             self.algorithm,
             self._clock,
+            self.joins,
             restored=self.found is not None and self.own_state is None,
         )
         edges = context.edges(f"parameters/{config.policy}/")
@@ -370,13 +379,14 @@ class Learner:
 
     def finish_update(self) -> None:
         """Count an update: the policy is a version further."""
+        self.equal_trainers.done()
         self.counters.updates += 1
         self.policy.version = self.version
 
     @property
     def version(self) -> int:
         """The version after the updates that are counted."""
-        return self.first_version + self.counters.updates
+        return self.joins.first + self.counters.updates
 
     def publish(self) -> None:
         """Publish the weights as they are now."""
@@ -390,7 +400,7 @@ class Learner:
         it, and how many versions the rows that enter the loss are behind on average, and
         the oldest one."""
         version = self.policy.version
-        behind = sum(held.trained * version - held.stamps for held in batch)
+        behind = sum(held.trained * version - held.stamps for held in batch) % VERSIONS_OF_LIFE
         rows = sum(held.trained for held in batch)
         return {
             **{name: float(getattr(self.algorithm.config, name)) for name in self._scheduled.schedules},
@@ -424,7 +434,7 @@ class Learner:
     def least(self) -> int:
         """The oldest version that belongs to these weights: one of before their trainer's
         life, or before they were adopted, is of others."""
-        return self.first_version + self.counters.adopted
+        return max(self.joins.least, self.joins.first + self.counters.adopted)
 
     def awaits(self) -> bool:
         """True while the present version is still to be evaluated, or decided on, before
@@ -467,6 +477,34 @@ class Learner:
         """Go on with the first of `changes`."""
         self._scheduled = self.changes.popleft()
         self.algorithm.config = self._now()
+
+    def apply_changes(self) -> None:
+        """Go on with all of `changes`: all equal trainers were told the same."""
+        while self.changes:
+            self.apply_change()
+
+    # ---- deaths of equal trainers ------------------------------------------------------
+
+    def undo_update(self) -> None:
+        """Be as before an update that was begun and does not count."""
+        self.equal_trainers.undo(self.algorithm, self.policy, self.version)
+
+    def save_for_others(self) -> bool:
+        """Write a checkpoint for equal trainers that are to live again, in place of the
+        first one where it is dead. True when it is there."""
+        self.equal_trainers.stand_in()
+        self.save()
+        return self._saved[0] == self.counters.updates
+
+    def rejoin(self, message: Rejoin) -> None:
+        """Go on with equal trainers that live again."""
+        moved = message.first - self.joins.first
+        self.joins = Rejoin(message.number, message.first, self.joins.least)
+        self.equal_trainers.rejoin(message.number)
+        self.apply_changes()
+        if moved:  # some of the dead may have published versions that nobody has
+            self.policy.version = self.version
+            self.publish()
 
     def start(self) -> None:
         """Begin to count the time of training, and until the next checkpoint."""

@@ -4,7 +4,8 @@ and keeps checkpoints. The limits of a run are here.
 samples → buffer → batch → algorithm.update → version + 1 → parameter stream
 
 Several equal trainers of one policy each take samples of their own and sum their
-gradients (`workers.data_parallel`).
+gradients (`workers.data_parallel`). Where one dies the others keep their batches and wait
+(`TrainerWorker._stay`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,15 +22,19 @@ from tidemill.api.control_messages import (
     Facts,
     Hold,
     Holding,
+    Rejoin,
     RoundOver,
     SaveDue,
     State,
+    Stay,
+    Staying,
 )
 from tidemill.api.edges import number
 from tidemill.api.experiment import Context
 from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, returned
+from tidemill.streams.all_reduce import SumBroken
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.cut_files import has_part, holds_samples, read_part, write_part
@@ -65,6 +70,8 @@ class TrainerWorker(Worker):
         # Whether an update of equal trainers is done within the turn of the one whose
         # batch is full last, so that nobody sees a half of it: they take turns then.
         self._at_once = self._exact and config.count > 1 and config.max_policy_lag != 0
+        self._stays = False  # until equal trainers that have died live again
+        self._asked = Stay(0, ())  # last, that one of them has died
         self._meets = False  # from when its batch is full until the update is done
         self._finished = False  # the last checkpoint is written
         self._batch_steps = 0  # of the last update
@@ -111,6 +118,8 @@ class TrainerWorker(Worker):
             buffer.counts = SampleCounts(**state["counts"])
 
     def start(self) -> None:
+        if self.state is State.READY:
+            self.learner.apply_changes()  # what all were told before this life
         self.learner.start()
         super().start()
 
@@ -173,12 +182,24 @@ class TrainerWorker(Worker):
 
     def _train(self) -> Iterator[PollResult]:
         """The trainer's life, in pieces that never wait."""
-        learner, result = self.learner, PollResult()
-        counters = learner.counters
         self._end_at_limits()  # those of a life before, that died as it ended
         while True:
+            try:
+                yield from self._train_together()
+                return
+            except SumBroken:
+                self.learner.undo_update()
+                yield from self._stay()
+
+    def _train_together(self) -> Iterator[PollResult]:
+        """The same, until a sum of equal trainers breaks, since one has died: raises
+        `SumBroken` then. The batch that was taken for an update stays what is trained on
+        next."""
+        learner, result = self.learner, PollResult()
+        counters = learner.counters
+        while True:
             taken: Sequence[BufferedSample] | None = None
-            while self._reason is None and not self._to_rest:
+            while self._reason is None and not self._to_rest and not learner.equal_trainers.lost:
                 if not self._awaits() and (taken := self._buffer.take(learner.policy.version)) is not None:
                     break
                 if self.context.experiment.limits.seconds is not None:
@@ -206,26 +227,29 @@ class TrainerWorker(Worker):
                 self._rest(int(agreed.cut))
                 yield PollResult()
                 continue
-            counters.add(agreed)
-            self._buffer.counts = SampleCounts()
             if not agreed.rows:
+                counters.add(agreed)
+                self._buffer.counts = SampleCounts()
                 self._meets = False
                 self._end_round()
                 self._buffer.release()
                 self._tell_round()
                 yield PollResult(0, 1)
                 continue
-            learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
             learner.follow_schedules()
             left = self.clock.enter("train")
             try:
                 metrics = yield from learner.update(batch)
             except UpdateFault:
+                counters.add(agreed)
                 learner.finish_update()
                 learner.save_finite()
                 raise
             self.clock.enter(left)
             metrics = learner.measured(metrics, batch)
+            counters.add(agreed)
+            self._buffer.counts = SampleCounts()
+            learner.returns.add(buffered.sample for buffered in batch if not buffered.uses)
             learner.finish_update()
             if learner.went_back:  # what others played by weights that were given up is not trained on
                 self._buffer.least = learner.version
@@ -238,7 +262,10 @@ class TrainerWorker(Worker):
             if self._config.max_policy_lag == 0:
                 # Then all have published: whoever gets a sample back finds the new
                 # version, whichever trainer it asks.
-                yield from learner.equal_trainers.sum(np.zeros(1))
+                try:
+                    yield from learner.equal_trainers.sum(np.zeros(1))
+                except SumBroken:  # the dead one publishes it in its next life
+                    yield from self._stay()
             self._buffer.release()
             learner.limits.count_time()
             learner.report_update(metrics, self.polls)
@@ -254,6 +281,49 @@ class TrainerWorker(Worker):
         self._meets = False
         super().exit(self._reason or "")
         yield result
+
+    # ---- deaths of equal trainers ------------------------------------------------------
+
+    def _await(self, message: Stay) -> None:
+        """See `Stay`. All that others have brought to sums is there by now, so that the
+        next one that lacks a part breaks."""
+        self.learner.equal_trainers.lose(message.lost)
+        self._asked = message
+        if self._stays:
+            self._answer()
+
+    def _stay(self) -> Iterator[PollResult]:
+        """Stay as this trainer is until those that have died live again."""
+        self._stays = True
+        self._answer()
+        self.clock.enter("wait")
+        while self.learner.equal_trainers.lost:
+            yield PollResult()
+        self._stays = False
+
+    def _answer(self) -> None:
+        learner, asked = self.learner, self._asked
+        saved = learner.save_for_others() if asked.save else None
+        self.report(Staying(asked.number, learner.counters.updates, saved))
+
+    def _rejoin(self, message: Rejoin) -> None:
+        """See `Rejoin`."""
+        if self.state is State.CONFIGURING:
+            self.learner.joins = message
+        else:
+            self.learner.rejoin(message)
+
+    def _obey(self) -> bool:
+        """See `Worker._obey`. One that is paused comes to where it stays all the same."""
+        obeyed = super()._obey()
+        if obeyed and self.state is State.PAUSED and self.learner.equal_trainers.lost and not self._stays:
+            self._go_on()
+            if self.ended:
+                self._close()
+                return False
+        return obeyed
+
+    # ---- limits, cuts, checkpoints -----------------------------------------------------
 
     def _awaits(self) -> bool:
         """True while something is waited for before the next update; see
@@ -312,9 +382,6 @@ class TrainerWorker(Worker):
 
     def _change(self, message: ChangeSettings) -> None:
         self.learner.change(message)  # never within an update of a trainer without equals
-
-    def _leave_alone(self) -> None:
-        self.learner.equal_trainers.alone = True
 
     def _save_when_due(self) -> None:
         """Write a checkpoint; or say that it is due where the run is to be cut for it."""

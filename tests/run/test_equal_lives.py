@@ -1,0 +1,142 @@
+"""What becomes of equal trainers where one dies: who waits, who begins a next life with
+it, and how they join."""
+
+import pytest
+from tests.run.watching import EXPERIMENTS
+
+from tidemill.api.control_messages import Rejoin, State, Stay, Staying, WorkerStatistics, unpack_down
+from tidemill.api.policy import VERSIONS_OF_LIFE
+from tidemill.core.user_code_loading import load_file
+from tidemill.run import equal_lives
+from tidemill.run.equal_lives import ANSWER, SAVING, EqualLives
+from tidemill.run.progress import Member
+from tidemill.transports.local import LocalBell, LocalLink
+
+experiments = load_file(EXPERIMENTS, "test")
+FIRST, SECOND, THIRD = (f"trainer-{rank}" for rank in range(3))
+
+
+class Trainers:
+    """Three equal trainers that run, and what they are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(equal_lives, "awake", lambda: self.now)
+        made = experiments.numbered_equals("", None)
+        self.members, self.ends = {}, {}
+        for name, config in made.members():
+            down, self.ends[name] = LocalLink.pair(LocalBell(), LocalBell())
+            self.members[name] = Member(config, down, State.RUNNING)
+        self.lives = EqualLives(made, self.members)
+
+    def told(self, name: str) -> list[object]:
+        return [unpack_down(message) for message in self.ends[name].receive() or ()]
+
+    def answer(self, name: str, updates: int, saved: bool | None = None) -> None:
+        """Answer what it was asked last."""
+        asked = [message for message in self.told(name) if isinstance(message, Stay)]
+        self.members[name].awaits = Staying(asked[-1].number, updates, saved)
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> Trainers:
+    return Trainers(monkeypatch)
+
+
+def test_one_of_those_that_live_saves_and_all_join_by_the_versions_that_they_have(trainers: Trainers) -> None:
+    lives = trainers.lives
+    lives.ask([SECOND, "actor-1"], [FIRST, THIRD])
+    assert lives.settle([SECOND], [FIRST, THIRD]) is None
+    trainers.answer(FIRST, 5)
+    assert lives.settle([SECOND], [FIRST, THIRD]) is None
+    trainers.answer(THIRD, 5)
+    assert lives.settle([SECOND], [FIRST, THIRD]) is None
+    assert trainers.told(THIRD) == []
+    trainers.members[FIRST].awaits = None
+    (asked,) = trainers.told(FIRST)
+    assert isinstance(asked, Stay) and (asked.lost, asked.save) == ((SECOND,), True)
+    trainers.members[FIRST].awaits = Staying(asked.number, 5, True)
+    assert lives.settle([SECOND], [FIRST, THIRD]) == []
+    join = Rejoin(1, 0, 5)
+    assert lives.join([SECOND, "actor-1"], [FIRST, THIRD], sure=True) == ({SECOND: join}, [])
+    lives.starts("actor-1")
+    assert trainers.told(FIRST) == trainers.told(THIRD) == []
+    lives.starts(SECOND)
+    assert trainers.told(FIRST) == trainers.told(THIRD) == [join]
+    lives.starts(SECOND)  # once
+    assert trainers.told(FIRST) == []
+
+
+def test_who_lacks_an_update_that_another_has_done_begins_a_next_life(trainers: Trainers) -> None:
+    trainers.lives.ask([SECOND], [FIRST, THIRD])
+    trainers.answer(FIRST, 5)
+    trainers.answer(THIRD, 6)
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == [FIRST]
+    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) is None
+    trainers.answer(THIRD, 6, saved=True)
+    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == []
+    joins, undone = trainers.lives.join([FIRST, SECOND], [THIRD], sure=True)
+    assert joins[FIRST] == joins[SECOND] == Rejoin(1, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 6)
+    assert undone == []
+
+
+@pytest.mark.parametrize("saving", [False, True])
+def test_who_does_not_answer_in_time_or_ends_begins_a_next_life(trainers: Trainers, saving: bool) -> None:
+    trainers.lives.ask([SECOND], [FIRST, THIRD])
+    trainers.members[FIRST].awaits = Staying(0, 5, True)  # of an earlier death
+    trainers.answer(THIRD, 5)
+    trainers.members[FIRST].saving = saving
+    trainers.now += ANSWER + SAVING * saving - 0.1
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None
+    trainers.now += 0.2
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == [FIRST]
+    trainers.members[THIRD].state = State.COMPLETED
+    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == [THIRD]
+
+
+def test_where_nothing_can_be_saved_or_nobody_is_left_all_go_back(trainers: Trainers) -> None:
+    trainers.lives.ask([SECOND, THIRD], [FIRST])
+    trainers.answer(FIRST, 5, saved=False)
+    assert trainers.lives.settle([SECOND, THIRD], [FIRST]) == [FIRST]
+    for life in (1, 2):
+        joins, undone = trainers.lives.join([FIRST, SECOND, THIRD], [], sure=True)
+        join = Rejoin(life, life * VERSIONS_OF_LIFE, life * VERSIONS_OF_LIFE)
+        assert joins == dict.fromkeys([FIRST, SECOND, THIRD], join) and undone == ["policy"]
+
+
+def test_what_the_dead_alone_have_told_is_undone(trainers: Trainers) -> None:
+    trainers.members[FIRST].updated(WorkerStatistics(1, {"update": 6.0}, update=True))
+    trainers.lives.ask([FIRST, SECOND], [THIRD])
+    trainers.answer(THIRD, 5, saved=True)
+    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == []
+    joins, undone = trainers.lives.join([FIRST, SECOND], [THIRD], sure=True)
+    assert joins[FIRST] == Rejoin(1, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 5) and undone == ["policy"]
+
+
+def test_where_the_dead_may_have_published_more_all_go_on_as_a_later_life(trainers: Trainers) -> None:
+    trainers.lives.ask([FIRST], [SECOND, THIRD])
+    for name in (SECOND, THIRD):
+        trainers.answer(name, 5, saved=True)
+    assert trainers.lives.settle([FIRST], [SECOND, THIRD]) == []
+    joins, _ = trainers.lives.join([FIRST], [SECOND, THIRD], sure=False)
+    assert joins == {FIRST: Rejoin(1, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 5)}
+
+
+def test_another_death_has_those_wait_on_that_were_about_to_go_on(trainers: Trainers) -> None:
+    lives = trainers.lives
+    lives.ask([SECOND], [FIRST])
+    trainers.answer(FIRST, 5, saved=True)
+    assert lives.settle([SECOND], [FIRST]) == []
+    lives.join([SECOND], [FIRST], sure=True)
+    lives.ask([SECOND], [FIRST])  # its next life has died before it started
+    assert lives.settle([SECOND], [FIRST]) is None
+    trainers.answer(FIRST, 5, saved=True)
+    assert lives.settle([SECOND], [FIRST]) == []
+    joins, _ = lives.join([SECOND], [FIRST], sure=True)
+    lives.starts(SECOND)
+    assert trainers.told(FIRST) == [joins[SECOND]] == [Rejoin(2, 0, 5)]
+
+
+def test_a_run_that_resumes_exactly_has_none(trainers: Trainers) -> None:
+    made = experiments.numbered_equals("", 0).replace(exact_resume=True)
+    assert EqualLives(made, trainers.members).among([FIRST]) == []
