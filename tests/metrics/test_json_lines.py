@@ -9,7 +9,9 @@ import sys
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tidemill.api.metric_sink import LoggedRun
@@ -75,6 +77,25 @@ def test_a_torn_last_line_is_left_out_and_written_over_on_resume(tmp_path: Path,
     assert steps(tmp_path) in ([10], [10, 20])  # without its line end only, the record is still whole
     write(tmp_path, 30, resume_at=20)
     assert steps(tmp_path) == [10, 30]
+
+
+@pytest.mark.parametrize("cut", [1, 5])
+def test_a_line_that_is_being_written_is_left_to_the_next_reader(
+    tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 10, 20)
+    path, decode = tmp_path / "metrics.jsonl", msgspec.json.decode
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+
+    def later(line: bytes, **how: Any) -> Any:
+        if not line.endswith(b"\n"):  # the rest of it comes once it was read
+            path.write_bytes(whole + whole)
+        return decode(line, **how)
+
+    monkeypatch.setattr(msgspec.json, "decode", later)
+    assert steps(tmp_path) == ([10, 20] if cut == 1 else [10])
+    assert steps(tmp_path) == [10, 20, 10, 20]
 
 
 def test_a_resumed_run_drops_what_came_after_and_appends(tmp_path: Path) -> None:

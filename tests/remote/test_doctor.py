@@ -94,6 +94,20 @@ def test_a_server_whose_calls_take_long_is_tried_with_fewer_counts_of_sessions()
     assert said["repeats"].level == said["replies"].level == "ok"
 
 
+class SlowToReset(Ledger):
+    """Takes longer than each of two sessions has, one after the other."""
+
+    def reset(self, *, seed=None, options=None):
+        time.sleep(0.15)
+        return super().reset(seed=seed)
+
+
+def test_a_server_of_one_session_is_not_blamed_for_long_resets():
+    with serving(SlowToReset, limit=1) as server:
+        said = found(server)
+    assert said["determinism"].level == "ok", said["determinism"].message
+
+
 def taking_no_turns(sessions):
     """Have calls of one session run at the same time, as a server without a lock for each
     session does."""

@@ -390,8 +390,7 @@ def forwarded() -> Experiment:
     """An environment that takes half a second to make, and a buffer worker behind it."""
     made = experiment(Gymnasium(make=f"{__file__}:Starts"), lanes=1)
     actor = made.workers["actor"].replace(agents=(AgentSpec(samples="gathered", sample_steps=16),))
-    workers = {**made.workers, "actor": actor, "buffers": Buffers(process=())}
-    return made.replace(workers=workers, limits=made.limits.replace(updates=100))
+    return made.replace(workers={**made.workers, "actor": actor, "buffers": Buffers(process=())})
 
 
 def speaks() -> Experiment:

@@ -2,6 +2,7 @@
 and what is said."""
 
 import re
+import signal
 import sys
 import threading
 import time
@@ -43,6 +44,11 @@ def process_of(path: Path, worker: str) -> psutil.Process | None:
     none."""
     log = path / "logs" / f"{worker}.log"
     return next((process for process in psutil.Process().children() if log_of(process) == log), None)
+
+
+def lives(path: Path) -> list[str]:
+    """Return the workers that live again, as far as that is written down."""
+    return sorted(event.worker for event in read_events(path) if event.what == "lives")
 
 
 def dying(environment: str, restarts: int | None) -> Experiment:
@@ -107,19 +113,21 @@ def test_those_that_die_together_die_one_death(tmp_path: Path) -> None:
     """As where a host is lost: equal trainers, each with its actor."""
     made = experiments.equal()
     workers = {name: config.replace(restarts=1) for name, config in made.workers.items()}
-    made = made.replace(workers=workers, limits=made.limits.replace(updates=300))
-    path = tmp_path / "run"
-
-    killed = list[psutil.Process]()
+    made = made.replace(workers=workers)
+    path, killed, since = tmp_path / "run", list[psutil.Process](), list[float]()
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if not killed:
             killed.extend(p for p in psutil.Process().children() if log_of(p).parent == path / "logs")
             for process in killed:
                 process.kill()
+        elif len(lives(path)) == 4:
+            since.append(metrics["update"])
+            if len(since) == 10:
+                control.stop("it goes on")
 
     result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
-    assert (result.summary["status"], result.summary["updates"]) == ("completed", 300)
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
     events = read_events(path)
     assert sorted((event.worker, event.life) for event in events if event.what == "died") == [
         ("actor-0", 1), ("actor-1", 1), ("trainer-0", 1), ("trainer-1", 1)
@@ -128,11 +136,9 @@ def test_those_that_die_together_die_one_death(tmp_path: Path) -> None:
 
 
 def test_a_buffer_worker_waits_for_those_who_fill_it_to_live_again(tmp_path: Path) -> None:
-    made, path = experiments.forwarded(), tmp_path / "run"
+    path, killers, since = tmp_path / "run", list[threading.Thread](), list[float]()
 
     def kill_both() -> None:
-        metrics = path / "metrics.jsonl"
-        wait_until(lambda: metrics.exists() and metrics.stat().st_size, 60, "the first update")
         actor, buffers = process_of(path, "actor-0"), process_of(path, "buffers-0")
         actor.kill()
         wait_until(
@@ -140,13 +146,38 @@ def test_a_buffer_worker_waits_for_those_who_fill_it_to_live_again(tmp_path: Pat
         )
         buffers.kill()
 
-    killer = threading.Thread(target=kill_both)
-    killer.start()
-    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
-    killer.join()
-    assert (result.summary["status"], result.summary["updates"]) == ("completed", 100)
-    lives = [event.worker for event in read_events(path) if event.what == "lives"]
-    assert sorted(lives) == ["actor-0", "buffers-0"]
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killers:
+            killers.append(threading.Thread(target=kill_both))
+            killers[0].start()
+        elif "buffers-0" in lives(path):
+            since.append(metrics["update"])
+            if len(since) == 10:
+                control.stop("it goes on")
+
+    made = experiments.forwarded()
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    killers[0].join()
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
+    assert lives(path) == ["actor-0", "buffers-0"]
+
+
+def test_who_dies_after_a_signal_dies_as_the_run_ends(tmp_path: Path) -> None:
+    """Also where its death is heard of before the signal is looked at: a batch system
+    ends all processes at once."""
+    path, killed = tmp_path / "run", list[psutil.Process]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killed and (actor := process_of(path, "actor-0")) is not None:
+            killed.append(actor)
+            actor.kill()
+            signal.raise_signal(signal.SIGTERM)
+            control._controller._bury("actor-0")
+
+    result = train(experiments.cartpole(), run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert (result.summary["status"], result.summary["reason"]) == ("interrupted", "SIGTERM")
+    assert [event for event in read_events(path) if event.what == "died"] == []
+    assert [True for event in read_events(path) if "actor-0 is gone, as the run ended" in event.cause]
 
 
 @pytest.mark.parametrize("restarts", [0, -1])

@@ -161,17 +161,19 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
         with open_plain(path) as file:
             number = 0
             while line := file.readline(LONGEST):
-                number += 1
+                number, ended = number + 1, line.endswith(b"\n")
                 try:
                     record = msgspec.json.decode(line, type=dict[str, float | None])
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    if not file.readline(1):
-                        return  # torn by a kill
+                    if (not ended and len(line) < LONGEST) or not file.readline(1):
+                        return  # torn by a kill, or just being written
                     raise RunError(
                         f"{path}, line {number} is no record: {line[:80]!r}. Remove the line to read the "
                         "others"
                     ) from None
                 yield line, {k: math.nan if v is None else v for k, v in record.items()}
+                if not ended:
+                    return
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             f"{path.parent} has no {FILE}: it is no run folder, or the run ended before its first update"

@@ -217,7 +217,7 @@ def _determinism(host: Host, seconds: float) -> Finding:
         first, second = (_observations_and_steps(env, _actions(host, 1)) for env in envs)
         if host.description.max_sessions == 1:  # one after the other
             until = monotonic() + seconds / 2
-            before = list(takewhile(lambda _: monotonic() < until, islice(first, 301))) or [next(first)]
+            before = [next(first), *takewhile(lambda _: monotonic() < until, islice(first, 300))]
             envs[0].close()
             pairs, until = zip(before, second, strict=False), math.inf
         else:

@@ -508,6 +508,7 @@ class Controller:
     def _bury(self, name: str, cause: str = "", hangs: bool = False) -> None:
         """Take note of a worker that has died, with what it and those that die with it
         have still told."""
+        self._note_signal()  # a batch system tells all at once, and others may be quicker to end
         cause = mask(cause or self._launcher.obituary(name), self._secrets)
         with_it = {other: self.members[other] for other in self._supervisor.with_it(name)}
         for other, member in with_it.items():
@@ -630,6 +631,9 @@ class Controller:
     def _look_for_signal(self) -> None:
         if self._interrupts.suspend:
             self._suspend()
+        self._note_signal()
+
+    def _note_signal(self) -> None:
         if self._interrupts.first and not self.reason:
             self.interrupted = self._interrupts.first
             self.reason = signal_name(self.interrupted)
