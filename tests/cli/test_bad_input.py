@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.run.watching import wait_until
 from typer.testing import CliRunner, Result
 
 from tidemill.cli.main import app
@@ -190,7 +191,8 @@ def refused(result: Result, *parts: str) -> None:
 
 def nothing_left(folder: Path) -> None:
     assert {p.name for p in folder.iterdir()} <= {"bad.py", "__pycache__", "taken", "file"}
-    assert psutil.Process().children(recursive=True) == []
+    # of tests before, some may still be ending
+    wait_until(lambda: not psutil.Process().children(recursive=True), 60, "no process is left")
 
 
 NEVER_BEGAN = {
@@ -456,7 +458,7 @@ def test_processes_say_the_same_and_leave_nothing(cli: Callable[..., Result], tm
         refused(measured, part)
         assert len(measured.output.splitlines()) == 1
         nothing_left(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_a_folder_that_holds_a_run_is_not_written_to(cli: Callable[..., Result], tmp_path: Path) -> None:

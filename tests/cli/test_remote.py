@@ -18,6 +18,14 @@ from tidemill.remote.rest_config import Rest
 from tidemill.remote.session import RemoteEnv
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Sessions have time to be closed, and nothing is known of an earlier server that had
+    the same port."""
+    monkeypatch.setattr("tidemill.remote.session.CLOSE_SECONDS", 20.0)
+    monkeypatch.setattr("tidemill.remote.host._known", {})
+
+
 def test_a_served_environment_is_trained_on_and_its_server_counts_every_step(tmp_path):
     command = [
         sys.executable,

@@ -111,10 +111,14 @@ def test_a_line_that_is_slow_and_loses_frames_loses_nothing_of_what_is_said(netw
     network.set(delay=0.05, loss=0.01, rate=10e6)
     with ExitStack() as stack:
         joined = Joined(network, stack)
-        joined.work(3.0)
+        small, _, large, _ = joined.channels
+        for _ in range(30):
+            joined.work(2.0)
+            measured = joined.peers[0].round_trip_s is not None
+            if measured and min(small.taken, large.taken) > 2 and network.set()["lost"] > 3:
+                break
         joined.settle()
-        counts = network.set()
-        assert counts["lost"] > 3 and joined.channels[2].taken >= 2 < joined.channels[0].taken
+        assert network.set()["lost"] > 3 and min(small.taken, large.taken) > 2
         round_trip = joined.peers[0].round_trip_s
         assert round_trip is not None and round_trip >= 0.1
 
@@ -151,9 +155,9 @@ def launcher(network: Network, monkeypatch: pytest.MonkeyPatch) -> type[Networke
 def test_a_run_over_a_line_that_loses_frames_and_breaks_learns_what_one_machine_learns(
     network: Network, launcher: type[Networked], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "VOID_S", 12.0)  # of a machine that is busy
+    monkeypatch.setattr(agents, "VOID_S", 60.0)  # of a machine that is busy
     network.set(delay=0.005, loss=0.01, rate=10e6)
-    made, folder = experiment(updates=40), tmp_path / "together"
+    made, folder = experiment(updates=60), tmp_path / "together"
     breaks = threading.Thread(target=break_for_3_s, args=(network, folder / "metrics.jsonl"))
     breaks.start()
     try:

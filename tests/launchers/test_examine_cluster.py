@@ -17,7 +17,7 @@ from tests.launchers.test_hosts import LAUNCHERS
 from tests.run.watching import wait_until
 
 from tidemill.core.errors import ConfigError
-from tidemill.launchers import examination, examine_cluster
+from tidemill.launchers import examine_cluster
 from tidemill.launchers.examine_cluster import examine_cluster as examine
 from tidemill.testing.check_env import Finding
 
@@ -89,10 +89,7 @@ def test_hosts_that_do_not_reach_each_other_are_named(
     wait_until(lambda: not agents(), 60, "no agent is left")
 
 
-def test_a_line_that_breaks_is_named(
-    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(examination, "REACH_S", 5.0)
+def test_a_line_that_breaks_is_named(network: Network, tmp_path: Path) -> None:
     with network.on(0):
         found = {}
         for finding in examine(NETWORKED, tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,13 @@ from tidemill.launchers import agents, hosts
 from tidemill.launchers.placement import place
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
+from tidemill.run.events import Event, read_events
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.check_resume import compare
 
 LAUNCHERS = Path(__file__).with_name("host_launchers.py")
 TWO = f"{LAUNCHERS}:TwoHosts"
+AGENT = "tidemill.launchers.host"
 
 
 def experiment(
@@ -134,7 +137,7 @@ def test_what_ends_before_the_launch_leaves_no_agent(tmp_path: Path, monkeypatch
     monkeypatch.setattr(tidemill.training.train, "lay_out", fails)
     with pytest.raises(RunError, match="no layout"):
         train(experiment(), launch=TwoHosts, run_dir=tmp_path / "run", quiet=True)
-    assert not psutil.Process().children(recursive=True)
+    wait_until(lambda: not agents_of(psutil.Process().children(recursive=True)), 60, "no agent is left")
 
 
 def test_workers_are_placed_where_cores_are_left() -> None:
@@ -163,9 +166,14 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
         run.kill_all()
 
 
-def agent(run: Run) -> psutil.Process:
-    """Return the agent's process."""
-    return next(p for p in run.processes() if "tidemill.launchers.host" in p.cmdline())
+def agents_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
+    """Return those that are agents, by their names."""
+    found = {}
+    for process in processes:
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if AGENT in (words := process.cmdline()):
+                found[words[-1]] = process
+    return found
 
 
 def test_a_runner_that_dies_takes_its_hosts_along(start: Callable[[str], Run]) -> None:
@@ -189,18 +197,20 @@ def worker_of(process: psutil.Process, run: Run) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def look() -> bool:
-        found[:] = [p for p in process.children() if "tidemill.launchers.entry" in p.cmdline()]
+        found.clear()
+        for child in process.children():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                if "tidemill.launchers.entry" in child.cmdline():
+                    found.append(child)
         return bool(found)
 
     wait_until(look, 60, "the host has workers")
     return found[0]
 
 
-def lives(run: Run) -> list[Any]:
-    """Return the events of workers that live again."""
-    path = run.path / "events.jsonl"
-    events = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return [event for event in events if event["what"] == "lives"]
+def events(run: Run, what: str) -> list[Event]:
+    """Return the events of a kind that are written down by now."""
+    return [event for event in read_events(run.path) if event.what == what]
 
 
 @pytest.mark.parametrize(("made", "where"), [("cartpole", "runner"), ("cartpole", "b"), ("equal", "b")])
@@ -208,11 +218,13 @@ def test_a_worker_that_dies_on_any_host_lives_again(
     start: Callable[[str], Run], made: str, where: str
 ) -> None:
     run = start(made)
-    host = psutil.Process(run.main.pid) if where == "runner" else agent(run)
+    host = psutil.Process(run.main.pid) if where == "runner" else agents_of(run.processes())[where]
     lines = lambda: len((run.path / "metrics.jsonl").read_text().splitlines())  # noqa: E731
-    for life in (1, 2):
+    with_it = 4 if made == "equal" else 1
+    for deaths in (1, 2):
         worker_of(host, run).kill()
-        wait_until(lambda life=life: len(lives(run)) >= life, 60, "it lives again")
+        lives = deaths * with_it
+        wait_until(lambda lives=lives: len(events(run, "lives")) >= lives, 60, "it lives again")
         before = lines()
         wait_until(lambda before=before: lines() > before + 2, 60, "updates go on")
     os.killpg(run.main.pid, signal.SIGINT)
@@ -253,9 +265,11 @@ class Walk(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))
     action_space = gymnasium.spaces.Discrete(2)
 
+    def __init__(self):
+        print("there is a walk", flush=True)  # of each actor, before the run begins
+
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        print("a walk begins", flush=True)
         return np.zeros(3, np.float32), {}
 
     def step(self, action):
@@ -289,7 +303,7 @@ def test_the_user_s_code_reaches_a_host_without_it_and_logs_come_back(hidden: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     logs = {path.name: path.read_text() for path in (hidden / "run" / "logs").iterdir()}
     assert sorted(logs) == [f"actor-{i}.log" for i in range(4)]  # of both hosts, and no other file
-    assert all("a walk begins" in text for text in logs.values())
+    assert all("there is a walk" in text for text in logs.values())
 
 
 def test_a_folder_that_a_host_must_see_and_does_not_is_named(hidden: Path) -> None:
@@ -337,9 +351,7 @@ def test_a_host_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(agents, "versions", lambda: {**ours, "numpy": "1.0"})
     with pytest.raises(RunError, match=f"host b has other versions.*numpy {ours['numpy']}, here 1.0"):
         train(experiment(), launch=TwoHosts, layout="given", run_dir=tmp_path / "run", quiet=True)
-    assert not [
-        p for p in psutil.Process().children(recursive=True) if "tidemill.launchers.host" in p.cmdline()
-    ]
+    wait_until(lambda: not agents_of(psutil.Process().children(recursive=True)), 60, "no agent is left")
 
 
 def test_workers_are_placed_where_the_user_says() -> None:

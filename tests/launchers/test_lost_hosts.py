@@ -1,7 +1,6 @@
 """Hosts that are lost: their workers are many deaths at once, and live again on a host
 that is left, or on their own once that is back."""
 
-import json
 import os
 import resource
 import signal
@@ -10,18 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from tests.launchers.host_launchers import LOOPBACK, SmallRunner
-from tests.launchers.test_hosts import LAUNCHERS, experiment
+from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment
 from tests.run.watching import Run, wait_until
 
 from tidemill import train
 from tidemill.launchers.placement import place
 from tidemill.launchers.stand_in import StandIn
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.events import read_events
 from tidemill.run.run_control import RunControl
 
 
@@ -42,26 +41,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 def agents(run: Run) -> dict[str, psutil.Process]:
     """Return the processes of agents, by their names."""
-    found = {}
-    for process in run.processes():
-        with suppress(psutil.Error):  # it has ended meanwhile
-            if "tidemill.launchers.host" in (words := process.cmdline()):
-                found[words[-1]] = process
-    return found
-
-
-def events(run: Run, what: str) -> list[Any]:
-    path = run.path / "events.jsonl"
-    told = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return [event for event in told if event["what"] == what]
+    return agents_of(run.processes())
 
 
 def lost(run: Run) -> tuple[int, int]:
     """Return what events tell to be lost: samples, and env steps of others."""
     samples, begun = 0, dict[tuple[str, int], int]()
     for event in (*events(run, "died"), *events(run, "lost")):
-        samples += event.get("samples", 0)
-        begun[event["worker"], event["life"]] = event.get("steps", 0)
+        samples += event.samples
+        begun[event.worker, event.life] = event.steps
     return samples, sum(begun.values())
 
 
@@ -92,7 +80,7 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
     wait_until(lambda: len(events(run, "lives")) >= 4, 60, "they live again with the runner")
     wait_until(lambda: agents(run).keys() == {"b#2"}, 60, "what the lost host held has ended")
     goes_on(run)
-    assert {event["worker"] for event in events(run, "died")} == {"actor-0", "server-0"}
+    assert {event.worker for event in events(run, "died")} == {"actor-0", "server-0"}
     ends_cleanly(run)
 
 
@@ -115,12 +103,12 @@ def test_a_host_that_is_back_in_time_keeps_its_share(start: Callable[..., Run]) 
     wait_until(lambda: len(events(run, "lives")) >= 2, 60, "its workers live again")
     goes_on(run)
     # what its actor had sent while the agent carried nothing, if its channel had room
-    assert {event["worker"] for event in events(run, "lost")} <= {"actor-0"}
+    assert {event.worker for event in events(run, "lost")} <= {"actor-0"}
     assert agents(run)["b#1"].parent() == own
     assert not before & {p.pid for p in run.processes()}  # who was taken for dead is
     own.terminate()  # and whom it holds leaves first
     wait_until(lambda: len(events(run, "lives")) >= 4, 60, "its workers live again with the runner")
-    assert events(run, "died")[-1]["cause"] == "its host b was told to leave (SIGTERM)"
+    assert events(run, "died")[-1].cause == "its host b was told to leave (SIGTERM)"
     wait_until(lambda: not agents(run).keys() & {"b", "b#1"}, 60, "both agents end")
     goes_on(run)
     ends_cleanly(run)
@@ -153,7 +141,7 @@ def test_a_host_that_is_told_to_leave_does_and_the_run_goes_on(start: Callable[.
     own = agents(run)["b"]
     own.terminate()
     wait_until(lambda: len(events(run, "lives")) >= 2, 60, "its workers live again")
-    told = {event["cause"] for event in events(run, "died")}
+    told = {event.cause for event in events(run, "died")}
     assert told == {"its host b was told to leave (SIGTERM)"}
     wait_until(lambda: "b" not in agents(run), 60, "its agent ends")
     goes_on(run)
@@ -193,8 +181,8 @@ def test_what_a_policy_worker_held_is_asked_of_its_next_life(tmp_path: Path) -> 
     assert places["server-0"] == "b" and places["actor-1"] == "c"
     result = train(made, launch=SmallRunner, layout="given", run_dir=run, quiet=True, on_update=on_update)
     assert (result.summary["status"], result.summary["updates"], len(killed)) == ("completed", 100, 1)
-    lives = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert {e["worker"] for e in lives if e["what"] == "died"} == {"actor-0", "actor-2", "server-0"}
+    died = {event.worker for event in read_events(run) if event.what == "died"}
+    assert died == {"actor-0", "actor-2", "server-0"}
 
 
 def test_whoever_has_many_descriptors_open_can_hold_an_agent() -> None:

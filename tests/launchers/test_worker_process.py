@@ -127,17 +127,25 @@ def workers_of(run: "subprocess.Popen[str]") -> list[psutil.Process]:
     return found
 
 
+# the beginning of a command that starts three processes early, and writes down which
+OF_THREE = """
+import tidemill.cli.entry as entry
+from tidemill.launchers import worker_process
+from pathlib import Path
+def start_early(count):
+    worker_process.start_early(count)
+    Path("early").write_text(" ".join(str(early.process.pid) for early in worker_process._early))
+entry.cores, entry.start_early = lambda: 3, start_early
+"""
+
+
 def test_a_command_s_early_processes_become_its_workers_and_the_others_end(tmp_path: Path) -> None:
     """Three are started; a run of two takes two of them, whose output goes to its log."""
-    words = ("train", "CartPole-v1", "--layout", "given", "--run-dir", "run", "--set", "limits.seconds=60")
-    first = "import tidemill.cli.entry as e; e.cores = lambda: 3"
-    with command(tmp_path, *words, first=first) as run:
-        deadline = time.monotonic() + 60
-        early: set[int] = set()
+    words = ("train", "CartPole-v1", "--layout", "given", "--run-dir", "run", "--set", "limits.seconds=600")
+    with command(tmp_path, *words, first=OF_THREE) as run:
         metrics = tmp_path / "run" / "metrics.jsonl"
-        while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
-            early |= {worker.pid for worker in workers_of(run)}
-            time.sleep(0.01)
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size, 120, "the first update")
+        early = set(map(int, (tmp_path / "early").read_text().split()))
         workers = workers_of(run)
         logs = {os.readlink(f"/proc/{worker.pid}/fd/1") for worker in workers}
         limits = {worker.rlimit(psutil.RLIMIT_NOFILE) for worker in workers}

@@ -10,13 +10,12 @@ from unittest.mock import Mock
 import pytest
 from tests.envs.driver import Driver
 from tests.envs.games import Hanging
-from tests.run.watching import EXPERIMENTS, leftovers, wait_until
+from tests.run.watching import EXPERIMENTS, leftovers
 
 from tidemill import PPO, Actors, Buffers, Evaluation, PolicyWorkers, Scripted, Trainer
 from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.api.experiment import WorkerConfig
 from tidemill.api.launcher import Call
-from tidemill.core.clock import awake
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads
 from tidemill.envs.lanes import LaneLoop
@@ -30,6 +29,7 @@ from tidemill.run.silence import SilenceWatch, TurnWatch
 from tidemill.training.train import train
 
 experiments = load_file(EXPERIMENTS, "test")
+NOW = 1000.0  # second of `awake`, which stands still while a watch looks
 IN_ENVIRONMENT = [Call("read", "/home/arm.py", 41), Call("send", "/lib/tidemill/envs/lanes.py", 7)]
 IN_TRAINING = [Call("matmul", "/lib/torch.py", 1), Call("_poll", "/lib/tidemill/workers/trainer.py", 1)]
 
@@ -62,8 +62,13 @@ class Watched:
     def after(self, seconds: float) -> None:
         """Look once the process has been silent for so long."""
         for member in self.members.values():
-            member.heard = awake() - seconds
-        self.watch.look(self.members)
+            member.heard = NOW - seconds
+        self.look()
+
+    def look(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(silence, "awake", lambda: NOW)
+            self.watch.look(self.members)
 
 
 def test_a_process_that_falls_silent_is_told_once_and_when_it_speaks_again() -> None:
@@ -71,13 +76,13 @@ def test_a_process_that_falls_silent_is_told_once_and_when_it_speaks_again() -> 
     watched.after(4.0)
     assert not watched.told
     watched.after(6.0)
-    watched.watch.look(watched.members)
+    watched.look()
     assert watched.told == [
         "actor-0, trainer-0 is silent for 6 s (no poll took longer than 0.1 s before): matmul (torch.py:1) ← "
         "_poll (trainer.py:1)"
     ]
-    watched.members["trainer-0"].heard = awake()
-    watched.watch.look(watched.members)
+    watched.members["trainer-0"].heard = NOW
+    watched.look()
     assert watched.told[1:] == ["actor-0, trainer-0 speaks again, after 6 s"]
 
 
@@ -184,8 +189,16 @@ def test_who_waits_for_lanes_in_threads_is_not_gone(file: str) -> None:
 def test_inline_an_environment_that_hangs_is_told_from_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(silence, "LEAST", 0.1)
+    class Freed(threading.Event):
+        """What takes long is told once this is waited for: before, all may."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            monkeypatch.setattr(silence, "LEAST", 0.1)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(silence, "LEAST", float("inf"))
     hung, told = Hanging(), list[str]()
+    hung.freed = Freed()
 
     def alarm(text: str) -> None:
         told.append(text)
@@ -215,25 +228,22 @@ def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
-def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> None:
+def test_an_environment_that_hangs_costs_its_actor_a_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its deadline is cut short while it hangs alone: nothing else may be late for it."""
-    flag, threads = tmp_path / "hung", list[threading.Thread]()
+    flag, controllers, usual = tmp_path / "hung", list[Controller](), silence.deadline
 
-    def cut_short(controller: Controller) -> None:
-        wait_until(flag.exists, 60, "it hangs")
-        member = controller.members["actor-0"]
-        usual, member.config = member.config, member.config.replace(deadline_s=0.5)
-        wait_until(lambda: member.life, 60, "another life has begun")
-        member.config = usual
+    def deadline(given: float | None, p99: float | None, resetting: bool = False) -> float:
+        hangs = flag.exists() and controllers and not controllers[0].members["actor-0"].life
+        return 0.5 if hangs else usual(given, p99, resetting)
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
-        if not threads:
-            threads.append(threading.Thread(target=cut_short, args=(control._controller,)))
-            threads[0].start()
+        controllers.append(control._controller)
 
+    monkeypatch.setattr(silence, "deadline", deadline)
     made = experiments.hangs_once(str(flag))
     train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, on_update=on_update)
-    threads[0].join(60)
     events = read_events(tmp_path / "run")
     (died,) = (event for event in events if event.what == "died")
     assert died.worker == "actor-0"
@@ -250,7 +260,7 @@ def test_a_lane_that_hangs_in_a_thread_costs_its_step_alone(tmp_path: Path, laun
     seen = list[dict[str, float]]()
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
-        if "time/actor-0/lanes/hanging" in metrics:
+        if "time/actor-0/lanes/restarts" in metrics:  # it was made anew
             seen.append(metrics)
             control.stop("it was told, and the run went on")
 

@@ -1,9 +1,8 @@
 """A run that makes no progress says who waits for whom."""
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
-from time import sleep, time
 
 import pytest
 from tests.run.watching import EXPERIMENTS, wait_until
@@ -13,6 +12,7 @@ from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import load_file
+from tidemill.run import stall_report, stall_watch
 from tidemill.run.controller import Controller
 from tidemill.run.progress import Member
 from tidemill.run.run_control import RunControl
@@ -22,13 +22,23 @@ from tidemill.training.train import train
 from tidemill.transports.local import LocalBell, LocalLink
 
 experiments = load_file(EXPERIMENTS, "test")
+CLOCK = 1_800_000_000.0  # what the wall clock shows where it stands still
 
 
-def test_a_chain_leads_from_the_trainer_to_who_explains_most() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The second of `awake` in which reports are made: their clocks stand still."""
+    now = awake() + 1
+    monkeypatch.setattr(stall_report, "awake", lambda: now)
+    monkeypatch.setattr(stall_report, "time", lambda: CLOCK)
+    return now
+
+
+def test_a_chain_leads_from_the_trainer_to_who_explains_most(now: float) -> None:
     experiment = experiments.cartpole()
     link = LocalLink.pair(LocalBell(), LocalBell())[0]
     members = {
-        name: Member(config, link, State.RUNNING, {"wait": 0.98, "python": 0.02})
+        name: Member(config, link, State.RUNNING, {"wait": 0.98, "python": 0.02}, heard=now)
         for name, config in experiment.members()
     }
     actor, server, trainer = (members[name] for name in ("actor-0", "server-0", "trainer-0"))
@@ -45,19 +55,17 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most() -> None:
     assert told() == (
         "trainer-0 waits for samples ← actor-0 waits for answers ← server-0 works (90% inference)"
     )
-    server.heard = awake() - 28
+    server.heard = now - 28
     assert told().endswith("waits for answers ← server-0 is silent for 28 s, stuck")
     server.bury("its process was killed by SIGKILL (by hand); its last output: none")
-    server.died_at, server.life = awake() - 3, 2
-    at = datetime.fromtimestamp(time() - 3)
-    times = [(at + timedelta(seconds=s)).strftime("%H:%M:%S") for s in (-1, 0, 1)]
-    assert told() in [
-        "trainer-0 waits for samples ← actor-0 waits for answers ← server-0 died at "
-        f"{clock} (its process was killed by SIGKILL (by hand)), restarted twice"
-        for clock in times
-    ]
+    server.died_at, server.life = now - 3, 2
+    at = datetime.fromtimestamp(CLOCK - 3).strftime("%H:%M:%S")
+    assert told() == (
+        f"trainer-0 waits for samples ← actor-0 waits for answers ← server-0 died at {at} "
+        "(its process was killed by SIGKILL (by hand)), restarted twice"
+    )
     # who is on no chain, and does not live either, is told besides
-    actor.heard = awake() - 28
+    actor.heard = now - 28
     assert told().startswith(
         "trainer-0 waits for samples ← actor-0 is silent for 28 s, stuck in its environment; "
     )
@@ -68,13 +76,14 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most() -> None:
     assert told().startswith("trainer-0 is paused; besides, actor-0 is silent")
 
 
-def test_equal_trainers_that_wait_for_one_actor_are_one_chain() -> None:
+def test_equal_trainers_that_wait_for_one_actor_are_one_chain(now: float) -> None:
     experiment = load_file(EXPERIMENTS, "test").equal()
     link = LocalLink.pair(LocalBell(), LocalBell())[0]
     members = {
-        name: Member(config, link, State.RUNNING, {"wait": 1.0}) for name, config in experiment.members()
+        name: Member(config, link, State.RUNNING, {"wait": 1.0}, heard=now)
+        for name, config in experiment.members()
     }
-    members["actor-1"].heard = awake() - 28
+    members["actor-1"].heard = now - 28
     text = explain_stall(experiment, members, lambda _: "")
     assert text == (
         "trainer-0 waits for a sum's part ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
@@ -129,13 +138,14 @@ def test_a_slow_environment_is_progress(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.timeout(120)
-def test_what_a_callback_takes_is_no_stall(tmp_path: Path) -> None:
-    made = experiments.cartpole()
-    made = made.replace(limits=made.limits.replace(updates=4, stall_s=1.5))
+def test_what_a_callback_takes_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, passed = experiments.cartpole(), list[float]()
+    made = made.replace(limits=made.limits.replace(updates=4))
+    monkeypatch.setattr(stall_watch, "awake", lambda: awake() + sum(passed))
 
     def on_update(metrics: dict[str, float], _: RunControl) -> None:
         if metrics["update"] == 2:
-            sleep(2.0)
+            passed.append(2 * made.limits.stall_s)  # as if it had taken so long
 
     result = train(
         made,

@@ -23,9 +23,9 @@ pytestmark = [
     ),
 ]
 IMPATIENT = (
-    "from tidemill.run import controller; controller.STALL = 5.0; from tidemill.cli.main import app; app()"
+    "from tidemill.run import controller; controller.STALL = 10.0; from tidemill.cli.main import app; app()"
 )
-SLEPT = 7.0
+SLEPT = 12.0
 
 
 def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
@@ -40,11 +40,11 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) ->
         "--layout",
         "given",
     ]
-    folder, output = tmp_path / "run", tmp_path / "output.txt"
+    folder, output, began = tmp_path / "run", tmp_path / "output.txt", time.monotonic()
     with output.open("wb") as file:  # a process group of its own in a session with others: a job of a shell
         main = subprocess.Popen(words, cwd=tmp_path, stdout=file, stderr=file, process_group=0)
     try:
-        _stop_in_all_ways(main, folder, output.read_text)
+        _stop_in_all_ways(main, folder, output.read_text, began)
         main.terminate()
         assert main.wait(120) == 128 + signal.SIGTERM, output.read_text()
         ended_well(folder, "interrupted", "SIGTERM")
@@ -55,7 +55,9 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) ->
         main.wait()
 
 
-def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Callable[[], str]) -> None:
+def _stop_in_all_ways(
+    main: "subprocess.Popen[bytes]", folder: Path, output: Callable[[], str], began: float
+) -> None:
     def seconds() -> float:
         return max(
             (record["time/seconds"] for record in read_metrics(folder) if "time/seconds" in record),
@@ -71,17 +73,15 @@ def _stop_in_all_ways(main: "subprocess.Popen[bytes]", folder: Path, output: Cal
     assert set(workers) == {"actor-0", "server-0", "trainer-0"}
 
     # all of it, as a batch system does: that is no time of training, and nobody stalls
-    before, began = seconds(), time.monotonic()
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in (main.pid, *workers.values()):
             os.kill(pid, number)
         time.sleep(SLEPT if number == signal.SIGSTOP else 0)
-    goes_on()
-    assert (time.monotonic() - began) - (seconds() - before) > SLEPT - 2.0
-    assert (
-        "no update" not in output()
-        and max(record.get("time/actor-0/environment", 0) for record in read_metrics(folder)) < 0.99
-    )
+    for _ in range(5):  # beyond what was under way
+        goes_on()
+    # of the time since the command was given the stop is left out, but for a second
+    assert seconds() < time.monotonic() - began - (SLEPT - 1.0)
+    assert "no update" not in output()
 
     # Ctrl-Z reaches the main process alone: the workers pause with it
     os.kill(main.pid, signal.SIGTSTP)

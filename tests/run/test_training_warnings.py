@@ -1,6 +1,7 @@
 """What a run warns of by itself, from numbers that are written out and from real runs."""
 
 import json
+import re
 from math import nan
 from pathlib import Path
 
@@ -198,7 +199,9 @@ def test_real_runs_give_the_notes_and_sound_ones_none(environment, settings, wor
         **sizes,
         **({"learning_rate": 1e-3} | settings),
     )
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    # what a busy machine may have told besides
+    told = re.compile(r"note: (?!.*(silent|speaks again|come back|no update for|did not take))")
+    notes = [line for line in capsys.readouterr().err.splitlines() if told.match(line)]
     assert [note for note in notes if words and words in note] or not (words or notes), notes
     again = TrainingWarnings(json.loads((Path(run.folder) / "config.json").read_text()))
     found = [str(each) for record in read_metrics(run.folder) for each in again.add(record)]

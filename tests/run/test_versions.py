@@ -13,6 +13,13 @@ import tidemill
 from tidemill.core.schema import Arrays
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
+from tidemill.workers import version_writer
+
+
+@pytest.fixture(autouse=True)
+def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last version is waited for, however busy the disk is."""
+    monkeypatch.setattr(version_writer, "LAST_PUSH", 60.0)
 
 
 def train(path: Path, **trainer: Any) -> RunFolder:
