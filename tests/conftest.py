@@ -6,14 +6,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tidemill.core.blas_threads import limit_threads
 from tidemill.envs.hanging_threads import HANGING
 
 # No test depends on how busy the machine is, and all runs of the tests look at the same
 # examples.
-settings.register_profile("tidemill", deadline=None, derandomize=True)
+settings.register_profile(
+    "tidemill", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tidemill")
 
 

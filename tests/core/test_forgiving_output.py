@@ -172,7 +172,10 @@ def test_nobody_waits_for_a_reader_who_does_not_read(make: Callable[[], tuple[in
 
 
 @pytest.mark.usefixtures("bare")
-def test_what_is_read_at_once_is_whole_and_in_order_and_files_stay_as_they_are(tmp_path: Path) -> None:
+def test_what_is_read_at_once_is_whole_and_in_order_and_files_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.core.forgiving_output.PATIENCE", 120.0)  # however busy the reader's core is
     reader, sys.stdout = full_pipe()
     with (tmp_path / "log").open("w") as sys.stderr:
         seen: list[bytes] = []

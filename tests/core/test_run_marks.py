@@ -19,8 +19,11 @@ def start() -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
 
     def begin(mark: str) -> "subprocess.Popen[bytes]":
         environment = {**os.environ, VARIABLE: mark}
-        started.append(subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True))
-        return started[-1]
+        process = subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True)
+        started.append(process)
+        # or a run of another test has ended it
+        wait_until(lambda: process.pid in marked(mark) or process.poll(), 60, f"{mark} has begun")
+        return process
 
     yield begin
     for process in started:
@@ -31,8 +34,7 @@ def start() -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
 def test_those_of_a_mark_are_ended_and_no_others(start: Callable[[str], "subprocess.Popen[bytes]"]) -> None:
     run = new_mark()
     first, second = start(f"{run}/actor-0/0"), start(f"{run}/actor-0/1")
-    wait_until(lambda: marked(f"{run}/actor-0/0") == [first.pid], 60, "it has begun")
-    wait_until(lambda: marked(f"{run}/actor-0/1") == [second.pid], 60, "it has begun")
+    assert (marked(f"{run}/actor-0/0"), marked(f"{run}/actor-0/1")) == ([first.pid], [second.pid])
     assert {first.pid, second.pid}.isdisjoint(orphans())  # this process lives
     end_marked(f"{run}/actor-0/0")
     assert first.wait(60) == -9 and second.poll() is None
@@ -50,7 +52,6 @@ def test_those_whose_runner_is_gone_are_orphans_but_not_a_container_s(
     elsewhere = start(f"{int(namespace) + 1}.{pid}.{began}.{name}/actor-0/0")
     same_id = start(f"{namespace}.{os.getpid()}.{int(began) + 1}.{name}/actor-0/0")  # given out again
     nobody = start("what somebody else set")
-    wait_until(lambda: marked("what somebody else set") == [nobody.pid], 60, "it has begun")
     end_orphans()  # whatever other tests have left, too
     assert orphan.wait(60) == same_id.wait(60) == -9
     assert elsewhere.poll() is None and nobody.poll() is None

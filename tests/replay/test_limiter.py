@@ -247,7 +247,7 @@ def test_the_promises_hold_with_real_threads(ratio):
 
     threads = [run(lambda slot=slot: gather(slot)) for slot in range(count)] + [run(train), run(watch)]
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert not errors and not any(thread.is_alive() for thread in threads)
     check(limiter, ratio, slack)
     slots.check()

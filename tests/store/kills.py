@@ -117,16 +117,18 @@ def everywhere(folder: Path) -> str:
 
 
 def anywhere(folder: Path, kills: int = 60) -> str:
-    rng = random.Random(1)
+    rng, seconds, newest, died = random.Random(1), 0.1, -1, 0
 
     def kill(process: int) -> None:
-        time.sleep(rng.uniform(0.0, 0.1))
+        time.sleep(rng.uniform(0.0, seconds))
         os.kill(process, signal.SIGKILL)
 
-    for _ in range(kills):
+    while died < kills or newest < 2:  # a slow machine comes to something, too
         assert die(lambda: life(folder, 1_000_000), kill)
-        check(folder)
-    return f"{kills} kills, newest {check(folder)}"
+        died, newest = died + 1, check(folder)
+        if died >= kills:
+            seconds *= 1.5
+    return f"{died} kills, newest {newest}"
 
 
 if __name__ == "__main__":

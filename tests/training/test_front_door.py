@@ -25,6 +25,7 @@ from tidemill import (
     RunControl,
 )
 from tidemill.core.config import encode
+from tidemill.run import controller
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.experiment_from import make_experiment, with_settings
 
@@ -198,6 +199,8 @@ def test_a_callback_logs_saves_and_stops(tmp_path: Path) -> None:
             control.stop("four are enough")
 
     made = experiments.cartpole().replace(limits=Limits(steps=10_000_000))
+    trainer = made.workers["trainer"].replace(checkpoints=100)  # however many there are, that one stays
+    made = made.replace(workers={**made.workers, "trainer": trainer})
     result = tidemill.train(
         made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True, on_update=on_update
     )
@@ -365,8 +368,10 @@ def test_what_a_callback_raises_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_callback_that_raises_at_the_last_update_lets_no_worker_be_taken_for_one_that_hangs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(controller, "CLOSE_DEADLINE", 60.0)  # one that does hang is told all the same
+
     def fail(metrics: dict[str, float], control: RunControl) -> None:
         raise ValueError("mine")
 

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import threading
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 
 from tidemill import Limits
+from tidemill.api.control_messages import Notice
+from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.user_code_loading import load_file
+from tidemill.core.user_code_loading import load_attribute, load_file
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.metrics import record_pace
 from tidemill.metrics.json_lines import read_metrics
@@ -19,7 +22,7 @@ from tidemill.run import controller
 from tidemill.run.folder import RunFolder
 from tidemill.run.progress import Rate
 from tidemill.training.train import Result, resume, train
-from tidemill.workers import actor
+from tidemill.workers import actor, checkpoint_pace
 
 experiments = load_file(EXPERIMENTS, "test")
 
@@ -103,15 +106,23 @@ def test_workers_are_left_alone_between_the_first_update_and_the_end_and_nothing
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[tuple[int, float]] = []
+    midway, update = threading.Event(), experiments._Recorder.parallel_update
+
+    def awaited(learner: Any, samples: Any, steps: int) -> Any:
+        assert learner.count < 25 or midway.wait(60)  # however slow the runner is, it looks before the end
+        return (yield from update(learner, samples, steps))
 
     class Listening(ThreadsLauncher):
         def wait(self, seconds: float, least: float = 0.0) -> None:
             records = (tmp_path / "run" / "metrics.jsonl").read_text().count("\n")
+            if records:
+                midway.set()
             before = monotonic()
             super().wait(seconds, least)
             assert monotonic() - before >= least
             waits.append((records, least))
 
+    monkeypatch.setattr(experiments._Recorder, "parallel_update", awaited)
     made = experiments.cartpole().replace(limits=Limits(updates=50))
     train(made, launch=Listening, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True)
     assert [record["update"] for record in read_metrics(tmp_path / "run")] == list(range(1, 51))
@@ -125,6 +136,8 @@ def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkp
 ) -> None:
     """What equal runs measure is in the records, however many there are: their means
     weigh what each update told."""
+    monkeypatch.setattr(checkpoint_pace, "LEAST", 3600.0)  # none of them for what takes long
+    monkeypatch.setattr(checkpoint_pace, "LONG", 3600.0)
     made = experiments.cartpole()
     workers = made.workers
 
@@ -163,25 +176,47 @@ def test_many_updates_have_few_records_and_the_last_of_a_life_and_of_each_checkp
 def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_start_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a clock on which each takes most of that."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(controller, "READY_DEADLINE", 2.0)
-    monkeypatch.setattr(actor, "TELL", 0.0)
+    later, told, over = [0.0], threading.Event(), threading.Event()
+    starts, take = load_attribute(f"{EXPERIMENTS}:Starts", "test"), controller.Controller._take
+    silent: list[Any] = []
+
+    def make(environment: Any) -> None:
+        assert told.wait(60)  # of the one before
+        told.clear()
+        later[0] += 0.7 * controller.READY_DEADLINE
+        environment.steps = 0
+
+    def make_silently(environment: Any) -> None:
+        later[0] += 0.7 * controller.READY_DEADLINE
+        silent.append(environment)
+        if len(silent) > 1:
+            over.wait(60)
+
+    def heard(run: Any, name: str, member: Any, message: Any) -> None:
+        take(run, name, member, message)
+        if isinstance(message, Notice):
+            told.set()
+
+    monkeypatch.setattr(controller.Controller, "_take", heard)
+    monkeypatch.setattr(controller, "awake", lambda: awake() + later[0])
+    monkeypatch.setattr(actor, "monotonic", lambda: monotonic() + later[0])
     made = experiments.starts().replace(limits=Limits(steps=100))
-    result = train(
-        made, launch="threads", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, layout="given"
-    )
-    assert result.summary["status"] == "completed"
-    monkeypatch.setattr(actor, "TELL", 60.0)
-    monkeypatch.setattr(controller, "READY_DEADLINE", 1.0)
-    with pytest.raises(RunError, match=r"actor-0 did not become ready, and said nothing for 1 s"):
-        train(
-            made,
-            launch="threads",
-            run_dir=tmp_path / "silent",
-            source=EXPERIMENTS,
-            quiet=True,
-            layout="given",
-        )
+    run = {"launch": "threads", "source": EXPERIMENTS, "quiet": True, "layout": "given"}
+    monkeypatch.setattr(starts, "__init__", make)
+    told.set()
+    assert train(made, run_dir=tmp_path / "run", **run).summary["status"] == "completed"
+    assert later[0] > 3 * controller.READY_DEADLINE
+    monkeypatch.setattr(starts, "__init__", make_silently)
+    monkeypatch.setattr(actor, "TELL", 1e9)
+    monkeypatch.setattr(controller, "CLOSE_DEADLINE", 0.1)  # it stays where it is
+    with pytest.raises(RunError, match=r"actor-0 did not become ready, and said nothing for 120 s"):
+        train(made, run_dir=tmp_path / "silent", **run)
+    over.set()
+    for thread in threading.enumerate():
+        if thread.name == "actor-0":
+            thread.join(60)
 
 
 def test_a_rate_is_of_the_last_seconds() -> None:

@@ -504,10 +504,10 @@ bell, other = EventBell(own), EventBell(peer)
 consumer, producer = SlotConsumer(MemfdSegment(there), other), SlotProducer(MemfdSegment(back), other)
 producer.offer({"n": Field((), "int64")}, (), 2)
 while not consumer.attach():
-    bell.wait(60.0)
+    bell.wait(120.0)
 for n in range(rounds):
     while (views := consumer.take()) is None:
-        if not bell.wait(60.0):
+        if not bell.wait(120.0):
             sys.exit(f"round {n}: nobody rang")
     value = int(views["n"])
     consumer.release()
@@ -531,14 +531,14 @@ def test_no_ring_is_lost_between_processes() -> None:
         producer, consumer = SlotProducer(MemfdSegment(there), wake), SlotConsumer(MemfdSegment(back), wake)
         producer.offer({"n": Field((), "int64")}, (), 2)
         while not consumer.attach():
-            assert bell.wait(30.0)
+            assert bell.wait(120.0)
         for n in range(rounds):
             slot = producer.reserve()
             assert slot is not None
             slot["n"][...] = n
             producer.commit()
             while (views := consumer.take()) is None:
-                rescues += not bell.wait(60.0)
+                rescues += not bell.wait(120.0)
                 assert other.poll() in (None, 0)
             assert views["n"] == n + 1
             consumer.release()

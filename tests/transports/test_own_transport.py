@@ -1,5 +1,6 @@
 """A transport is one file, and a line that names it."""
 
+import gc
 import json
 import os
 import resource
@@ -62,6 +63,7 @@ def test_a_transport_that_there_is_not_is_named_with_those_that_there_are():
 
 def test_shared_memory_that_cannot_all_be_made_leaves_no_open_file():
     edges = [Edge(f"rows/{number}", "channel", "a-0", ("b-0",)) for number in range(2_000)]
+    gc.collect()  # what is closed meanwhile is none of this
     before, (soft, hard) = os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + 50, hard))
     try:
@@ -69,7 +71,7 @@ def test_shared_memory_that_cannot_all_be_made_leaves_no_open_file():
             SharedTransport(edges, {})
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert os.listdir("/proc/self/fd") == before
+    assert set(os.listdir("/proc/self/fd")) <= set(before)
 
 
 @pytest.mark.parametrize("name", [*TRANSPORTS, EXAMPLE])

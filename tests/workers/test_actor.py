@@ -1,6 +1,7 @@
 """The actor worker: its ring, when it takes parameters, how it is held back, and which
 agents its specs match."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from tests.workers.world import OFFSET, Known, Marked, World, check_samples
 from tidemill.api.environment import AgentInfo
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError
+from tidemill.core.memory import own_bytes
 from tidemill.testing.scripted import ScriptedEnvironment
 from tidemill.workers import actor_limits, parameter_refresh
 from tidemill.workers.actor import MAX_POLL_STEPS, Actors, AgentSpec, match_agents
@@ -460,6 +462,8 @@ def test_lanes_that_cannot_fit_are_refused_by_what_a_few_of_them_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(actor_limits, "available", lambda: 20_000_000_000)
+    # its share of what it shares with others grows whenever one of them ends
+    monkeypatch.setattr(actor_limits, "resident_bytes", lambda: [own_bytes(os.getpid())])
     # freed at once: from then on glibc takes arrays up to this size from its heap, and
     # keeps twice as much free
     np.ones(31_000_000, np.int8)

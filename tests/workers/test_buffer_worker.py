@@ -21,6 +21,7 @@ from tidemill import (
     RandomShift,
     Reanalyse,
     RecurrentActorCritic,
+    RunControl,
     Scripted,
 )
 from tidemill.algorithms.augmentation import shift
@@ -493,9 +494,15 @@ def test_several_actors_buffer_workers_and_trainers_train_full_batches(tmp_path:
 
 def test_what_buffer_workers_have_done_is_among_the_metrics(tmp_path: Path) -> None:
     made = through({"one": Buffers(process=(Reanalyse(),), policy="policy")}).replace(
-        limits=Limits(seconds=1.0)
+        limits=Limits(seconds=120.0)
     )
-    train(made, launch="threads", run_dir=tmp_path / "run", source=__file__, quiet=True)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if metrics.get("time/one-0/samples", 0) > 0 and metrics.get("time/one-0/version", 0) > 0:
+            control.stop("both were told")
+
+    run = {"launch": "threads", "run_dir": tmp_path / "run", "source": __file__, "quiet": True}
+    assert train(made, **run, on_update=on_update).summary["reason"] == "both were told"
     last = read_metrics(tmp_path / "run")[-1]
     assert last["time/one-0/samples"] > 0 and last["time/one-0/version"] > 0
 

@@ -1,7 +1,7 @@
 """Several equal trainers: one version of the weights, one end, and no update that is half
 done."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -90,6 +90,14 @@ class Averager(DataParallel):
 
 
 CONFIGURE = Configure(Facts(spaces={"policy": SPACES}, samples={"samples": SampleFacts(1, 0, 1)}))
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left_alone() -> Iterator[None]:
+    """Nobody takes another one for dead since a turn has taken long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers_module, "LEAVE_ALONE", 3600.0)
+        yield
 
 
 class Group:

@@ -4,7 +4,7 @@ slow way, from the same script of faults."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from time import sleep
+from time import monotonic, sleep
 from typing import Any, ClassVar
 
 import gymnasium
@@ -184,24 +184,28 @@ def world_of(plan: Plan, lanes: int = 3, threads: int = 0, more=None, **settings
     world_settings = more or {}
     inference = {"inference": "ask-p"} if world_settings.get("remote") else {}
     spec = AgentSpec(match=".*", policy="p", samples="s", **inference, **settings)
-    return World(
-        Actors(
-            environment=Fragile(threads=threads), lanes=lanes, agents=(spec,), slots=400, lane_restarts=100
-        ),
-        **world_settings,
+    actors = Actors(
+        environment=Fragile(threads=threads),
+        lanes=lanes,
+        agents=(spec,),
+        slots=400,
+        deadline_s=120.0,  # no lane is taken for one that hangs
+        lane_restarts=100,
     )
+    return World(actors, **world_settings)
 
 
 def gather(world: World, samples: int) -> list[dict[str, np.ndarray]]:
     world.begin()
-    for _ in range(40_000):
+    until = monotonic() + 120
+    got: list[dict[str, np.ndarray]] = []
+    while len(got) < samples:
+        assert monotonic() < until, f"{len(got)} samples of {list(world.got)}"
         if not world.poll():
             sleep(1e-4)  # threads have the next move
         world.drain()
         got = world.got.get("samples/s/actor-0/0", world.got.get("samples/s/actor-0", []))
-        if len(got) >= samples:
-            return got
-    raise AssertionError(f"{len(got)} samples of {list(world.got)}")
+    return got
 
 
 def check_rows(column: dict[str, np.ndarray], rows: list[Row], last: bool, recurrent: bool) -> None:

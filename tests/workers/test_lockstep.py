@@ -2,7 +2,7 @@
 twice, and nobody moves while its sample is out."""
 
 from dataclasses import dataclass
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -32,17 +32,16 @@ class Lockstep(World):
     def round(self) -> list[dict[str, np.ndarray]]:
         """Poll until nobody moves any more; return copies of the samples that came, one
         of each outlet."""
-        for _ in range(20_000 if self.threaded else 400):
-            if not self.poll():
-                if all(consumer.waiting() for consumer in self.consumers.values()):
-                    break
-                if self.threaded:
-                    sleep(1e-4)  # its threads have the next move
-        else:
-            raise AssertionError(
-                "no sample of "
-                f"{[name for name, consumer in self.consumers.items() if not consumer.waiting()]}"
-            )
+        polls, until = 0, monotonic() + 120
+        while (moved := self.poll()) or not all(consumer.waiting() for consumer in self.consumers.values()):
+            polls += 1
+            if (monotonic() > until) if self.threaded else (polls == 400):
+                raise AssertionError(
+                    "no sample of "
+                    f"{[name for name, consumer in self.consumers.items() if not consumer.waiting()]}"
+                )
+            if self.threaded and not moved:
+                sleep(1e-4)  # its threads have the next move
         counts = [(env.sends, env.receipts) for env in Marked.built]
         for _ in range(5):
             assert self.poll() == 0

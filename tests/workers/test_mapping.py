@@ -10,7 +10,7 @@ from tests.workers.world import Marked, World, check_samples
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.mapping import MappingThread
 
-TIMEOUT = 30.0  # no test waits that long unless it fails
+TIMEOUT = 120.0  # no test waits that long unless it fails
 
 
 def test_items_are_mapped_in_order() -> None:

@@ -3,6 +3,7 @@ does not take them."""
 
 import threading
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.safetensors_io import unpack
 from tidemill.store.parameter_database import LATEST, PARAMETERS, ParameterDatabase
 from tidemill.workers import version_writer
+
+
+@pytest.fixture(autouse=True)
+def _the_disk_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_writer, "LAST_PUSH", 120.0)
 
 
 def kept(folder: Path) -> dict[int, float]:
@@ -49,10 +55,10 @@ def test_the_first_version_is_there_before_anything_is_trained(tmp_path: Path) -
 
 
 def test_a_version_is_pushed_when_it_is_time_and_at_the_end(tmp_path: Path) -> None:
-    bench = Bench(folder=tmp_path, limits=Limits(updates=5))
+    bench = Bench(folder=tmp_path, database_seconds=1000.0, limits=Limits(updates=5))
     train(bench, 2)
     assert kept(tmp_path) == {0: 0.0}
-    bench.worker.learner._versions._last -= 11  # type: ignore[union-attr]
+    bench.worker.learner._versions._last -= 1001  # type: ignore[union-attr]
     train(bench, 2)
     assert kept(tmp_path) == {0: 0.0, 3: 3.0}
     train(bench, 1)
@@ -142,6 +148,24 @@ def test_an_end_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monkeypatch:
     assert bench.worker.state is State.COMPLETED
     assert "did not take the last version" in notices(bench)[-1]
     hangs.set()
+
+
+def test_while_the_process_is_stopped_its_end_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, push = Bench(folder=tmp_path, database_seconds=1e-9), ParameterDatabase.push
+
+    def late(*arguments: Any) -> None:
+        sleep(0.3)
+        push(*arguments)
+
+    monkeypatch.setattr(version_writer, "LAST_PUSH", 0.05)
+    monkeypatch.setattr(version_writer, "awake", lambda: 100.0)
+    monkeypatch.setattr(ParameterDatabase, "push", late)
+    bench.send(0)
+    bench.poll()
+    bench.worker.exit()
+    assert kept(tmp_path) == {0: 0.0, 1: 1.0} and notices(bench) == []
 
 
 def test_a_resumed_run_makes_later_versions_anew(tmp_path: Path) -> None:

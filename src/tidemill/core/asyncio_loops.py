@@ -201,9 +201,14 @@ class Loop:
         with _alone(), suppress(RuntimeError):  # stopped before that was complete
             self.loop.stop()
             self.loop.run_forever()  # a ring that came late, and the tasks' ends
-            self.loop.call_later(LONG, self.loop.stop)
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(self._end_generators())
         self.loop.close()
+
+    async def _end_generators(self) -> None:
+        """End what generators have begun, for `LONG` seconds at most. All of them have
+        begun to end before that is over, however late it is."""
+        self.loop.call_later(LONG, self.loop.stop)
+        await self.loop.shutdown_asyncgens()
 
 
 @contextmanager

@@ -16,11 +16,13 @@ from threading import Thread
 from time import monotonic
 
 from tidemill.api.policy import Policy, number_of
+from tidemill.core.clock import awake
 from tidemill.core.errors import TidemillError
 from tidemill.core.schema import Arrays
 from tidemill.store.parameter_database import ParameterDatabase
 
 LAST_PUSH = 4.0  # seconds that the end of a run waits for the disk
+LOOK = 0.1  # seconds between looks at the time meanwhile
 
 
 class VersionWriter:
@@ -84,12 +86,12 @@ class VersionWriter:
 
     def end(self, policy: Policy, counters: Mapping[str, float]) -> None:
         """Push the last version, and wait until it is on the disk."""
-        deadline = monotonic() + LAST_PUSH
+        deadline = awake() + LAST_PUSH
         self.wait(LAST_PUSH)
         if policy.version != self._pushed and (self._thread is None or not self._thread.is_alive()):
             self._tell_failure()
             self._start(policy, counters)
-            self.wait(deadline - monotonic())
+            self.wait(deadline - awake())
         self._tell_failure()
         if self._thread is not None and self._thread.is_alive():
             self._tell(
@@ -98,9 +100,11 @@ class VersionWriter:
             )
 
     def wait(self, seconds: float) -> None:
-        """Wait until what was begun is on the disk, so long at most."""
-        if self._thread is not None:
-            self._thread.join(max(seconds, 0.0))
+        """Wait until what was begun is on the disk, so long at most. While this process
+        is stopped nothing could be written, and that is no time."""
+        until = awake() + seconds
+        while self._thread is not None and self._thread.is_alive() and (left := until - awake()) > 0:
+            self._thread.join(min(left, LOOK))
 
     def _start(self, policy: Policy, counters: Mapping[str, float]) -> None:
         self._last, self._pushed = monotonic(), policy.version
