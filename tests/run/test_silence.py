@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from tests.envs.driver import Driver
-from tests.envs.games import Hanging
+from tests.envs.games import Counter, Hanging
 from tests.run.watching import EXPERIMENTS, leftovers
 
 from tidemill import PPO, Actors, Buffers, Evaluation, PolicyWorkers, Scripted, Trainer
@@ -19,7 +19,7 @@ from tidemill.api.launcher import Call
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads
 from tidemill.envs.lanes import LaneLoop
-from tidemill.launchers.processes import calls_of
+from tidemill.launchers.processes import calls_of, dump_of
 from tidemill.run import silence
 from tidemill.run.controller import Controller
 from tidemill.run.events import read_events
@@ -205,14 +205,15 @@ def test_inline_an_environment_that_hangs_is_told_from_another_thread(
         hung.freed.set()
 
     with TurnWatch(alarm) as watch:
-        driver = Driver(LaneLoop([hung], "Hanging", 0))
+        driver = Driver(LaneLoop([Counter(), hung], "Hanging", 0))
         for _ in range(3):  # hangs in the third until the watch has told it
             watch.turn()
             driver.tick()
         assert watch.turn() > 0.1
         assert watch.turn() == 0.0
     (text,) = told
-    assert text.startswith("an environment has not come back for ") and "step (games.py:" in text
+    assert text.startswith("an environment has not come back for ")
+    assert " s: lane 1: " in text and "step (games.py:" in text
 
 
 def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
@@ -225,6 +226,8 @@ def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
         Call("read", "/home/my arm.py", 41), Call("run", "/lib/tidemill/workers/base.py", 9)
     ]  # fmt: skip
     assert calls_of("") == ()
+    calls = [Call("read", "/home/my arm.py", 41, "lane 3"), Call("run", "/lib/tidemill/workers/base.py", 9)]
+    assert calls_of(dump_of(calls)) == calls
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
@@ -247,7 +250,8 @@ def test_an_environment_that_hangs_costs_its_actor_a_life(
     events = read_events(tmp_path / "run")
     (died,) = (event for event in events if event.what == "died")
     assert died.worker == "actor-0"
-    assert "its environment has not come back for" in died.cause and "step (experiments.py:" in died.cause
+    assert "its environment has not come back for" in died.cause
+    assert " s: lane 0 of target 0 of actor-0: step (experiments.py:" in died.cause
     assert [(event.worker, event.life) for event in events if event.what == "lives"] == [("actor-0", 2)]
     assert leftovers(tmp_path / "run") == []
 

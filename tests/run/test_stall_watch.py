@@ -16,7 +16,7 @@ from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.launcher import Call
 from tidemill.api.policy import Policy
-from tidemill.core.thread_stacks import stack_of
+from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.run import controller as controller_module
 from tidemill.run import stall_watch
 from tidemill.run.controller import Controller
@@ -139,6 +139,7 @@ def test_an_update_is_told_from_an_environment_by_where_its_thread_is(tmp_path: 
     train(made, layout="given", run_dir=tmp_path / "run", quiet=True, launch=launch, source=Path(__file__))
     assert len(_Looking.seen) == 2 and all(map(in_update, _Looking.seen))
     assert LookingGame.seen and not any(map(in_update, LookingGame.seen))
+    assert all(whereabouts(seen).startswith("lane 0 of target 0 of actor-0: ") for seen in LookingGame.seen)
     assert not in_update([])
 
 

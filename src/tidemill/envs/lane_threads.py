@@ -133,14 +133,13 @@ class LaneThreads:
         return self._results
 
     def doing(self) -> str:
-        """Return where the threads are that have not answered, in words; "" for
-        nowhere."""
-        calls = [
-            _calls_of(thread)
+        """Return where the lanes are that have not answered, in words; "" for nowhere."""
+        return "; ".join(
+            f"lane {lane}: {calls}"
             for thread, (_, owner) in zip(self._threads, self._under_way, strict=True)
-            if owner
-        ]
-        return "; ".join(filter(None, calls))
+            for lane in owner[:]
+            if (calls := _calls_of(thread))
+        )
 
     def _look(self) -> None:
         """Leave what hangs."""

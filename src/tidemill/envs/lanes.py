@@ -266,20 +266,20 @@ class LaneLoop(Environment):
             self._pending = True
             self._stepper.begin(calls, given, apart, range(self.lanes))
             return
-        results: list[Any] = []
-        self._results = results
+        answered: list[Any] = []  # by so called who looks which lane hangs (`core/thread_stacks.py`)
+        self._results = answered
         while True:
-            begun = len(results)
+            begun = len(answered)
             try:  # keeps those before one that raises
-                results.extend(
+                answered.extend(
                     map(operator.call, calls[begun:], given[begun:])
                     if begun
                     else map(operator.call, calls, given)
                 )
                 return
             except BaseException as error:
-                lane = len(results)
-                results.append(RaisedError(error))
+                lane = len(answered)
+                answered.append(RaisedError(error))
                 self._restart(self._fault_of(lane, error, bool(reset[lane])))
 
     def _fault_of(self, lane: int, error: BaseException, resetting: bool) -> EnvironmentFault:

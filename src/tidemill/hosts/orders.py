@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from tidemill.core.errors import SchemaError
+from tidemill.core.thread_stacks import Call
 
 T = TypeVar("T")
 Ports = tuple[int, int]
@@ -266,11 +267,11 @@ class Ask(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 class Whereabouts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The report upon an `Ask` of this number.
 
-    calls: function, file and line of each call that the thread is in
+    calls: those that the thread is in, the innermost first
     """
 
     number: int
-    calls: list[tuple[str, str, int]]
+    calls: list[Call]
     condition: str
 
 

@@ -28,8 +28,9 @@ from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
 from tidemill.core.run_marks import VARIABLE, end_marked, marked
+from tidemill.core.thread_stacks import stack_of
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
-from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup
+from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup, dump_of
 from tidemill.launchers.worker_process import ENDING, receive_order
 from tidemill.native.library import use_threads
 from tidemill.store.fence import hold
@@ -56,7 +57,8 @@ def main() -> None:
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)
-    # Where its threads are, into its log, when the runner asks for it.
+    # Where its threads are, into its log, when the runner asks for it and
+    # `_end_with_runner` does not get Python's lock.
     faulthandler.register(ASK_FOR_STACK, sys.stderr)
     order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
     os.environ[VARIABLE] = order.mark
@@ -69,7 +71,8 @@ def main() -> None:
     bell = EventBell(order.bell)
     links = [SocketLink(socket.socket(fileno=ends.link)) for ends in order.ends]
     try:
-        threading.Thread(target=_end_with_runner, args=(lifeline,), name="lifeline", daemon=True).start()
+        watched = lifeline, order.asked
+        threading.Thread(target=_end_with_runner, args=watched, name="lifeline", daemon=True).start()
     except RuntimeError as error:
         links[0].send(pack(Status(State.FAILED, error=why(error))))
         return
@@ -98,7 +101,7 @@ def main() -> None:
     gc.freeze()
     for link in links:
         link.finish()
-    if _hung_up(lifeline, 0) and _has_company():
+    if _hung_up(lifeline) and _has_company():
         # A dying runner closes its links a moment before it is dead. One that lives on
         # ends the session itself.
         deadline = monotonic() + 0.5
@@ -133,18 +136,25 @@ def _take_signals_again() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with_runner(link: int) -> None:
-    """Wait until the runner is gone; a worker that is still here a little later (its
-    environment hangs) is ended."""
-    _hung_up(link, None)
+def _end_with_runner(link: int, asked: int) -> None:
+    """Write down where the workers' thread is whenever that is `asked`, until the runner
+    is gone; a worker that is still here a little later (its environment hangs) is
+    ended."""
+    poll = select.poll()
+    poll.register(link, 0)  # hang-up is always reported
+    poll.register(asked, select.POLLIN)
+    while all(descriptor == asked for descriptor, _ in poll.poll()):
+        with suppress(OSError):  # a full disk is not ours to tell
+            os.eventfd_read(asked)
+            os.write(2, dump_of(stack_of(threading.main_thread().ident)).encode())
     sleep(GRACE)
     _end_session()
 
 
-def _hung_up(link: int, milliseconds: int | None) -> bool:
+def _hung_up(link: int) -> bool:
     poll = select.poll()
     poll.register(link, 0)  # hang-up is always reported
-    return bool(poll.poll(milliseconds))
+    return bool(poll.poll(0))
 
 
 def _has_company() -> bool:

@@ -263,9 +263,8 @@ class HostAgent:
             case Ask(number, worker, stack):
                 if self._workers is not None and worker in self._workers.links:
                     launcher = self._workers.launcher
-                    calls = launcher.stack(worker) if stack else ()
-                    told = [(call.name, call.file, call.line) for call in calls]
-                    self._report(Whereabouts(number, told, launcher.condition(worker)))
+                    calls = list(launcher.stack(worker)) if stack else []
+                    self._report(Whereabouts(number, calls, launcher.condition(worker)))
 
     def _launch(self, order: Work) -> str:
         """Start the workers; return why that cannot be, or ""."""

@@ -246,7 +246,7 @@ class HostsLauncher(Launcher):
         assert self._own is not None and self._agents is not None
         if (share := self._share_of(worker)) is None:
             return self._own.launcher.stack(worker)
-        return [Call(*call) for call in self._agents.ask(share, worker, stack=True).calls]
+        return self._agents.ask(share, worker, stack=True).calls
 
     def own_bytes(self, worker: str) -> int | None:
         assert self._own is not None

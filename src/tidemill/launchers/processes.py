@@ -56,8 +56,8 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
 }
 _STACK = 0.5  # seconds that a process has to write down where its threads are
 ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
-"""The signal upon which a worker's process does so. None of those that environments and
-batch systems use."""
+"""The signal upon which a worker's process does so, if need be in the midst of what holds
+Python's lock. None of those that environments and batch systems use."""
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -96,6 +96,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     core: int | None  # the one that it keeps to
     files: dict[str, str]  # digests, by path
     bell: int
+    asked: int  # eventfd by which it is asked where its workers' thread is
     path: list[str]  # where the main process looks for modules
     life: int  # of its workers
     mark: str  # of what their environments start
@@ -105,7 +106,9 @@ class ProcessSetup(msgspec.Struct, frozen=True):
         handles = [handle for end in self.ends for handle in end.edges.values()]
         links = (end.link for end in self.ends)
         return list(
-            dict.fromkeys([self.bell, *links, *(d for handle in handles for d in handle.descriptors)])
+            dict.fromkeys(
+                [self.bell, self.asked, *links, *(d for handle in handles for d in handle.descriptors)]
+            )
         )
 
     def received(self, copies: Sequence[int]) -> "ProcessSetup":
@@ -124,7 +127,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
             )
             for end in self.ends
         ]
-        return msgspec.structs.replace(self, ends=ends, bell=own[self.bell])
+        return msgspec.structs.replace(self, ends=ends, bell=own[self.bell], asked=own[self.asked])
 
 
 @dataclass
@@ -134,6 +137,7 @@ class WorkerGroup:
     log: file of its output
     core: the one that it keeps to, or None
     spin: seconds to poll without sleeping (see `Context`)
+    asked: eventfd by which the process is asked where its workers' thread is
     pidfd: what tells of its end
     kills: what the system had killed for want of memory when it began
     """
@@ -142,6 +146,7 @@ class WorkerGroup:
     log: Path
     core: int | None
     spin: float
+    asked: int
     life: int
     process: "subprocess.Popen[bytes] | None" = None
     pidfd: int = -1
@@ -232,7 +237,8 @@ class ProcessesLauncher(Launcher):
         for names, core in zip(processes, self._cores(experiment, processes), strict=True):
             spin = SPIN if own_cores and core is None else 0.0
             lives = share.lives.get(names[0], 0)
-            group = WorkerGroup(names, logs / log_name(names), core, spin, lives - 1)
+            asked = self._keep(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+            group = WorkerGroup(names, logs / log_name(names), core, spin, asked, lives - 1)
             if not lives:
                 group.log.unlink(missing_ok=True)
             self._groups.append(group)
@@ -281,6 +287,7 @@ class ProcessesLauncher(Launcher):
             group.core,
             dict(job.files),
             self._bells[names[0]],
+            group.asked,
             own_path(),
             group.life,
             self._mark_of(group),
@@ -342,7 +349,7 @@ class ProcessesLauncher(Launcher):
         least = Need("worker processes", LEAST_MEMORY, f"{size(LEAST_MEMORY)} at least")
         check_memory([least] * count, memory.available())
         edges = find_transport(self.transport).descriptors_per_edge * len(share.edges)
-        allow_descriptors(edges + count + 3 * len(share.workers))
+        allow_descriptors(edges + 2 * count + 3 * len(share.workers))
 
     def command(self, workers: Sequence[str]) -> list[str]:
         """Return the command of the process of these workers. A subclass may put another
@@ -394,16 +401,21 @@ class ProcessesLauncher(Launcher):
 
     def stack(self, worker: str) -> Sequence[Call]:
         group = self._group_of[worker]
-        if group.process is None or not group.log.exists():
+        if (process := group.process) is None or not group.log.exists():
             return ()
         with open(group.log, "rb") as log, contextlib.suppress(ProcessLookupError):
             log.seek(0, os.SEEK_END)
-            group.process.send_signal(ASK_FOR_STACK)
-            deadline, written = monotonic() + _STACK, b""
-            while monotonic() < deadline and not written.endswith(b"\n"):
-                sleep(0.02)
-                written += log.read()
-            return calls_of(written.decode(errors="replace"))
+            for again in (False, True):
+                if again:
+                    process.send_signal(ASK_FOR_STACK)
+                else:  # a thread of it knows more, where Python's lock is not held
+                    os.eventfd_write(group.asked, 1)
+                deadline, written = monotonic() + _STACK, b""
+                while monotonic() < deadline and not written.endswith(b"\n"):
+                    sleep(0.02)
+                    written += log.read()
+                if calls := calls_of(written.decode(errors="replace")):
+                    return calls
         return ()
 
     def own_bytes(self, worker: str) -> int | None:
@@ -546,13 +558,22 @@ def allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def dump_of(calls: Sequence[Call]) -> str:
+    """Return calls as `faulthandler` writes them, and what each is about besides."""
+    lines = (
+        f'  File "{call.file}", line {call.line} in {call.name}{f" ({call.about})" * bool(call.about)}\n'
+        for call in calls
+    )
+    return f"Where its workers are (most recent call first):\n{''.join(lines)}"
+
+
 def calls_of(dump: str) -> Sequence[Call]:
-    """Return where the worker's thread is, of what `faulthandler` has written of all, the
-    innermost call first; () where it is not among them."""
+    """Return where the workers' thread is, of what `faulthandler` has written of all, or
+    `dump_of` of that one, the innermost call first; () where it is not among them."""
     for thread in dump.split("\n\n"):
-        found = re.findall(r'File "(.*)", line (\d+) in (.*)', thread)
-        if any(file.endswith("workers/base.py") for file, _, _ in found):
-            return [Call(name, file, int(line)) for file, line, name in found]
+        found = re.findall(r'File "(.*)", line (\d+) in (.*?)(?: \((.*)\))?$', thread, re.MULTILINE)
+        if any(file.endswith("workers/base.py") for file, *_ in found):
+            return [Call(name, file, int(line), about) for file, line, name, about in found]
     return ()
 
 

@@ -172,10 +172,10 @@ class ReadyBatch(GrantedOrder):
         members, agent, away, numbers = self._members, self._agent, self._away, sorted(self._back)
         self._back.clear()
         left = self._clock.enter("environment")
-        for number in numbers:
-            member = members[number]
+        for target in numbers:
+            member = members[target]
             member.environment.recv(member.ticks)
-            away[number] = False
+            away[target] = False
         self._clock.enter(left)
         seconds = self._clock.last
         came = self._seats(numbers)
@@ -268,11 +268,11 @@ class ReadyBatch(GrantedOrder):
         if not numbers:
             return False
         left = self._clock.enter("environment")
-        for number in numbers:
-            member = self._members[number]
+        for target in numbers:
+            member = self._members[target]
             member.environment.send(member.actions, member.reset)
-            self._away[number] = True
-            self._look_at(number)
+            self._away[target] = True
+            self._look_at(target)
         self._clock.enter(left)
         self._ticked(self._clock.last, 1 in agent.finished.tobytes())
         return True

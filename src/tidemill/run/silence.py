@@ -11,7 +11,7 @@ from tidemill.api.control_messages import State
 from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
 from tidemill.core.step_deadlines import deadline
-from tidemill.core.thread_stacks import stack_of, words_of
+from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.run.progress import Member
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.buffer_worker import Buffers
@@ -77,7 +77,7 @@ class SilenceWatch:
         begins = any(m.config.limited and not m.update.update for m in group.values())
         if first not in self._silent and silent > max(FIRST if begins else LEAST, TIMES * longest):
             self._silent[first] = heard
-            why = self._condition(first) or words_of(self._stack(first))
+            why = self._condition(first) or whereabouts(self._stack(first))
             self._tell(
                 f"{whose} is silent for {silent:.0f} s (no poll took longer than {longest:.2g} s before)"
                 + (f": {why}" if why else "")
@@ -103,7 +103,7 @@ class SilenceWatch:
                 what = "its thread"
             if hung:
                 self._silent.pop(first, None)
-                self._hangs(name, f"{what} has not come back for {silent:.0f} s: {words_of(calls)}")
+                self._hangs(name, f"{what} has not come back for {silent:.0f} s: {whereabouts(calls)}")
                 return
 
 
@@ -172,6 +172,6 @@ class TurnWatch:
             if in_environment(calls) and (silent > FIRST or not resetting(calls)):
                 self._told = True
                 self._alarm(
-                    f"an environment has not come back for {silent:.0f} s: {words_of(calls)}; nobody can "
+                    f"an environment has not come back for {silent:.0f} s: {whereabouts(calls)}; nobody can "
                     "break it off where workers take turns in one thread (--launch processes can)"
                 )
