@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from tidemill.core.errors import CheckpointError
 from tidemill.store import checkpoint
 from tidemill.store.checkpoint import (
     MANIFEST,
+    MOST_LATER,
     checkpoint_name,
     checkpoints,
+    put_aside,
     read_checkpoint,
     read_newest,
     write_checkpoint,
@@ -152,6 +155,69 @@ def test_one_that_is_killed_while_it_removes_an_old_checkpoint_leaves_no_part_of
         write(tmp_path, 2, keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".update-1.{os.getpid()}", "update-2"]
     assert [p.name for p in checkpoints(tmp_path)] == ["update-2"]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_undone_stays_aside_until_the_run_has_come_as_far_again(tmp_path: Path) -> None:
+    for update in (1, 2, 3):
+        write(tmp_path, update)
+    put_aside(checkpoints(tmp_path)[1:])
+    assert names(tmp_path) == ["later-update-2", "later-update-3", "update-1"]
+    write(tmp_path, 2)
+    assert names(tmp_path) == ["later-update-3", "update-1", "update-2"]
+    put_aside(checkpoints(tmp_path)[1:])  # again, before it had come as far
+    assert names(tmp_path) == ["later-update-2", "later-update-3", "update-1"]
+    write(tmp_path, 4)
+    assert names(tmp_path) == ["update-1", "update-4"]
+
+
+def test_of_what_is_undone_again_and_again_the_newest_stay(tmp_path: Path) -> None:
+    for update in range(MOST_LATER + 3, 0, -1):
+        put_aside([write(tmp_path, update)])
+    assert names(tmp_path) == [f"later-update-{update}" for update in range(4, MOST_LATER + 4)]
+
+
+def test_a_kill_leaves_nothing_aside_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each system call that puts one aside, or removes it."""
+    count = at = 0
+
+    def cutting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def cut(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise Cut
+            return call(*arguments, **named)
+
+        return cut
+
+    def go_on(folder: Path) -> None:
+        put_aside(checkpoints(folder)[1:])
+        write(folder, 2)
+
+    for name in ("rename", "unlink", "rmdir"):
+        monkeypatch.setattr(os, name, cutting(getattr(os, name)))
+    for cut_at in range(1, 1000):
+        folder = tmp_path / str(cut_at)
+        at = 0
+        write(folder, 1)
+        put_aside([write(folder, 2)])
+        shutil.copytree(folder / "later-update-2", folder / "update-2")
+        count, at = 0, cut_at
+        try:
+            go_on(folder)
+            break
+        except Cut:
+            at = 0
+        go_on(folder)
+        write(folder, 3)
+        assert [path.name for path in checkpoints(folder)] == ["update-1", "update-2", "update-3"]
+        others = {*names(folder)} - {"update-1", "update-2", "update-3"}
+        assert all(name.startswith(".update-") for name in others)  # `RunFolder.tidy` removes these
+    assert cut_at > 5
 
 
 def test_what_is_no_checkpoint_is_not_taken_for_one(tmp_path: Path) -> None:

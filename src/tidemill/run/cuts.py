@@ -10,7 +10,6 @@ theirs.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 from tidemill.api.control_messages import (
@@ -32,7 +31,7 @@ from tidemill.replay.queue import Queue
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.folder import RunFolder
 from tidemill.run.progress import Member
-from tidemill.store.checkpoint import checkpoint_name, checkpoints, readable
+from tidemill.store.checkpoint import checkpoint_name, checkpoints, put_aside, readable
 from tidemill.store.query import Query, among
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
@@ -351,40 +350,31 @@ def _wrong_with_population(experiment: Experiment, name: str, config: Population
     return ""
 
 
-def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = False) -> None:
-    """Put aside the checkpoints and parts that are newer than the newest whole cut of a
-    run that resumes exactly. Where there is none all of them, to `or_begin` anew; else
-    raises `CheckpointError`."""
-    actors = actors_with_part(experiment)
-    with_part = [name for name, _ in experiment.members() if has_part(experiment, name)]
-    with_part += [RUNNER] * bool(experiment.curriculum)
+def newest_whole_cut(folder: RunFolder, experiment: Experiment) -> dict[Path, Path]:
+    """Return the checkpoints and parts of the newest whole cut of a run that resumes
+    exactly, by the folders in which those of their kind are; {} for another run, and for
+    one without checkpoints. Raises `CheckpointError` where it has some, but no whole
+    cut."""
     policies = experiment.trained()
-    begun = or_begin or folder.has_checkpoints(policies)
-    if not experiment.exact_resume or not actors or not begun:
-        return
+    with_part = _with_part(experiment)
+    if not with_part or not folder.has_checkpoints(policies):
+        return {}
     parts = {
         name: {number_of(found.path): found for found in readable(folder.path / CUTS / name)}
         for name in with_part
     }
-    for cut, part in parts[actors[0]].items():  # the newest first
+    for cut, part in parts[actors_with_part(experiment)[0]].items():  # the newest first
         goes_with = part.facts.get("checkpoints", {})
         same = [held[cut] for held in parts.values() if cut in held]
         agree = all(each.facts.get("checkpoints", {}).items() <= goes_with.items() for each in same)
         named = {policy: checkpoint_name(goes_with.get(policy, -1)) for policy in policies}
-        paths = {policy: folder.checkpoints(policy) / name for policy, name in named.items()}
-        if not (agree and len(same) == len(parts)) or not all(
-            any(found.path == path for found in readable(path.parent)) for path in paths.values()
+        paths = [folder.checkpoints(policy) / name for policy, name in named.items()]
+        if (
+            agree
+            and len(same) == len(parts)
+            and all(any(found.path == path for found in readable(path.parent)) for path in paths)
         ):
-            continue
-        kept = [*paths.values(), *(each.path for each in same)]
-        for path in kept:
-            newer = checkpoints(path.parent)
-            _put_aside(newer[newer.index(path) + 1 :])
-        return
-    if or_begin:
-        for place in [*map(folder.checkpoints, policies), *(folder.path / CUTS / name for name in with_part)]:
-            _put_aside(checkpoints(place))
-        return
+            return {path.parent: path for path in (*paths, *(each.path for each in same))}
     raise CheckpointError(
         f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run was killed before "
         "all its workers had written the first one. Train anew; or set exact_resume to false in its "
@@ -392,11 +382,28 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = F
     )
 
 
-def _put_aside(paths: Iterable[Path]) -> None:
-    """Rename checkpoints, or parts of cuts. What has that name is of the same updates, at
-    which the run was before."""
-    for path in paths:
-        aside = path.with_name(f"later-{path.name}")
-        if aside.exists():
-            rmtree(aside)
-        path.rename(aside)
+def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = False) -> None:
+    """Put aside the checkpoints and parts that are newer than the newest whole cut of a
+    run that resumes exactly. Where there is none all of them, to `or_begin` anew; else
+    raises `CheckpointError`."""
+    with_part = _with_part(experiment)
+    try:
+        cut = newest_whole_cut(folder, experiment)
+    except CheckpointError:
+        if not or_begin:
+            raise
+        cut = {}
+    if not with_part or not (cut or or_begin):
+        return
+    places = [*map(folder.checkpoints, experiment.trained()), *(folder.path / CUTS / n for n in with_part)]
+    for place in places:
+        written = checkpoints(place)
+        put_aside(written[written.index(cut[place]) + 1 :] if cut else written)
+
+
+def _with_part(experiment: Experiment) -> list[str]:
+    """Return whose parts make a cut whole; none where a run resumes otherwise."""
+    if not experiment.exact_resume or not actors_with_part(experiment):
+        return []
+    with_part = [name for name, _ in experiment.members() if has_part(experiment, name)]
+    return with_part + [RUNNER] * bool(experiment.curriculum)

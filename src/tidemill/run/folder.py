@@ -194,6 +194,7 @@ class RunFolder:
             *self.path.glob(".*.json.*"),
             *self.path.glob("metrics.tmp"),
             *self.path.glob("checkpoints/*/.update-*"),
+            *self.path.glob("cuts/*/.update-*"),
         ):
             if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.update-\d+\.\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -6,12 +6,14 @@ synced, the manifest last, and the folder renamed. Names sort by number, and a f
 without a valid manifest is never taken for a checkpoint. One of the same name is renamed
 first (`REPLACED`) and removed last: where a writer is killed between, it still counts.
 Those of a newer epoch of the run count as newer, whatever their numbers (`fence.py`).
+One that is undone, since its run has gone back behind it, is put aside (`LATER`) until
+the run has come as far again: what it went back to might turn out to be damaged.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -27,6 +29,8 @@ from tidemill.store.fence import check, epoch_of
 
 MANIFEST = "manifest.json"
 REPLACED = "replaced"
+LATER = "later-"
+MOST_LATER = 4  # that are put aside in a folder, the newest ones
 FORMAT = 1
 
 
@@ -53,7 +57,7 @@ def write_checkpoint(
 ) -> Path:
     """Write ``folder/name`` with one file per entry of `arrays`, a folder per entry of
     `folders`, whose files that function writes, and `facts` (plain data) in its manifest;
-    then remove all but the newest `keep`.
+    then remove all but the newest `keep`, and what was put aside of as far as this one.
 
     Raises `CheckpointError` (with the folder and the system's reason) when it cannot be
     written, and `Overtaken`; the checkpoints before it stay.
@@ -94,14 +98,39 @@ def write_checkpoint(
         ) from None
     for old in checkpoints(folder)[:-keep]:
         _remove(old)
+    for number, later in _later(folder):
+        if number <= _place(target)[0]:
+            _remove(later)
     return target
+
+
+def put_aside(paths: Iterable[Path]) -> None:
+    """Put aside checkpoints that are undone. What has the new name is of the same number,
+    at which the run was before. Raises `OSError`."""
+    folders = set()
+    for path in paths:
+        aside = path.with_name(f"{LATER}{path.name}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        path.rename(aside)
+        folders.add(path.parent)
+    for folder in folders:
+        for _, old in _later(folder)[:-MOST_LATER]:
+            _remove(old)
+
+
+def _later(folder: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints that were put aside, and their numbers, in that order; also
+    those of which a part was removed."""
+    names = {path: path.name.removeprefix(LATER) for path in folder.glob(f"{LATER}update-*")}
+    return sorted((number, path) for path, name in names.items() if (number := _place(Path(name))[0]) >= 0)
 
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint, if it is there, aside: what a writer that is killed meanwhile
     leaves of it is for whoever resumes to tidy up."""
     if path.exists():
-        aside = path.with_name(f".{path.stem}.{os.getpid()}")
+        aside = path.with_name(f".{path.stem.removeprefix(LATER)}.{os.getpid()}")
         with suppress(OSError):  # the folder is not writable any more
             path.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)
