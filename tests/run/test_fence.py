@@ -4,6 +4,7 @@ and the others write nothing."""
 import errno
 import fcntl
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, Run, wait_until
 
-from tidemill import Gymnasium, Limits
+from tidemill import PPO, ActorCritic, Gymnasium, Limits
 from tidemill.api.stream import Offered
 from tidemill.core.errors import Overtaken, RunError
 from tidemill.core.schema import Field
@@ -192,9 +193,15 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_locks")
-def test_a_resume_that_is_refused_takes_the_run_from_nobody(tmp_path: Path) -> None:
-    made = experiments.experiment(Gymnasium(id="CartPole-v1")).replace(limits=Limits(updates=2))
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_resume_that_is_refused_takes_the_run_from_nobody(tmp_path: Path, exact: bool) -> None:
+    made = experiments.experiment(Gymnasium(id="CartPole-v1"), algorithm=PPO())
+    policies = {"policy": ActorCritic(hidden=(4,))}
+    made = made.replace(policies=policies, limits=Limits(updates=2), exact_resume=exact)
     train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch="inline")
+    if exact:  # a later one, of which no whole cut is
+        last = tmp_path / "run" / "checkpoints" / "policy" / "update-2"
+        shutil.copytree(last, last.with_name("update-3"))
     before = whole(tmp_path / "run")
     with pytest.raises(RunError, match="has already reached its limit of 2 updates"):
         resume(tmp_path / "run", quiet=True)

@@ -2,7 +2,7 @@
 which of its limits it has reached."""
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -17,7 +17,7 @@ from tidemill.run.episode_windows import read_saved_episodes
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.progress import Progress
 from tidemill.run.rounds import Rounds
-from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.store.checkpoint import FoundCheckpoint, checkpoints, read_checkpoint, read_newest
 from tidemill.workers.cut_files import RUNNER, read_part_of
 from tidemill.workers.stages import stages_by_round
 
@@ -38,9 +38,12 @@ class ResumePoint:
         experiment: Experiment,
         policies: Iterable[str] | None = None,
         leads: bool = True,
+        cut: Mapping[Path, Path] | None = None,
     ) -> Self:
         """Return that of the run in `folder`, or of those of its policies. Who `leads` it
-        renames damaged checkpoints, so that they are never counted again."""
+        renames damaged checkpoints, so that they are never counted again. `cut`: the
+        checkpoints that it goes on from, by their folders, where these may not be the
+        newest (`newest_whole_cut`)."""
         progress, name, unfinished = Progress(), "", False
         checkpoint_episodes, updates = {}, dict[str, int]()
         with suppress(OSError):  # none: the run was killed early
@@ -52,7 +55,10 @@ class ResumePoint:
                     "before its trainer had written the first one, which it does with its first update, so "
                     "that there is nothing to go on from; train anew, in another folder"
                 )
-            path, _, facts, warnings = read_newest(folder.checkpoints(policy))
+            place = folder.checkpoints(policy)
+            at = (cut or {}).get(place)
+            found = read_newest(place) if at is None else FoundCheckpoint(at, *read_checkpoint(at), [])
+            path, _, facts, warnings = found
             if leads:
                 newer = checkpoints(path.parent)
                 for damaged in newer[newer.index(path) + 1 :]:
@@ -91,7 +97,7 @@ class ResumePoint:
                     progress.lost_steps = _whole(record.get("lost/steps", progress.lost_steps))
                     stage = max(stage, _whole(record.get("curriculum/stage", 1)))
         progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
-        if experiment.exact_resume and experiment.curriculum:
+        if experiment.exact_resume and experiment.curriculum and leads:
             progress.stage = 0
             progress.rounds = Rounds(experiment) if stages_by_round(experiment) else None
             if updates:  # else all begins anew

@@ -19,7 +19,7 @@ from tidemill.core.user_code_loading import refuse_while_loading, without_argume
 from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, MEASURE, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
-from tidemill.run.cuts import check_exact, go_back_to_cut
+from tidemill.run.cuts import check_exact, go_back_to_cut, newest_whole_cut
 from tidemill.run.folder import LAUNCHER, RunFolder, as_typed
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.resume_point import ResumePoint, without_met_limit
@@ -233,8 +233,10 @@ def resume(
     with Interrupts() as interrupts:
         folder.lock()
         try:
-            if not experiment.exact_resume:  # who is refused takes the run from nobody
-                ResumePoint.of(folder, experiment, leads=False).refuse_reached(folder.path, experiment.limits)
+            # who is refused takes the run from nobody
+            cut = newest_whole_cut(folder, experiment)
+            seen = ResumePoint.of(folder, experiment, leads=False, cut=cut)
+            seen.refuse_reached(folder.path, experiment.limits)
             folder.lead()
             folder.tidy()
             go_back_to_cut(folder, experiment)
