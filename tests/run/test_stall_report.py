@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.run.watching import EXPERIMENTS, wait_until
 
-from tidemill import ReplayActors, ReplayTrainer, Slots
+from tidemill import Gymnasium, ReplayActors, ReplayTrainer, Slots, populate
 from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
@@ -74,6 +74,22 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most(now: float) -> None
     assert held.startswith("trainer-0 waits for samples ← actor-0 is stopped (by SIGSTOP); besides")
     trainer.state = State.PAUSED
     assert told().startswith("trainer-0 is paused; besides, actor-0 is silent")
+
+
+def test_a_member_waits_for_the_population_and_that_for_the_other_member(now: float) -> None:
+    one = experiments.experiment(Gymnasium(id="CartPole-v1"))
+    experiment = populate(one, [{}, {}], updates=5, explore={"learning_rate": (1e-5, 1e-2)})
+    link = LocalLink.pair(LocalBell(), LocalBell())[0]
+    members = {
+        name: Member(config, link, State.RUNNING, {"wait": 1.0}, heard=now)
+        for name, config in experiment.members()
+    }
+    members["trainer-1-0"].bury("its process was killed")
+    members["trainer-1-0"].died_at = now
+    told = explain_stall(experiment, members, lambda _: "")
+    assert told.startswith(
+        "trainer-0-0 waits for what is recorded ← population-0 waits for a version ← trainer-1-0 died at "
+    )
 
 
 def test_equal_trainers_that_wait_for_one_actor_are_one_chain(now: float) -> None:

@@ -121,6 +121,7 @@ def whom_each_awaits(experiment: Experiment) -> dict[str, dict[str, str]]:
         for policy in experiment.trained():
             for trainer in experiment.holders(policy, "publish") if config.awaited(policy) else ():
                 found[trainer].setdefault(name, "what is recorded by")
+                found[name].setdefault(trainer, "a version of")
     return found
 
 

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import count
 from math import isfinite, sqrt
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -56,6 +57,8 @@ LATEST = "latest"
 BUSY = 5.0  # seconds that a call waits for another process's lock
 INDEX, SUFFIX = "index.sqlite", ".safetensors"
 RESERVED = ("version", "age")  # fields that every version has
+_numbers_of_writes = count(1)
+_newest_write = 0
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _NAMES = re.compile(r"[A-Za-z0-9._/-]{1,200}")  # of policies, tags and means
 _OURS = re.compile(r"\.?\d+\.safetensors")
@@ -550,6 +553,9 @@ class ParameterDatabase:
                 if kind != "read":
                     check(self.folder)
                 db.execute("COMMIT")
+            if kind != "read":
+                global _newest_write
+                _newest_write = next(_numbers_of_writes)
         except sqlite3.Error as error:
             raise self._explain(error) from None
         except (ValueError, TypeError, OverflowError) as error:
@@ -594,6 +600,12 @@ class ParameterDatabase:
                 f"{self._index} cannot be read or written: {error}; free space or make it writable"
             )
         return error  # a mistake of ours
+
+
+def newest_write() -> int:
+    """Return the number of this process's newest write into any database: another one
+    with each."""
+    return _newest_write
 
 
 def file_of(folder: Path, version: int) -> Path:

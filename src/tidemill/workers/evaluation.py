@@ -61,6 +61,7 @@ from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone
+from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.parameter_database import PARAMETERS, Mean, ParameterDatabase, Version, check_tag
 from tidemill.store.query import check_field
 from tidemill.streams.samples import ChannelSampleConsumer
@@ -275,6 +276,7 @@ class EvaluationWorker(Worker):
         per_lane = facts.samples[config.samples].seats_per_lane
         self._policy_index = list(context.experiment.policies).index(config.policy)
         self._database = ParameterDatabase(Path(context.folder) / PARAMETERS)
+        self._watch = DatabaseWatch(self._database.folder)
         channels = [context.endpoints.consumer(edge.name) for edge in edges]
         self._consumer = ChannelSampleConsumer(channels, 0, 0)
         self._of_channel = [judge.lanes * per_lane for judge in judges]  # seats
@@ -403,6 +405,8 @@ class EvaluationWorker(Worker):
         evaluated; or to the one that training waits for."""
         policy, updates = self._config.policy, self._config.updates
         if updates is not None:
+            if not self._watch.due():
+                return
             due = self._database.unrecorded(policy, self._return, updates)
             newest = (
                 [version for version in self._versions() if version.version == due] if due is not None else []

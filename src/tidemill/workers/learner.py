@@ -50,6 +50,7 @@ from tidemill.store.checkpoint import (
     readable,
     write_checkpoint,
 )
+from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.refuge import copy_of_run
 from tidemill.streams.parameters import ParameterPublisher
@@ -133,6 +134,7 @@ class Learner:
         self._versions: VersionWriter | None = None
         self.changes = deque[AlgorithmConfig]()
         self._awaited = context.experiment.awaited(config.policy)
+        self._watch = DatabaseWatch(Path(context.folder or "") / PARAMETERS)
         self._heard = -1  # after how many updates all that is awaited was there
         self._again = 0.0  # when a version that is not in the database is pushed once more
         # settings of the algorithm, where they were changed, `changes` included
@@ -444,6 +446,8 @@ class Learner:
             return False
         due = {name for name, updates in self._awaited.items() if now % updates == 0}
         if due and folder is not None:
+            if not self._watch.due():
+                return True
             try:
                 known = ParameterDatabase(Path(folder) / PARAMETERS).recorded(self._config.policy, now)
             except DatabaseError:  # it could not be written: the disk is full, say

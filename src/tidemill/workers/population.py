@@ -29,6 +29,7 @@ from tidemill.core.config import acting
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone, did_you_mean
 from tidemill.core.seeding import derive_seed
+from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
 from tidemill.store.query import Query
 from tidemill.workers.actor_config import ActorConfig, Actors
@@ -226,6 +227,7 @@ class PopulationWorker(Worker):
                     f"{spaces[first]} and {spaces[other]}"
                 )
         self._database = ParameterDatabase(Path(self.context.folder) / PARAMETERS)
+        self._watch = DatabaseWatch(self._database.folder)
         if self.context.experiment.exact_resume and has_cut(self.context):
             self._load_part(read_part(self.context))
         return Facts()
@@ -262,7 +264,7 @@ class PopulationWorker(Worker):
     def _try_waiting(self, updates: int) -> PollResult:
         """See `_poll_waiting`. Where the database cannot be written, the disk is full,
         say, it is tried again until it can: what is decided then is the same."""
-        if monotonic() < self._again:
+        if monotonic() < self._again or not self._watch.due():
             return PollResult()
         try:
             result = self._poll_waiting(updates)
