@@ -78,7 +78,7 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most(now: float) -> None
 
 def test_a_member_waits_for_the_population_and_that_for_the_other_member(now: float) -> None:
     one = experiments.experiment(Gymnasium(id="CartPole-v1"))
-    experiment = populate(one, [{}, {}], updates=5, explore={"learning_rate": (1e-5, 1e-2)})
+    experiment = populate(one, [{}, {}], updates=5, explore={})
     link = LocalLink.pair(LocalBell(), LocalBell())[0]
     members = {
         name: Member(config, link, State.RUNNING, {"wait": 1.0}, heard=now)

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, leftovers, log_of, wait_until
 
-from tidemill import Experiment
+from tidemill import Experiment, Gymnasium, populate
+from tidemill.api.control_messages import State
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.run.events import Event, EventLog, read_events
@@ -80,6 +81,36 @@ def test_a_run_goes_on_without_who_only_watches_and_dies_too_often(tmp_path: Pat
     assert leftovers(path) == []
     # one that never ran is no loss of a run that goes on
     assert "death 2 of judge" in end_of(experiments.judged("DiesAtOnce"), tmp_path / "other")
+
+
+@pytest.mark.parametrize("updates", [None, 2])
+def test_members_go_on_without_a_population_for_which_they_do_not_wait(
+    tmp_path: Path, updates: int | None
+) -> None:
+    """Where they do, the run ends."""
+    path, said, killed = tmp_path / "run", "the run goes on without population-0", list[int]()
+    one = experiments.experiment(Gymnasium(id="CartPole-v1"), database_updates=updates)
+    members = populate(one, [{}, {}], explore={}, updates=updates, restarts=1)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        population = control._controller.members["population-0"]
+        if any(said in event.cause for event in read_events(path)):
+            control.stop()
+        elif population.state is State.RUNNING and population.life == len(killed) < 2:
+            process = process_of(path, "population-0")
+            assert process is not None
+            killed.append(process.pid)
+            process.kill()
+
+    if updates is not None:
+        with pytest.raises(RunError, match="death 2 of population within 600 s; 1 are allowed"):
+            train(members, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+        return
+    result = train(members, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert result.summary["status"] == "completed"
+    (told,) = [event.cause for event in read_events(path) if said in event.cause]
+    assert "death 2 of population" in told and "Its members go on with what they have" in told
+    assert leftovers(path) == []
 
 
 def test_a_group_that_dies_too_often_ends_the_run_with_the_cause(tmp_path: Path) -> None:

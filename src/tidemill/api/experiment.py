@@ -191,6 +191,12 @@ class WorkerConfig(Config):
         return False
 
     @property
+    def goes_on_without(self) -> str:
+        """Why training goes on without the worker once it has no life left, for messages;
+        "" where it cannot."""
+        return "it only watches" if self.watches else ""
+
+    @property
     def farewell_s(self) -> float:
         """Extra seconds that the worker may take to end, for instance to write a large
         checkpoint."""

@@ -9,8 +9,8 @@ begin their next life together. Each is told to be what the one before was told 
 trainers go back to their newest checkpoint, but for equal ones, of which those that live
 keep what they know (`run/equal_lives.py`). A group has so many lives
 (`WorkerConfig.restarts`), with pauses that grow between them; whoever dies twice before
-it ever ran has no other. The run ends then, or goes on without workers that only watch
-(`WorkerConfig.watches`) and have run before.
+it ever ran has no other. The run ends then, or goes on without workers that have run
+before, where it can (`WorkerConfig.goes_on_without`).
 """
 
 from collections import deque
@@ -156,7 +156,11 @@ class Supervisor:
         self._buried: list[Burial] = []
         self._births: list[Birth] = []
         self._ran = set[str]()  # in any of their lives
-        self._watchers = watchers(experiment)
+        watching = watchers(experiment)
+        self._goes_on_without = {
+            name: "it only watches" if name in watching else config.goes_on_without
+            for name, config in experiment.members()
+        }
         self.given_up = set[str]()
         """Those without whom the run goes on."""
         self._levels = levels(experiment)
@@ -191,10 +195,11 @@ class Supervisor:
         try:
             pause = self._pause(name, dead, cause, now, ran)
         except _NoLifeLeft as error:
-            if not (self._watchers & self._ran).issuperset(names):
+            if not all(other in self._ran and self._goes_on_without[other] for other in names):
                 raise
             self.given_up.update(names)
-            said = f"{error}. It only watches: the run goes on without {', '.join(names)}"
+            why = self._goes_on_without[name].capitalize()
+            said = f"{error}. {why}: the run goes on without {', '.join(names)}"
             self._note(Event(time(), "told", name, member.life + 1, cause=said))
             self._tell(said)
             return

@@ -130,6 +130,10 @@ class Population(WorkerConfig):
     def records(self) -> tuple[str, ...]:
         return () if self.updates is None else (FROM, FROM_VERSION, *map(_taken, self.explore))
 
+    @property
+    def goes_on_without(self) -> str:
+        return "its members go on with what they have" if self.updates is None else ""
+
     def awaited(self, policy: str) -> dict[str, int]:
         return {} if self.updates is None or policy not in self.members else {FROM: self.updates}
 
