@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -42,6 +43,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig, number_of
 from tidemill.api.spaces import Discrete, Spaces
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.core.thread_stacks import stack_of
 from tidemill.workers import data_parallel
 
 
@@ -328,6 +330,16 @@ def hangs_once(flag: str) -> Experiment:
     return made.replace(limits=made.limits.replace(updates=100))
 
 
+def hangs_in_an_evaluation(flag: str) -> Experiment:
+    """Its replay trainer's environment hangs in an evaluation, once: then there is a file
+    `flag`."""
+    made = from_memory(Gymnasium(make=f"{__file__}:HangsInEvaluation", kwargs={"flag": flag}))
+    trainer = made.workers["trainer"].replace(iteration_steps=100, evaluation_steps=5)
+    return made.replace(
+        workers={**made.workers, "trainer": trainer}, limits=made.limits.replace(steps=200, updates=None)
+    )
+
+
 def hangs_in_a_thread(flag: str) -> Experiment:
     """Two lanes that step in threads, of which the first that comes to its step 200
     hangs, once."""
@@ -580,6 +592,15 @@ class HangsOnce(Talker):
                 self.flag.touch(exist_ok=False)
                 while not self.flag.with_suffix(".over").exists():
                     time.sleep(0.05)
+        return super().step(action)
+
+
+class HangsInEvaluation(HangsOnce):
+    """Hangs so in a step of an evaluation of the replay trainer's."""
+
+    def step(self, action: Any) -> Any:
+        if any(call.file.endswith("iteration_evaluation.py") for call in stack_of(threading.get_ident())):
+            self.steps = 200
         return super().step(action)
 
 

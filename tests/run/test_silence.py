@@ -12,17 +12,30 @@ from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
 from tests.run.watching import EXPERIMENTS, leftovers
 
-from tidemill import PPO, Actors, Buffers, Evaluation, PolicyWorkers, Scripted, Trainer
+from tidemill import (
+    DQN,
+    PPO,
+    Actors,
+    Buffers,
+    Evaluation,
+    PolicyWorkers,
+    Replay,
+    ReplayActors,
+    ReplayTrainer,
+    Scripted,
+    Trainer,
+)
 from tidemill.api.control_messages import State, WorkerStatistics
-from tidemill.api.experiment import WorkerConfig
+from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.launcher import Call
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads
 from tidemill.envs.lanes import LaneLoop
 from tidemill.launchers.processes import calls_of, dump_of
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import silence
 from tidemill.run.controller import Controller
-from tidemill.run.events import read_events
+from tidemill.run.events import Event, read_events
 from tidemill.run.progress import Member
 from tidemill.run.run_control import RunControl
 from tidemill.run.silence import SilenceWatch, TurnWatch
@@ -141,6 +154,26 @@ def test_an_environment_of_ones_own_has_the_time_that_is_set() -> None:
         assert len(watched.hung) == gone
 
 
+def test_a_replay_trainer_that_an_environment_holds_in_its_evaluation_is_gone() -> None:
+    evaluates = [
+        *IN_ENVIRONMENT,
+        Call("evaluate", "/lib/tidemill/replay_training/iteration_evaluation.py", 9),
+    ]
+    trainer = ReplayTrainer(algorithm=DQN(), buffer=Replay(capacity=2000), batch_size=8)
+    given = ReplayActors(environment=Scripted())
+    for stack, deadline_s, seconds, gone in (
+        (evaluates, None, 299.0, 0),
+        (evaluates, None, 301.0, 1),
+        (evaluates, 8.0, 9.0, 1),
+        (IN_ENVIRONMENT, None, 400.0, 0),
+    ):
+        watched = Watched(stack, alone=trainer)
+        watched.members["worker-0"].statistics = {"longest_poll": 0.1}  # trainers tell of no ticks
+        watched.members["actor-0"] = Member(given.replace(deadline_s=deadline_s), Mock())
+        watched.after(seconds)
+        assert len(watched.hung) == gone
+
+
 @pytest.mark.parametrize("alone", [Trainer(algorithm=PPO()), Evaluation()])
 def test_who_may_wait_for_a_share_is_told_alone(alone: WorkerConfig) -> None:
     watched = Watched([Call("open", "/home/database.py", 7)], alone=alone)
@@ -230,12 +263,10 @@ def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:
     assert calls_of(dump_of(calls)) == calls
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
-def test_an_environment_that_hangs_costs_its_actor_a_life(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its deadline is cut short while it hangs alone: nothing else may be late for it."""
-    flag, controllers, usual = tmp_path / "hung", list[Controller](), silence.deadline
+def cut_short(made: Experiment, flag: Path, run: Path) -> list[Event]:
+    """Train, and return what happened. The actor's deadline is cut short from when the
+    environment hangs until another life of it has begun."""
+    controllers, usual = list[Controller](), silence.deadline
 
     def deadline(given: float | None, p99: float | None, resetting: bool = False) -> float:
         hangs = flag.exists() and controllers and not controllers[0].members["actor-0"].life
@@ -244,15 +275,38 @@ def test_an_environment_that_hangs_costs_its_actor_a_life(
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         controllers.append(control._controller)
 
-    monkeypatch.setattr(silence, "deadline", deadline)
-    made = experiments.hangs_once(str(flag))
-    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, on_update=on_update)
-    events = read_events(tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(silence, "deadline", deadline)
+        train(made, run_dir=run, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    return read_events(run)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> None:
+    """Its deadline is cut short while it hangs alone: nothing else may be late for it."""
+    flag = tmp_path / "hung"
+    events = cut_short(experiments.hangs_once(str(flag)), flag, tmp_path / "run")
     (died,) = (event for event in events if event.what == "died")
     assert died.worker == "actor-0"
     assert "its environment has not come back for" in died.cause
     assert " s: lane 0 of target 0 of actor-0: step (experiments.py:" in died.cause
     assert [(event.worker, event.life) for event in events if event.what == "lives"] == [("actor-0", 2)]
+    assert leftovers(tmp_path / "run") == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_one_that_hangs_in_a_replay_trainers_evaluation_costs_that_a_life(tmp_path: Path) -> None:
+    flag = tmp_path / "hung"
+    events = cut_short(experiments.hangs_in_an_evaluation(str(flag)), flag, tmp_path / "run")
+    (died,) = (event for event in events if event.what == "died")
+    assert died.worker == "trainer-0" and "its environment has not come back for" in died.cause
+    assert {(event.worker, event.life) for event in events if event.what == "lives"} == {
+        ("actor-0", 2),
+        ("trainer-0", 2),
+    }
+    seen = [record for record in read_metrics(tmp_path / "run") if "iteration/number" in record]
+    assert [record["iteration/number"] for record in seen] == [1, 2]
+    assert all(record["iteration/evaluation_steps"] == 5 for record in seen)
     assert leftovers(tmp_path / "run") == []
 
 

@@ -12,6 +12,8 @@ from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
 from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, whereabouts
+from tidemill.replay_training.actor_config import ReplayActors
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.progress import Member
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.buffer_worker import Buffers
@@ -28,6 +30,7 @@ ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
 # who is called by a worker's poll where it is in its environment
 # on whichever host
 _LANES, _RING = "/tidemill/envs/lane_threads.py", "/tidemill/workers/ring.py"
+_EVALUATION = "/tidemill/replay_training/iteration_evaluation.py"
 _TRAINERS = ("/tidemill/workers/trainer.py", "/tidemill/replay_training/trainer.py")
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
 
@@ -66,9 +69,9 @@ class SilenceWatch:
             if not running or any(member.saving for member in group.values()):
                 self._silent.pop(names[0], None)
                 continue
-            self._look_at(names[0], group)
+            self._look_at(names[0], group, members)
 
-    def _look_at(self, first: str, group: Mapping[str, Member]) -> None:
+    def _look_at(self, first: str, group: Mapping[str, Member], members: Mapping[str, Member]) -> None:
         heard = max(member.heard for member in group.values())
         silent, whose = awake() - heard, ", ".join(group)
         if first in self._silent and heard > self._silent[first]:
@@ -86,14 +89,20 @@ class SilenceWatch:
             return
         for name, member in group.items():
             config, p99 = member.config, member.statistics.get("tick_p99")
-            given = config.deadline_s if isinstance(config, ActorConfig) else HUNG
+            given: float | None = HUNG
+            if isinstance(config, ActorConfig):
+                given = config.deadline_s
+            elif isinstance(config, ReplayTrainer):  # it evaluates in environments of its actors
+                actors = (each.config for each in members.values())
+                given = next((each.deadline_s for each in actors if isinstance(each, ReplayActors)), None)
             if silent <= min(deadline(given, p99), HUNG):
                 continue
             self._asked[first] = awake()
             calls = () if self._condition(name) else self._stack(name)
             if in_environment(calls):
-                # for as long as its settings say; only actors have any
-                hung = isinstance(config, ActorConfig) and silent > deadline(given, p99, resetting(calls))
+                # for as long as its settings say
+                plays = isinstance(config, ActorConfig) or in_evaluation(calls)
+                hung = plays and silent > deadline(given, p99, resetting(calls))
                 what = "its environment"
             else:
                 # an environment of one's own may be all that there is to see
@@ -126,6 +135,11 @@ def in_update(calls: Sequence[Call]) -> bool:
     for nobody."""
     polls = any(call.name == "_poll" and call.file.endswith(_TRAINERS) for call in calls)
     return polls and not in_environment(calls)
+
+
+def in_evaluation(calls: Sequence[Call]) -> bool:
+    """True of a replay trainer's calls where it evaluates."""
+    return any(call.file.endswith(_EVALUATION) for call in calls)
 
 
 def resetting(calls: Sequence[Call]) -> bool:
