@@ -1,7 +1,11 @@
 """A run in which nothing progresses ends; one whose trainer takes long for an update does
 not."""
 
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
+from tests.run.watching import wait_until
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer, train
 from tidemill.algorithms.ppo import PPOLearner
@@ -18,12 +23,13 @@ from tidemill.api.launcher import Call
 from tidemill.api.policy import Policy
 from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.run import controller as controller_module
-from tidemill.run import stall_watch
+from tidemill.run import interrupts, stall_watch
 from tidemill.run.controller import Controller
+from tidemill.run.events import read_events
 from tidemill.run.run_control import RunControl
 from tidemill.run.silence import in_update
 from tidemill.run.stall_watch import LONGEST_WORK, StallWatch
-from tidemill.store.checkpoint import checkpoints
+from tidemill.store.checkpoint import checkpoints, read_newest
 
 
 class Clock:
@@ -100,6 +106,33 @@ class _Looking(PPOLearner):
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         self.seen.append(stack_of(threading.get_ident()))
         return super().update(samples, steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crawling(PPO):
+    """Its updates take minutes from the third one on, as each tells by a file in
+    `flags`."""
+
+    flags: str
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _Crawling(self, self.trainable(policy), seed)
+
+
+class _Crawling(PPOLearner):
+    def _crawl(self) -> None:
+        assert isinstance(self.config, Crawling)
+        if self.policy.version == 2:
+            (Path(self.config.flags) / str(id(self))).touch()
+            time.sleep(0.1)
+
+    def _epoch(self, *arguments: Any) -> int | None:
+        self._crawl()
+        return super()._epoch(*arguments)
+
+    def _differentiate(self, *arguments: Any) -> int:
+        self._crawl()
+        return super()._differentiate(*arguments)
 
 
 class LookingGame(gymnasium.Env[Any, Any]):
@@ -193,3 +226,39 @@ def test_who_is_told_to_end_in_a_long_update_ends_after_it(
     )
     assert (result.summary["status"], result.summary["updates"]) == ("completed", 2)
     assert checkpoints(tmp_path / "run" / "checkpoints" / "policy")[-1].name == "update-2"
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("launch", "trainers"), [("inline", 1), ("processes", 1), ("threads", 2)])
+def test_a_long_update_that_a_signal_comes_in_costs_no_update_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str, trainers: int
+) -> None:
+    """It ends with the steps that it has done; equal trainers undo it."""
+    if launch == "processes" and not sys.platform.startswith("linux"):
+        pytest.skip("processes need Linux")
+    monkeypatch.setattr(interrupts, "HURRY", 0.2)
+    flags, run = tmp_path / "flags", tmp_path / "run"
+    flags.mkdir()
+
+    def interrupt() -> None:
+        wait_until(lambda: len([*flags.iterdir()]) == trainers, 120, "the long update has begun")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    made = looking(Crawling(minibatch_size=8, epochs=2000, flags=str(flags)), 100)
+    made = made.replace(
+        workers={
+            name: config.replace(
+                count=trainers, **({"checkpoint_seconds": 3600.0} if name == "trainer" else {})
+            )
+            for name, config in made.workers.items()
+        }
+    )
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = train(made, layout="given", run_dir=run, quiet=True, launch=launch, source=Path(__file__))
+    thread.join()
+    done = 3 if trainers == 1 else 2
+    assert (result.summary["status"], result.summary["reason"]) == ("interrupted", "SIGTERM")
+    assert read_newest(run / "checkpoints" / "policy").facts["updates"] == done
+    said = "update 3 ended with the steps that it had done"
+    assert sum(said in event.cause for event in read_events(run)) == (trainers == 1)

@@ -289,6 +289,8 @@ class PolicyGradientLearner(DataParallel):
 
         bounds = [pieces * i // count for i in range(count + 1)]
         for _ in range(self.config.epochs):
+            if alone and done and self.hurried():
+                break
             with place():
                 order = source.shuffled(self._rng)
             if advantage is not None:
@@ -307,6 +309,8 @@ class PolicyGradientLearner(DataParallel):
                     break
                 continue
             for start, end in pairwise(bounds):
+                if alone and done and self.hurried():
+                    break
                 with place():
                     rows = self._differentiate(source, columns, order[start:end], weight)
                 share = float(np.float32(rows * weight))

@@ -156,8 +156,13 @@ class Algorithm(ABC):
     config: what it is set to. One whose configuration has `changeable` settings, or
         such as may be schedules, reads these here in each update: a trainer gives it
         another configuration now and then
+    hurried: whether an update that is under way is to end with the steps that it has
+        done, since the run is about to be broken off; trainers set it. One whose updates
+        take many seconds asks between steps: else what was trained since the newest
+        checkpoint is lost then
     """
 
+    hurried: Callable[[], bool] = staticmethod(lambda: False)
     batch_copies: ClassVar[int] = 2
 
     policy: Policy

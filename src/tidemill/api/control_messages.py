@@ -1,8 +1,8 @@
 """Messages of the control link between the runner and one worker: typed msgpack, nothing
 else is understood.
 
-Down: `Configure`, `Start`, `Pause`, `Hold`, `Exit`, `Save`, `EnterStage`, `Adopt`,
-`ChangeSettings`, `Renew`, `Stay`, `Rejoin`. Up: `Status`, `WorkerStatistics`,
+Down: `Configure`, `Start`, `Pause`, `Hold`, `Exit`, `Hurry`, `Save`, `EnterStage`,
+`Adopt`, `ChangeSettings`, `Renew`, `Stay`, `Rejoin`. Up: `Status`, `WorkerStatistics`,
 `Episodes`, `Measured`, `EnvironmentStatistics`, `RoundOver`, `Relay`, `SaveDue`,
 `Holding`, `Saving`, `Saved`, `Staying`, `Notice`.
 """
@@ -99,6 +99,12 @@ class Exit(msgspec.Struct, frozen=True, tag=True):
 
     reason: str = ""
     checkpoints: dict[str, int] = {}
+
+
+class Hurry(msgspec.Struct, frozen=True, tag=True):
+    """The message tells a trainer that the run is about to be broken off: an update that
+    is under way ends with the steps that it has done, so that none before it is lost;
+    equal trainers undo it."""
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
@@ -295,7 +301,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-_Orders = Configure | Start | Pause | Hold | Exit | Save | EnterStage | Adopt | ChangeSettings
+_Orders = Configure | Start | Pause | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings
 Down = _Orders | Renew | Stay | Rejoin
 _Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
 Up = _Told | SaveDue | Holding | Saving | Saved | Staying

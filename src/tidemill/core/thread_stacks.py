@@ -62,16 +62,15 @@ def whereabouts(calls: Sequence[Call]) -> str:
 def _about(frame: FrameType) -> str:
     """Return what a call is about, "" where it is not one that says so."""
     file = frame.f_code.co_filename
-    if not file.startswith(_PACKAGE):
-        return ""
-    known: dict[str, Any] = frame.f_locals
     if file == _TURNS and frame.f_code.co_name == "_turn":
-        return str(known["self"].name)
+        return str(frame.f_locals["self"].name)
+    number: Any = None
     if file in _TARGETS:
+        known = frame.f_locals
         number = getattr(known.get("self"), "number", known.get("target"))
-        return f"target {number}" if isinstance(number, int) else ""
-    if not file.startswith(_LANES):
-        return ""
-    answered = known.get("answered")
-    lane = known.get("lane") if answered is None else len(answered)
-    return f"lane {lane}" if isinstance(lane, int) else ""
+    elif file.startswith(_LANES):
+        known = frame.f_locals
+        answered = known.get("answered")
+        number = known.get("lane") if answered is None else len(answered)
+    kind = "target" if file in _TARGETS else "lane"
+    return f"{kind} {number}" if isinstance(number, int) else ""

@@ -30,6 +30,7 @@ from tidemill.api.control_messages import (
     Facts,
     Hold,
     Holding,
+    Hurry,
     Measured,
     Notice,
     Pause,
@@ -163,7 +164,7 @@ class Controller:
         self._silence = SilenceWatch(
             job.experiment.processes(), launcher.stack, launcher.condition, self._say, self._hangs
         )
-        self._turns = TurnWatch(lambda text: alarm(mask(text, self._secrets)))
+        self._turns = TurnWatch(lambda text: alarm(mask(text, self._secrets)), self._hurry)
         every = [[name for name, _ in job.experiment.members()]]  # in one process
         self._memory = MemoryWatch(
             job.experiment.processes() if launcher.processes else every, launcher.own_bytes, self._say
@@ -189,6 +190,7 @@ class Controller:
         self._secrets = known(encode(job.experiment))  # nothing that is told, or written down, holds them
         self._running = False  # every worker was told to start
         self._finishing = False  # and to finish
+        self._hurried = False  # and to do so at once
         self._deadline: float | None = None  # until which trainers have, once they were told to
         self._patience = 0.1  # seconds that the launcher gives workers
         self._last_watch = 0.0
@@ -422,6 +424,7 @@ class Controller:
                 for name, member in self.members.items():
                     if member.config.limited:
                         self._send(name, Exit(self.reason))
+            self._hurry()
             if self._deadline is not None and awake() > self._deadline:
                 living = {
                     name: member
@@ -445,6 +448,15 @@ class Controller:
         until = awake() + CLOSE_DEADLINE
         while self.job.experiment.exact_resume and not self._cuts.at_rest and awake() < until:
             self._hear()  # parts are written once nobody does anything any more
+
+    def _hurry(self) -> None:
+        """Tell trainers where a signal's time is running out. Another thread does it,
+        too, where they take turns in this one."""
+        if self._interrupts.urgent and not self._hurried:
+            self._hurried = True
+            for name, member in self.members.items():
+                if member.config.limited and member.state not in ENDED:
+                    self._send(name, Hurry())
 
     def _hear_and_look(self) -> None:
         self._hear()

@@ -11,6 +11,7 @@ from typing import Any, Self
 from tidemill.core.clock import awake
 from tidemill.launchers.worker_process import ENDING
 
+HURRY = 6.0  # seconds from the first signal until who is in a long update is told to end it
 GRACE = 18.0  # seconds from the first signal until a run that is still ending is broken off
 # seconds in which signals are one: batch systems and `timeout` send it to the process and
 # to its group, some send another after it
@@ -54,6 +55,11 @@ class Interrupts:
             self._timer.cancel()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    @property
+    def urgent(self) -> bool:
+        """True once a run that was told to end by a signal has taken long for that."""
+        return bool(self.first) and awake() - self._at > HURRY
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

@@ -152,10 +152,11 @@ class TurnWatch:
     from another one, since nobody else is there to tell it. Use it as a context manager.
 
     alarm: function that tells the user at once, from that thread
+    look: function that is called there now and then
     """
 
-    def __init__(self, alarm: Callable[[str], None]) -> None:
-        self._alarm, self._thread = alarm, threading.get_ident()
+    def __init__(self, alarm: Callable[[str], None], look: Callable[[], None] = lambda: None) -> None:
+        self._alarm, self._look, self._thread = alarm, look, threading.get_ident()
         self._since, self._longest = awake(), 0.0
         self._told = False
         self._over = threading.Event()
@@ -179,6 +180,7 @@ class TurnWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(0.5):
+            self._look()
             silent = awake() - self._since
             if self._told or silent <= max(LEAST, TIMES * self._longest):
                 continue

@@ -23,6 +23,7 @@ from tidemill.api.control_messages import (
     Facts,
     Hold,
     Holding,
+    Hurry,
     Pause,
     Rejoin,
     Renew,
@@ -48,6 +49,7 @@ LOOK_AGAIN = 0.1
 # busy
 RING_LATE = 0.05
 HEARTBEAT = 0.25  # seconds between statistics that nothing else prompts
+ASK = 0.25  # seconds between looks for `Hurry` in a long piece of work
 # characters of a failure's text and of its traceback that are reported
 ERROR_LIMIT, DETAILS_LIMIT = 4_000, 20_000
 
@@ -78,6 +80,8 @@ class Worker(WorkerHandle):
         self._last_beat = awake()
         self._last_counts = (0, 0)
         self._held = False  # nothing is polled while the run is cut
+        self._inbox: list[bytes] = []  # what it was told in a long piece of work
+        self._hurry, self._asked_at = False, 0.0
         self.cut = 0
         """Number of the cut that is being made, or comes next."""
         self.stage = 0
@@ -266,6 +270,16 @@ class Worker(WorkerHandle):
                 Status(State.FAILED, error=message, details=_tail(traceback.format_exc(), DETAILS_LIMIT))
             )
 
+    def hurried(self) -> bool:
+        """Return whether the worker was told to `Hurry`: for who asks in a long piece of
+        work, again and again. What it is told besides is obeyed after that."""
+        if not self._hurry and (now := awake()) - self._asked_at > ASK:
+            self._asked_at = now
+            told = self.context.endpoints.link.receive() or []
+            self._inbox += told
+            self._hurry = any(isinstance(unpack_down(data), Hurry) for data in told)
+        return self._hurry
+
     def _obey(self) -> bool:
         """Carry out what the runner says. False when the worker has ended."""
         messages = self.context.endpoints.link.receive()
@@ -273,6 +287,7 @@ class Worker(WorkerHandle):
             self.state = State.COMPLETED
             self._close()
             return False
+        messages, self._inbox = self._inbox + messages, []
         for data in messages:
             match unpack_down(data):
                 case Configure(facts=facts):
@@ -295,6 +310,8 @@ class Worker(WorkerHandle):
                     self._adopt(message)
                 case ChangeSettings() as message:
                     self._change(message)
+                case Hurry():
+                    self._hurry = True
                 case Renew(edges=edges):
                     self.context.endpoints.renew(edges)
                 case Stay() as message:

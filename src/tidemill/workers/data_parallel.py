@@ -9,7 +9,7 @@ gradient, statistics of normalisers) is yielded by the algorithm
 n trainers on n parts of a batch do what one does on the whole. Before each update they
 agree on who is to end, so that all end at one update. An update that cannot be finished,
 since one of them has died in it, is undone, and done again by all with the same batches,
-but for that of the dead.
+but for that of the dead; it is undone, too, where the run is about to be broken off.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -187,14 +187,16 @@ class EqualTrainers:
         """Say that the update counts."""
         self._before = None
 
-    def undo(self, algorithm: Algorithm, policy: Policy, version: int) -> None:
-        """Have policy and algorithm be as they were before an update that is not done, if
-        there is one."""
-        if self._before is not None:
-            parameters, state = self._before
-            policy.load(parameters, version)
-            algorithm.load_state(state)
-            self._before = None
+    def undo(self, algorithm: Algorithm, policy: Policy, version: int) -> bool:
+        """Have policy and algorithm be as they were before an update that is not done.
+        False where none is under way."""
+        if self._before is None:
+            return False
+        parameters, state = self._before
+        policy.load(parameters, version)
+        algorithm.load_state(state)
+        self._before = None
+        return True
 
     def state(self, algorithm: Algorithm, policy: Policy) -> tuple[Arrays, Arrays]:
         """Return parameters and the algorithm's state; while an update is half done,

@@ -88,6 +88,7 @@ class Learner:
     extras: the function that returns what checkpoints keep besides
     first_version: the version of no updates
     joins: how it joins equal trainers, and what is the version of no updates since then
+    hurried: the function that says whether the run is about to be broken off
     changes: settings of the algorithm that equal trainers are still to agree on
     """
 
@@ -109,10 +110,12 @@ class Learner:
         alive: Callable[[], None],
         extras: Callable[[], Extras] = lambda: Extras({}, {}, {}),
         first_version: int = 0,
+        hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self._context, self._config, self._clock = context, config, clock
         self._report, self._alive, self._extras = report, alive, extras
         self.joins = Rejoin(0, first_version, first_version)
+        self._hurried, self._cut_short = hurried, False  # the algorithm was told so in its update
         self.counters = Counters()
         self.limits = TrainingLimits(self.counters, context.experiment.limits)
         self.returns = TrainingReturns()
@@ -239,7 +242,12 @@ class Learner:
         self._scheduled = config
         built = config.build(self.policy, derive_seed(self._context.experiment.seed, *path))
         self._follow(returned(built, Algorithm, config.build))
+        built.hurried = self._asks
         return built
+
+    def _asks(self) -> bool:
+        self._cut_short = self._hurried()
+        return self._cut_short
 
     def _accept(self, settings: Mapping[str, float | None]) -> AlgorithmConfig | None:
         """Return what the algorithm is to be set to with these settings, which
@@ -311,6 +319,11 @@ class Learner:
             return {}
         self._faults.in_a_row = 0
         self._update_s = awake() - began
+        if self._cut_short:
+            self.notice(
+                f"update {self.counters.updates + 1} ended with the steps that it had done, after "
+                f"{self._update_s:.0f} s: the run was about to be broken off"
+            )
         return metrics
 
     def _note(self, fault: UpdateFault, batch: Sequence[BufferedSample]) -> None:

@@ -61,6 +61,8 @@ class TrainerWorker(Worker):
             self._beat,
             # in runs that resume exactly nobody outlives the weights that are undone
             first_version=0 if context.experiment.exact_resume else context.life * VERSIONS_OF_LIFE,
+            # one that resumes exactly does that update again, and whole
+            hurried=(lambda: False) if context.experiment.exact_resume else self.hurried,
         )
         self._exact = context.experiment.exact_resume
         self._has_part = self._exact and has_part(context.experiment, context.name)
@@ -150,8 +152,13 @@ class TrainerWorker(Worker):
                         each.attend()
                     elif self._meets:
                         result = self._go_on()
-        if self._reason is not None and learner.equal_trainers.missing() and not self.ended:
-            learner.equal_trainers.leave(learner.algorithm, learner.policy, learner.version)
+        ours = learner.algorithm, learner.policy, learner.version
+        if self._reason is None or self.ended:
+            return result
+        if learner.equal_trainers.missing():
+            learner.equal_trainers.leave(*ours)
+            super().exit(self._reason)
+        elif self._hurry and not self._exact and learner.equal_trainers.undo(*ours):
             super().exit(self._reason)
         return result
 
