@@ -2,11 +2,13 @@
 broken.py KIND [--log FILE] --memory-path PATH`.
 
 KIND is the point of the conformance kit at which it does wrong; "nothing": at none. FILE
-gets PATH, of every start.
+gets PATH, of every start. Where the environment variable HUNG names a file, that is there
+once it hangs.
 """
 
 import mmap
 import os
+import pathlib
 import signal
 import struct
 import sys
@@ -18,6 +20,12 @@ STEP, RESET, CHANGE, CLOSE = range(4)
 M = 4  # agents; one observation of 2, one branch of 3
 N, OBS, REWARD, DONE, CUT, ID, MASKS, ACTIONS, END = 93, 97, 129, 145, 149, 153, 169, 181, 197
 STRANGER = uuid.UUID("8bf0f3bb-5f1c-4a9c-9f7a-6a2d2e0f6c11").bytes_le
+
+
+def hang():
+    if "HUNG" in os.environ:
+        pathlib.Path(os.environ["HUNG"]).touch()
+    time.sleep(1000)
 
 
 class Simulator:
@@ -37,15 +45,13 @@ class Simulator:
 
     def wait(self):
         begun = time.monotonic()
-        spoilt = False
         while self.memory[8] != 1:
             if WRONG != "sleep":
                 time.sleep(0.0002)
             if WRONG == "patience" and time.monotonic() - begun > 0.15:
                 sys.exit("the trainer takes too long")
-            if WRONG == "turns" and time.monotonic() - begun > 0.12 and not spoilt:
-                self.memory[self.base + OBS] ^= 1
-                spoilt = True
+            if WRONG == "turns" and time.monotonic() - begun > 0.12:  # again and again
+                self.memory[self.base + OBS] = (self.memory[self.base + OBS] + 1) % 256
             if WRONG != "trainer's death" and os.getppid() != self.parent:
                 sys.exit()
 
@@ -54,7 +60,9 @@ class Simulator:
         while True:
             self.wait()
             command = self.memory[9]
-            if command == CHANGE and WRONG != "trainer's growth":
+            if command == CHANGE and WRONG == "trainer's growth":
+                hang()
+            if command == CHANGE:
                 old = self.path
                 self.open(old + "_")
                 os.unlink(old)
@@ -65,7 +73,7 @@ class Simulator:
                 sys.exit(3 if WRONG == "close" else 0)
             if command > CLOSE:
                 if WRONG == "unknown command":
-                    time.sleep(100)
+                    hang()
                 sys.exit(f"there is no command {command}")
             self.take_side_channel()
             self.take_actions()
@@ -116,7 +124,7 @@ class Simulator:
                 file.write(new)
         self.hand_over(CHANGE)
         if WRONG == "growth":
-            time.sleep(100)
+            time.sleep(1000)
         self.open(self.path + "_")
         self.groups = names
 
@@ -168,7 +176,9 @@ class Simulator:
                 sys.exit("the sky fell")
             self.tick(t)
             if WRONG == "hasty close":
-                time.sleep(0.05)
+                until = time.monotonic() + 0.3
+                while self.memory[9] != CLOSE and time.monotonic() < until:
+                    time.sleep(0.001)
                 if self.memory[9] == CLOSE:
                     os.abort()
             if WRONG == "side channel" and self.capacity > 100:

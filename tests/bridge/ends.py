@@ -5,6 +5,7 @@ import contextlib
 import threading
 
 import numpy as np
+from tests.run.watching import wait_until
 
 from tidemill.bridge import Bridge, Simulator, World
 
@@ -26,10 +27,7 @@ class Counting:
     def _run(self):
         path, branches, continuous, channels = self._arguments
         try:
-            for _ in range(2000):  # until the trainer has made the file
-                if path.exists():
-                    break
-                threading.Event().wait(0.002)
+            wait_until(path.exists, 120, "the trainer has made the file")
             self.bridge = bridge = Bridge(path, channels=channels, on_reset=self._reset)
             world = bridge.add(World("count", self.agents, [(2,)], continuous, branches))
             self.rewards = np.zeros(self.agents)
@@ -61,14 +59,14 @@ class Counting:
 
 
 @contextlib.contextmanager
-def both_ends(folder, layout="0", trainer_channels=None, deadline=20.0, **world):
+def both_ends(folder, layout="0", trainer_channels=None, deadline=120.0, **world):
     """Give (simulator, world's thread)."""
     path = folder / "memory"
     ours = Counting(path, **world)
     ours.thread.start()
     with Simulator(
-        memory_path=path, layout=layout, channels=trainer_channels, start_seconds=20.0, deadline_s=deadline
+        memory_path=path, layout=layout, channels=trainer_channels, start_seconds=120.0, deadline_s=deadline
     ) as simulator:
         yield simulator, ours
-    ours.thread.join(60)
+    ours.thread.join(120)
     assert not ours.thread.is_alive()

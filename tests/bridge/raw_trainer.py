@@ -193,7 +193,7 @@ class RawTrainer:
     def _answered(self) -> bool:
         return self.head[8] == 0 if self.layout == "0" else self.head[13] == 0
 
-    def wait(self, seconds: float = 30.0) -> None:
+    def wait(self, seconds: float = 120.0) -> None:
         """Wait for the simulator's answer, files that it changes included."""
         end = time.monotonic() + seconds
         while True:
@@ -302,7 +302,7 @@ class RawTrainer:
         self.wait()
         return self.groups()
 
-    def end(self, seconds: float = 60.0) -> tuple[int, str, str]:
+    def end(self, seconds: float = 120.0) -> tuple[int, str, str]:
         """Return how the simulator ended and what it wrote."""
         assert self.process is not None
         out, error = self.process.communicate(timeout=seconds)

@@ -226,6 +226,34 @@ class Napping(Simulator):
         self.world.request_decision(0).set_observation(0, [t])
 
 
+class Gated(Simulator):
+    """Takes as long for an exchange as there is no file of the name that it is given."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        while not os.path.exists(sys.argv[2]):
+            time.sleep(0.002)
+        self.world.request_decision(0).set_observation(0, [t])
+
+
+class Meeting(Simulator):
+    """Answers once so many simulators are at the same exchange; what each has begun it
+    tells by files in a folder: `meeting FOLDER HOW_MANY NUMBER`."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        folder, many, number = sys.argv[2:5]
+        met = f"{self.resets}-{t}-"
+        open(os.path.join(folder, met + number), "w").close()
+        while sum(name.startswith(met) for name in os.listdir(folder)) < int(many):
+            time.sleep(0.002)
+        self.world.request_decision(0).set_observation(0, [t])
+
+
 class Deaf(Simulator):
     """Hangs in exchange 3, and hears nothing any more."""
 
@@ -332,11 +360,14 @@ class Forgetful(Stepping):
 
 
 class Frozen(Stepping):
-    """Never comes back from a query."""
+    """Never comes back from a query. The file that the environment variable HUNG names is
+    there once it hangs."""
 
     def queried(self, command):
         if command == QUERY:
-            time.sleep(100)
+            if "HUNG" in os.environ:
+                open(os.environ["HUNG"], "w").close()
+            time.sleep(1000)
         return command
 
 
@@ -445,6 +476,8 @@ if __name__ == "__main__":
                 Crowd,
                 Mortal,
                 Napping,
+                Gated,
+                Meeting,
                 Deaf,
                 NotANumber,
                 Single,

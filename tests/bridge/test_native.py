@@ -559,7 +559,7 @@ def test_every_byte_of_the_header_may_be_wrong(probe: Path, tmp_path: Path) -> N
                     [probe, "nothing", "--memory-path", trainer.path],
                     capture_output=True,
                     text=True,
-                    timeout=20,
+                    timeout=120,
                 )
                 assert done.returncode in (0, 3), done.stderr
                 assert "Sanitizer" not in done.stderr
@@ -690,8 +690,9 @@ def test_who_requests_nothing_takes_the_first_command_and_the_end(probe: Path, t
 
 
 def test_a_deadline_is_an_error_that_leaves_the_exchange_open(probe: Path, trainer: RawTrainer) -> None:
-    trainer.start(probe, "deadline", "50")
-    trainer.step()
+    trainer.give()  # before it waits for that
+    trainer.start(probe, "deadline", "5000")
+    trainer.wait()
     assert trainer.process is not None and trainer.process.stdout is not None
     assert trainer.process.stdout.readline().startswith("exchange: -8 no actions from the trainer for 0.2 s")
     trainer.step()
@@ -702,8 +703,9 @@ def test_a_deadline_is_an_error_that_leaves_the_exchange_open(probe: Path, train
 def test_a_request_while_the_trainer_thinks_beyond_its_deadline_is_refused(
     probe: Path, trainer: RawTrainer
 ) -> None:
+    trainer.give()  # before it waits for that
     trainer.start(probe, "hasty", "3")
-    trainer.step()
+    trainer.wait()
     assert trainer.process is not None and trainer.process.stdout is not None
     assert trainer.process.stdout.readline().startswith("exchange: -8")
     assert trainer.process.stdout.readline().startswith(
@@ -814,13 +816,12 @@ def test_a_waiting_simulator_sleeps(probe: Path, trainer: RawTrainer) -> None:
     for _ in range(50):
         trainer.step()
     assert trainer.process is not None
-    stat = Path(f"/proc/{trainer.process.pid}/stat")
+    stat, begun = Path(f"/proc/{trainer.process.pid}/stat"), time.monotonic()
     before = sum(int(part) for part in stat.read_text().split()[13:15])
-    try:
+    with pytest.raises(subprocess.TimeoutExpired):
         trainer.process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        spent = sum(int(part) for part in stat.read_text().split()[13:15]) - before
-    assert spent <= 0.2 * os.sysconf("SC_CLK_TCK")
+    spent = sum(int(part) for part in stat.read_text().split()[13:15]) - before
+    assert spent <= 0.3 * os.sysconf("SC_CLK_TCK") * (time.monotonic() - begun)
 
 
 def test_the_example_of_the_page_plays_with_a_trainer_and_without(

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from tests.envs.driver import Driver
+from tests.testing.ticking import by_looks
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes
@@ -176,6 +177,7 @@ def test_a_thousand_steps_of_the_vector_form_are_gymnasiums_in_every_bit(setting
 @pytest.mark.parametrize("name", NAMES)
 def test_the_contract_of_environments_holds(name, monkeypatch):
     monkeypatch.setattr(BatchLanes, "fewest", 2)  # as many as the check builds
+    by_looks(monkeypatch)
     looked = []
     findings = check_environment(
         Gymnasium(id=name), seconds=0.1, look=lambda _, environment: looked.append(environment) or []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.envs import zoo
 from tests.envs.driver import Driver
 from tests.envs.raw import Book, Stuck, raw_parallel, raw_turns, same
+from tests.testing.ticking import by_looks
 from tests.workers.world import World, answer_of
 
 import tidemill
@@ -582,7 +583,8 @@ def test_importing_the_configuration_imports_no_simulator():
     ],
     ids=lambda config: config.make.rpartition("/")[2],
 )
-def test_check_env_finds_nothing_wrong(config):
+def test_check_env_finds_nothing_wrong(config, monkeypatch):
+    by_looks(monkeypatch)
     findings = check_environment(config, seconds=0.3)
     assert [f for f in findings if f.level != "ok" and f.name != "speed"] == []
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.envs import odd
 from tests.envs.driver import Driver
+from tests.testing.ticking import by_looks
 
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
@@ -171,7 +172,8 @@ def test_a_slot_tells_what_it_was_answered_and_voids_the_step():
 @pytest.mark.parametrize(
     "name", ["observation: flat", "observation: uint16", "reward: text", "terminated: none"]
 )
-def test_check_env_fails_with_the_value(name):
+def test_check_env_fails_with_the_value(name, monkeypatch):
+    by_looks(monkeypatch)
     config = Gymnasium(make=f"{odd.__file__}:named", kwargs={"number": list(CASES).index(name)})
     (finding,) = (finding for finding in check_environment(config, seconds=0.2) if finding.level == "fail")
     assert re.search(CASES[name][3], finding.message)
@@ -296,7 +298,8 @@ def test_rewards_that_a_reset_of_some_lanes_overwrites_are_those_of_the_step():
     assert driver.ticks[0].reward.tolist() == [1, 2]
 
 
-def test_check_env_says_that_copies_share_an_array():
+def test_check_env_says_that_copies_share_an_array(monkeypatch):
+    by_looks(monkeypatch)
     found = {
         finding.name: finding
         for finding in check_environment(Gymnasium(make=f"{odd.__file__}:Sharing"), seconds=0.2)

@@ -197,8 +197,10 @@ def test_a_processor_without_bfloat16_decides_for_float32(made: Experiment, tmp_
     order.write_text(
         "import sys; from pathlib import Path\n"
         "from tidemill.core.config import decode; from tidemill.api.experiment import Experiment\n"
-        "import json; from tidemill.layouts.auto_layout import probe\n"
-        "print(probe(decode(Experiment, json.loads(Path(sys.argv[1]).read_text())), None).decided)\n"
+        "import json; from tidemill.layouts import auto_layout\n"
+        "auto_layout.SECONDS = 240\n"
+        "made = decode(Experiment, json.loads(Path(sys.argv[1]).read_text()))\n"
+        "print(auto_layout.probe(made, None).decided)\n"
     )
     (tmp_path / "made.json").write_text(json.dumps(encode(made)))
     found = subprocess.run(

@@ -455,6 +455,7 @@ def test_what_computes_a_replay_policy_is_measured(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TIDEMILL_NATIVE", raising=False)
+    monkeypatch.setattr(arranging, "SECONDS", 240)  # also on a busy machine
     made = presets.experiment_for(environment, Gymnasium(id=environment), algorithm)
     assert made.policies["policy"].undecided
     found = lay_out(made, None)
@@ -738,7 +739,10 @@ def test_the_cache_is_where_such_files_belong(monkeypatch: pytest.MonkeyPatch, t
         assert cache() == tmp_path / ".cache" / "tidemill"
 
 
-def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path, tmp_path: Path) -> None:
+def test_a_probe_that_fails_leaves_the_experiment_as_it_is(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranging, "SECONDS", 240)
     (tmp_path / "broken.py").write_text(
         "import gymnasium\nclass Broken(gymnasium.Env):\n    def __init__(self):\n        import os; "
         "os._exit(3)"
@@ -762,8 +766,9 @@ def test_a_probe_that_fails_leaves_the_experiment_as_it_is(kept: Path, tmp_path:
     ],
 )
 def test_what_no_run_can_be_made_of_is_refused_where_it_would_be_measured(
-    kept: Path, change: dict[str, Any], why: str
+    kept: Path, change: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(arranging, "SECONDS", 240)
     made = experiment(environment=change.get("environment")).replace(
         **{name: value for name, value in change.items() if name != "environment"}
     )
@@ -842,9 +847,18 @@ def experiment():
 """
 
 
+PATIENT = """
+from tidemill.layouts import auto_layout
+auto_layout.SECONDS = 240
+from tidemill.cli.main import app
+app()
+"""
+"""The command, which gives no probe up because the machine is busy."""
+
+
 def train(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tidemill.cli.main", "train", *words, "--run-dir", "run"],
+        [sys.executable, "-c", PATIENT, "train", *words, "--run-dir", "run"],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -999,7 +1013,7 @@ def test_the_probe_survives_what_hangs(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
     monkeypatch.setattr(arranging, "SECONDS", 0.5)
     made = experiment(environment=Gymnasium(make=f"{tmp_path / 'made.py'}:Sleeping"))
-    with pytest.raises(RunError, match="no answer after"):
+    with pytest.raises(RunError, match=r"no answer after|too slow"):  # who of the two sees it first
         arranging.probe(made, tmp_path / "made.py")
 
 
@@ -1015,7 +1029,7 @@ def probes_of(main: int) -> list[psutil.Process]:
 def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
     main = subprocess.Popen(
-        [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"],
+        [sys.executable, "-c", PATIENT, "train", "made.py:experiment", "--layout", "measure"],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )
@@ -1027,7 +1041,7 @@ def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     main.wait()
     wait_until(
         lambda: all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in both),
-        20,
+        60,
         "both have ended",
     )
     (begun,) = (tmp_path / "runs").iterdir()
@@ -1040,7 +1054,7 @@ def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(
 ) -> None:
     (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
     main = subprocess.Popen(
-        [sys.executable, "-m", "tidemill.cli.main", "train", "made.py:experiment", "--layout", "measure"],
+        [sys.executable, "-c", PATIENT, "train", "made.py:experiment", "--layout", "measure"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
@@ -1055,7 +1069,7 @@ def test_a_signal_while_costs_are_measured_ends_the_command_and_says_so(
     assert "before the run began: nothing is kept" in said and "Traceback" not in said
     wait_until(
         lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE,
-        30,
+        60,
         "the probe has ended, were it just being born",
     )
     assert not (tmp_path / "runs").exists()

@@ -7,7 +7,15 @@ import pytest
 @pytest.fixture(autouse=True)
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidemill.remote.calls.FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("tidemill.remote.session.CLOSE_SECONDS", 20.0)
+    for patience in (
+        "session.CLOSE_SECONDS",
+        "openenv.CLOSE_SECONDS",
+        "server.FIRST_SECONDS",
+        "server.REQUEST_SECONDS",
+    ):
+        monkeypatch.setattr(f"tidemill.remote.{patience}", 60.0)
+    for lanes in ("lane_threads", "lane_coroutines", "asynchronous"):
+        monkeypatch.setattr(f"tidemill.envs.{lanes}.CLOSE_SECONDS", 60.0)
 
 
 @pytest.fixture(autouse=True)

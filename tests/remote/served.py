@@ -1,5 +1,7 @@
 """Servers for tests: real ones, on loopback, whose faults come where a test says."""
 
+import dataclasses
+import socket
 from contextlib import contextmanager
 
 import gymnasium
@@ -65,6 +67,15 @@ class Script:
 
 
 @contextmanager
+def port_of_ones_own():
+    """A port that is nobody else's, also while no server listens there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@contextmanager
 def serving(
     make=Ledger,
     faults=None,
@@ -75,17 +86,34 @@ def serving(
     max_body_bytes=1 << 20,
 ):
     sessions = Sessions(make, "Ledger", limit, idle_seconds, left_seconds)
-    server = Server(sessions, token=token, faults=faults, max_body_bytes=max_body_bytes).start()
-    try:
-        yield server
-    finally:
-        server.close()
+    with port_of_ones_own() as port:
+        server = Server(sessions, port=port, token=token, faults=faults, max_body_bytes=max_body_bytes)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.close()
 
 
 def client(server, form="threads", **settings):
-    return Rest(
-        url=server.url, form=form, **{"deadline_s": 20.0, "attempt_s": 5.0, "retries": 1.0, **settings}
-    )
+    """Calls have time, and none is sent again because the machine is slow."""
+    patient = {"deadline_s": 120.0, "attempt_s": 120.0, "retries": 1.0}
+    return Rest(url=server.url, form=form, **{**patient, **settings})
+
+
+@contextmanager
+def hurried(session, deadline_s=None, attempt_s=None):
+    """Have the session's calls go by this deadline, or be late so soon, meanwhile."""
+    host, times = session.host, session.times
+    terms, given = host.terms, times.given
+    if attempt_s is not None:
+        host.terms = dataclasses.replace(terms, attempt_s=attempt_s)
+    if deadline_s is not None:
+        times.given = deadline_s
+    try:
+        yield
+    finally:
+        host.terms, times.given = terms, given
 
 
 def applied(server):

@@ -1,7 +1,10 @@
 """What the doctor proposes for a server: how many slots, an evaluation's session
 considered, and which deadlines."""
 
+import dataclasses
+import itertools
 import re
+import threading
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ from tests.remote.served import Ledger, answering, client, serving
 
 from tidemill.remote import doctor
 from tidemill.remote.doctor import _slots, examine
+from tidemill.remote.rest_config import Rest
 from tidemill.testing.check_env import Finding
 
 
@@ -19,6 +23,18 @@ class Slow(Ledger):
     def step(self, action):
         time.sleep(0.3)
         return super().step(action)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No call counts as slow that was kept waiting on a busy machine."""
+    measure = doctor._Latency.__init__
+
+    def measured(latency, *given):
+        measure(latency, *given)
+        latency.slowest = 1e-3
+
+    monkeypatch.setattr(doctor._Latency, "__init__", measured)
 
 
 def found(server, **settings):
@@ -29,17 +45,33 @@ def sessions(finding):
     return [int(count) for count in re.findall(r"(\d+): [\d,.]+", finding.message.partition(";")[0])]
 
 
+@pytest.mark.usefixtures("quick")
 def test_as_many_sessions_as_the_server_says_it_takes_are_tried():
     with serving(limit=3) as server:
         said = found(server)
     assert sessions(said["at a time"]) == [1, 2, 3] and said["at a time"].level == "ok"
 
 
-def test_a_limit_that_the_server_does_not_tell_is_found():
+@pytest.mark.usefixtures("quick")
+def test_a_limit_that_the_server_does_not_tell_is_found(monkeypatch):
+    rate = doctor._rate
+
+    def rate_of(host, count, seconds):
+        """Who gets no session waits until its deadline."""
+        patient, host.settings = (
+            host.settings,
+            dataclasses.replace(host.settings, deadline_s=3.0 if count > 3 else 120.0),
+        )
+        try:
+            return rate(host, count, seconds)
+        finally:
+            host.settings = patient
+
+    monkeypatch.setattr(doctor, "_rate", rate_of)
     with serving(limit=3) as server:
         describe = server.sessions.describe
         server.sessions.describe = lambda most: msgspec.structs.replace(describe(most), max_sessions=0)
-        said = found(server, deadline_s=3.0)
+        said = found(server)
         assert server.sessions.counts().sessions == 0
     tried = said["at a time"]
     assert (
@@ -77,8 +109,12 @@ def test_a_field_that_an_answer_lacks_is_named_before_anything_else_is_tried(fie
     assert (last.name, last.level) == ("replies", "fail") and f"no {field}" in last.message
 
 
-def test_what_is_slower_than_the_deadline_is_told_to_look_again_with_another():
+def test_what_is_slower_than_the_deadline_is_told_to_look_again_with_another(monkeypatch):
     with serving(Slow, limit=2) as server:
+        host = client(server).host()  # it has said what it is
+        host.settings = dataclasses.replace(host.settings, deadline_s=0.2, attempt_s=0.1)
+        host.terms = dataclasses.replace(host.terms, attempt_s=0.1)
+        monkeypatch.setattr(Rest, "host", lambda _: host)
         said = found(server, deadline_s=0.2, attempt_s=0.1)
     assert (
         said["calls"].level == "fail"
@@ -125,8 +161,22 @@ def taking_no_turns(sessions):
     sessions._taken = taken
 
 
+class Meeting(Ledger):
+    """The second step of all and the third are taken at the same time."""
+
+    def __init__(self, steps, both):
+        super().__init__(length=100)
+        self.steps, self.both = steps, both
+
+    def step(self, action):
+        if next(self.steps) in (2, 3):
+            self.both.wait(60)
+        return super().step(action)
+
+
 def test_a_server_that_applies_a_repeat_while_the_first_call_is_under_way_is_found_out():
-    with serving(lambda: Slow(length=100)) as server:
+    steps, both = itertools.count(1), threading.Barrier(2)
+    with serving(lambda: Meeting(steps, both)) as server:
         taking_no_turns(server.sessions)
         said = found(server)
     assert said["repeats"].level == "fail" and "while the first was under way" in said["repeats"].message

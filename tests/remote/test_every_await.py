@@ -74,7 +74,7 @@ def points_in_loop(play):
     """The same, where `play` is played by an event loop."""
 
     async def played(server, at):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             return await play(AsyncRemoteEnv(client(server).host()), server, at)
 
     return points(lambda server, at: asyncio.run(played(server, at)))

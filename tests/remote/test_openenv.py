@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import websockets
 from tests.envs.driver import Driver
+from tests.remote.served import port_of_ones_own
 
 from tidemill.core.config import encode
 from tidemill.core.errors import (
@@ -110,13 +111,30 @@ def serving(fault="", at=3, token=None, port=0):
     assert ready.wait(60)
     try:
         yield (
-            OpenEnv(url=f"http://127.0.0.1:{ports[0]}", translate=f"{__file__}:CartPole", deadline_s=20.0),
+            OpenEnv(url=f"http://127.0.0.1:{ports[0]}", translate=f"{__file__}:CartPole", deadline_s=120.0),
             sessions,
         )
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(60)
         loop.close()
+
+
+@pytest.fixture
+def port():
+    with port_of_ones_own() as number:
+        yield number
+
+
+@contextmanager
+def hurried(environment, deadline_s):
+    """Have its calls end at this deadline meanwhile."""
+    times = environment.envs[0]._times
+    patient, times.given = times.given, deadline_s
+    try:
+        yield
+    finally:
+        times.given = patient
 
 
 def test_rows_are_those_of_the_environment_itself():
@@ -145,10 +163,10 @@ def test_rows_are_those_of_the_environment_itself():
 )
 def test_what_goes_wrong_is_named_and_the_next_reset_opens_another_session(fault, error, words):
     with serving(fault) as (config, sessions):
-        environment = config.replace(deadline_s=0.5 if fault == "stall" else 20.0).build(1, 5)
+        environment = config.build(1, 5)
         driver = Driver(environment)
         driver.tick(), driver.tick(), driver.tick()
-        with pytest.raises(error, match=words):
+        with hurried(environment, 0.5 if fault == "stall" else 120.0), pytest.raises(error, match=words):
             driver.tick()
         with pytest.raises(SessionLost, match="reset opens one"):
             driver.tick(reset=np.zeros(1, bool))
@@ -157,9 +175,8 @@ def test_what_goes_wrong_is_named_and_the_next_reset_opens_another_session(fault
         environment.close()
 
 
-def test_a_server_that_starts_again_is_tried_until_it_is_there():
-    with serving() as (config, _):
-        port = int(config.url.rpartition(":")[2])
+def test_a_server_that_starts_again_is_tried_until_it_is_there(port):
+    with serving(port=port) as (config, _):
         environment, refused = config.build(1, 5), config.build(1, 5)
         driver = Driver(environment)
         driver.tick(), driver.tick()
@@ -171,19 +188,22 @@ def test_a_server_that_starts_again_is_tried_until_it_is_there():
         told = pool.submit(lambda: driver.tick(reset=np.ones(1, bool))[0])
         assert wait([told], 0.3).not_done  # it is being tried
         with serving(port=port) as (_, sessions):
-            assert told.result(60).tick.present.all() and len(sessions) == 1
+            assert told.result(120).tick.present.all() and len(sessions) == 1
             environment.close()
     refused.close()
 
 
-def test_a_server_that_stays_away_is_given_up_at_the_deadline():
-    with serving() as (config, _):
-        environment = config.replace(deadline_s=0.5).build(1, 5)
+def test_a_server_that_stays_away_is_given_up_at_the_deadline(port):
+    with serving(port=port) as (config, _):
+        environment = config.build(1, 5)
         driver = Driver(environment)
         driver.tick(), driver.tick()
     with pytest.raises(ReplyLost, match="connection was lost"):
         driver.tick()
-    with pytest.raises(RemoteUnavailable, match=r"no session could be opened within 0\.5 s"):
+    with (
+        hurried(environment, 0.5),
+        pytest.raises(RemoteUnavailable, match=r"no session could be opened within 0\.5 s"),
+    ):
         driver.tick(reset=np.ones(1, bool))
     environment.close()
 
@@ -244,8 +264,8 @@ def test_episodes_are_cut_at_the_limit():
         driver.environment.close()
 
 
-def test_what_cannot_be_is_refused():
-    with serving() as (config, _):
+def test_what_cannot_be_is_refused(port):
+    with serving(port=port) as (config, _):
         pass
     environment = config.build(1, 0)
     with pytest.raises(RemoteUnavailable, match="no session could be opened"):

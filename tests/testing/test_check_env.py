@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.envs import games
+from tests.testing.ticking import by_looks
 
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, to_gymnasium
@@ -14,6 +15,11 @@ from tidemill.testing.check_env import _determinism, check_environment, sample_a
 from tidemill.testing.scripted import Free, Scripted
 
 GAMES = str(Path(games.__file__))
+
+
+@pytest.fixture(autouse=True)
+def as_many_ticks_on_any_machine(monkeypatch):
+    by_looks(monkeypatch)
 
 
 class Prompt(games.Counter):

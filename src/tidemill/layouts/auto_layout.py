@@ -301,7 +301,7 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
     """Measure what the experiment's parts cost, in a process of its own (`probe`).
     Raises `RunError` when that fails, or takes too long, and `ConfigError` for what
     cannot be made."""
-    process = start("tidemill.layouts.probe", subprocess.DEVNULL)
+    process = start("tidemill.layouts.probe", subprocess.DEVNULL, str(SECONDS))
     try:
         answer, _ = process.communicate(order_of(experiment, source), SECONDS + 1)
     except subprocess.TimeoutExpired:

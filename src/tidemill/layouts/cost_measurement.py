@@ -66,12 +66,14 @@ def order_of(
     return len(content).to_bytes(4, "little") + content
 
 
-def start(module: str, errors: int | IO[str], own_session: bool = True) -> "subprocess.Popen[bytes]":
+def start(
+    module: str, errors: int | IO[str], *arguments: str, own_session: bool = True
+) -> "subprocess.Popen[bytes]":
     """Start a process that runs `module`. In a session of its own all that its
     environment starts can be ended with it."""
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module],
+        [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

@@ -5,7 +5,7 @@ It steps a few lanes of the real environment. Meanwhile another such process, wh
 starts and tells what spaces there are, times the real policy and learner on random rows:
 importing torch takes longer than all else. Each answers with one line of JSON: what was
 ``measured``, or the ``error`` that kept it from measuring, or why the experiment is
-`refused`, and ends by itself after `SECONDS`.
+`refused`, and ends by itself after so many seconds as its command line says.
 """
 
 import gc
@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter, sleep
@@ -50,7 +51,7 @@ from tidemill.workers.actor_environments import seen_by
 from tidemill.workers.agent_spec import AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.trainer_config import TrainerConfig
 
-SECONDS = 20  # a probe that takes longer is given up
+SECONDS = 20  # a probe that takes longer is given up; it is told so
 STEPPING, COMPUTING = 0.25, 0.1  # seconds for the environment; for inference and for training each
 # for training in each of several alternatives: whole minibatches, since those of few rows
 # cost other multiples of one another
@@ -85,11 +86,11 @@ class Stepping(NamedTuple):
     tick: float = 0.0
 
 
-def measure(experiment: Experiment, source: str | None = None) -> Costs:
+def measure(experiment: Experiment, source: str | None = None, seconds: float = SECONDS) -> Costs:
     """Return the costs of an experiment that has one group of actors and one of
     trainers."""
     (actors,) = experiment.groups(ActorConfig).values()
-    with _other_process() as other:
+    with _other_process(seconds) as other:
         stepping = measure_environment(
             actors,
             lambda agents: _tell(other, order_of(experiment, source, list(agents))),
@@ -185,10 +186,10 @@ def changes(before: PolicyConfig, after: PolicyConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _other_process() -> Iterator["subprocess.Popen[bytes]"]:
+def _other_process(seconds: float) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that measures policies and learner once it is told what there is, and has
     imported everything by then."""
-    with start("tidemill.layouts.probe", subprocess.DEVNULL, own_session=False) as other:
+    with start("tidemill.layouts.probe", subprocess.DEVNULL, str(seconds), own_session=False) as other:
         try:
             yield other
         finally:
@@ -467,13 +468,14 @@ def make_sample(
 
 def main() -> None:
     """Obey standard input (see the module's text)."""
-    signal.alarm(SECONDS)  # whatever hangs, this process does not
+    seconds = float(sys.argv[1])
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # whatever hangs, this process does not
     gc.set_threshold(10_000)  # as in workers
     order, answers = obey()
     try:
         experiment = order.load()
         found = (
-            measure(experiment, order.source)
+            measure(experiment, order.source, seconds)
             if order.agents is None
             else measure_arithmetic(experiment, order.agents)
         )

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from tests.bridge.conftest import Build
+from tests.run.watching import wait_until
 from typer.testing import CliRunner
 
 from tidemill.bridge.kit.check import check_simulator
 from tidemill.bridge.kit.check_points import POINTS
-from tidemill.bridge.kit.trial_trainer import Program
+from tidemill.bridge.kit.trial_trainer import Program, SimulatorPlay
 from tidemill.bridge.kit.trials import TRIALS
 from tidemill.bridge.worlds import reach
 from tidemill.cli.simulator import simulator as commands
@@ -21,11 +22,33 @@ WORLDS = Path(reach.__file__).parent
 QUICK = 0.2  # seconds of plain play
 # what not every world has in every layout
 RARE = {"masks", "late groups", "side channel", "query", "unknown command", "one change"}
-HANG = {"trainer's growth", "unknown command", "trainer's death"}  # broken at these points it hangs
+DEADLINE = 60.0  # seconds for an answer, also on a busy machine
 
 
-def broken(point, deadline=10.0):
-    return Program(str(HERE / "broken.py"), (point.replace(" ", "-"),), deadline=deadline)
+@pytest.fixture(autouse=True)
+def patience(monkeypatch, tmp_path):
+    """Answers and ends are waited for with time; but of a simulator that says that it
+    hangs the deadline is over at once."""
+    hung, look = tmp_path / "hung", SimulatorPlay._look
+
+    def impatient(play):
+        if hung.exists():
+            hung.unlink()
+            play._end -= DEADLINE
+        look(play)
+
+    monkeypatch.setenv("HUNG", str(hung))
+    monkeypatch.setattr(SimulatorPlay, "_look", impatient)
+    monkeypatch.setattr("tidemill.bridge.kit.trial_trainer._GRACE", DEADLINE)
+
+
+def soon(monkeypatch, seconds):
+    """Have a simulator whose trainer has died end within so many seconds."""
+    monkeypatch.setattr("tidemill.bridge.kit.trials._SOON", seconds - 0.1 * DEADLINE)
+
+
+def broken(point):
+    return Program(str(HERE / "broken.py"), (point.replace(" ", "-"),), deadline=DEADLINE)
 
 
 def verdicts(points):
@@ -55,21 +78,21 @@ def test_every_point_belongs_to_a_trial():
 
 @pytest.mark.parametrize(("world", "layout"), [("reach", "0.3.2"), ("corridor", "0")])
 def test_worlds_in_python_pass(world, layout):
-    found = seen(Program(str(WORLDS / f"{world}.py"), layout=layout), RARE)
+    found = seen(Program(str(WORLDS / f"{world}.py"), layout=layout, deadline=DEADLINE), RARE)
     assert not [point for point in found if point.verdict == "fail"]
     assert verdicts(found)["not seen"] <= RARE
 
 
 @pytest.mark.parametrize(("world", "layout"), [("reach", "0"), ("corridor", "0.3.2")])
 def test_worlds_in_c_pass(world, layout, native: Build):
-    found = seen(Program(str(native(world)), layout=layout), RARE)
+    found = seen(Program(str(native(world)), layout=layout, deadline=DEADLINE), RARE)
     assert not [point for point in found if point.verdict == "fail"]
     assert verdicts(found)["not seen"] <= RARE
 
 
 @pytest.mark.parametrize(("world", "layout"), [("Reach", "0.3.2"), ("Corridor", "0")])
 def test_worlds_in_csharp_pass(world, layout, csharp: Path):
-    found = seen(Program(str(csharp / f"{world}.exe"), layout=layout), RARE)
+    found = seen(Program(str(csharp / f"{world}.exe"), layout=layout, deadline=DEADLINE), RARE)
     assert not [point for point in found if point.verdict == "fail"]
     assert verdicts(found)["not seen"] <= RARE
 
@@ -83,9 +106,15 @@ def test_a_sound_simulator_of_another_make_passes():
 
 @pytest.mark.parametrize("point", [point for point in POINTS if point not in ("query", "one change")])
 def test_a_broken_simulator_is_caught_at_its_point_and_at_no_other(point, monkeypatch):
-    monkeypatch.setattr("tidemill.bridge.kit.trials._SOON", 1.5)
-    found = check_simulator(broken(point, 0.7 if point in HANG else 10.0), QUICK, only=trial_of(point))
-    assert [(one.name, one.cure) for one in found if one.verdict == "fail"] == [(point, POINTS[point][1])]
+    """Once more, and longer, on a machine so busy that one without patience lost it
+    elsewhere, or one that should have done wrong meanwhile had no turn."""
+    soon(monkeypatch, 1.5)
+    for seconds in (QUICK, 1.0, 5.0):
+        found = check_simulator(broken(point), seconds, only=trial_of(point))
+        failed = [(one.name, one.cure) for one in found if one.verdict == "fail"]
+        if failed == [(point, POINTS[point][1])]:
+            break
+    assert failed == [(point, POINTS[point][1])]
 
 
 @pytest.mark.parametrize(
@@ -100,11 +129,11 @@ def test_a_broken_simulator_is_caught_at_its_point_and_at_no_other(point, monkey
         ("stepping", "query", "fail", "rows changed"),
         ("twofold", "one change", "fail", "2 bodies in its turn"),
         ("late", "one change", "pass", "a body in exchange"),
-        ("frozen", "query", "fail", "has not answered within 3 s"),
+        ("frozen", "query", "fail", "has not answered within 60 s"),
     ],
 )
 def test_what_is_seen_is_told(kind, point, verdict, what):
-    program = Program(str(HERE / "simulators.py"), (kind,), "0.3.2", 3.0 if kind == "frozen" else 10.0)
+    program = Program(str(HERE / "simulators.py"), (kind,), "0.3.2", DEADLINE)
     (found,) = seen(program, set(), only=[point])
     assert (found.verdict, what in found.what) == (verdict, True), found
 
@@ -137,25 +166,27 @@ def test_a_simulator_of_another_version_fails_at_its_start(layout, version, tmp_
 
 
 def test_nothing_stays_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("tidemill.bridge.kit.trials._SOON", 0.5)
+    soon(monkeypatch, 0.5)
     log = tmp_path / "log"
     for point in ("nothing", "growth"):
         check_simulator(
-            Program(str(HERE / "broken.py"), (point, "--log", str(log)), deadline=0.7),
+            Program(str(HERE / "broken.py"), (point, "--log", str(log)), deadline=DEADLINE),
             QUICK,
             only=["growth"],
         )
     check_simulator(
-        Program(str(HERE / "broken.py"), ("trainer's-death", "--log", str(log)), deadline=5.0),
+        Program(str(HERE / "broken.py"), ("trainer's-death", "--log", str(log)), deadline=DEADLINE),
         QUICK,
         only=["trainer's death"],
     )
     places = {Path(line).parent for line in log.read_text().splitlines()}
-    assert len(places) == 3 and not [place for place in places if place.exists()]
+    assert len(places) == 3
+    # another test's trainer, which looks for what the dead left, may be at it as well
+    wait_until(lambda: not [place for place in places if place.exists()], 60, "nothing is left")
 
 
 def test_a_trainer_to_be_killed_that_hangs_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("tidemill.bridge.kit.trials._IMPORTS", 0.01 - 3 * 10.0)
+    monkeypatch.setattr("tidemill.bridge.kit.trials._IMPORTS", 0.01 - 3 * DEADLINE)
     (found,) = check_simulator(broken("nothing"), QUICK, only=["trainer's death"])
     assert found.verdict == "not seen"
 

@@ -167,7 +167,7 @@ def test_looking_for_the_dead_leaves_no_descriptors_open(root):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         Rendezvous.own(1).leave()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     living.leave()
 
 

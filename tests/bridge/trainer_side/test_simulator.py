@@ -406,12 +406,13 @@ def test_a_simulator_that_asks_for_nothing_after_the_first_reset_is_told_from_on
 
     game = threading.Thread(target=play)
     game.start()
-    simulator = Simulator(memory_path=tmp_path / "memory", start_seconds=1.0)
+    simulator = Simulator(memory_path=tmp_path / "memory", start_seconds=120.0)
+    simulator._start_seconds = 1.0  # it has joined, with time
     with pytest.raises(
         DeadlineError, match="joined, but asked for no decision after the first reset within start_seconds"
     ):
         simulator.reset()
-    game.join(60)
+    game.join(120)
     assert not game.is_alive() and list(tmp_path.iterdir()) == []
 
 
@@ -425,9 +426,9 @@ def test_who_thinks_for_long_is_waited_for_without_a_deadline_and_without_a_core
         simulator.reset()
         simulator.step()
         simulator.step()
-        used = time.process_time()
+        begun, used = time.monotonic(), time.thread_time()
         simulator.step()
-        assert time.process_time() - used < 0.4
+        assert time.thread_time() - used < 0.5 * (time.monotonic() - begun)
 
 
 def test_a_step_in_two_halves(tmp_path):

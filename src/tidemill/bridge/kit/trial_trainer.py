@@ -27,7 +27,7 @@ from tidemill.bridge.trainer_side.steps import complete, write_actions
 from tidemill.core.errors import ConfigError, DeadlineError, PeerLost, SimulatorError, did_you_mean
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
-_LAST_WORDS = 1.0
+_LAST_WORDS = _GRACE  # that one which closed has for ending, so that why can be told
 # as a shell reports them
 _CRASHES = {
     128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)

@@ -33,6 +33,7 @@ _SOON = 3.0
 _IMPORTS = 60.0  # seconds that a process of ours may take to start
 _NO_CHANNEL = "8bf0f3bb-5f1c-4a9c-9f7a-6a2d2e0f6c11"  # a side channel that nobody has
 _TRIES = 300  # exchanges in which agents are to ask after a reset
+_A_TURN = 0.005  # seconds: who has run for so long has slept in between, unless it never sleeps
 
 
 def _begin(program: Program, found: Findings, framing: Framing) -> Watcher:
@@ -138,8 +139,8 @@ class _Ran:
         those in which it waited for a core."""
         if was.runnable and self.runnable and was.sleeps == self.sleeps:
             # it never slept; what it waits now is not counted yet, so that the quotient
-            # would say less
-            return 1.0
+            # would say less. One that had hardly a turn says nothing
+            return float(self.run - was.run > _A_TURN)
         return (self.run - was.run) / max(seconds - (self.wait - was.wait), 1e-3)
 
 

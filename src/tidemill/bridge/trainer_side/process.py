@@ -15,6 +15,7 @@ from tidemill.core.errors import ConfigError, SimulatorError
 from tidemill.core.killed_processes import await_end
 
 _LINES, _LINE_BYTES = 30, 2000  # of its output are kept
+_READING = 3.0  # seconds that what it wrote has for being read, once it has ended
 # Waits for the end of its input, which nobody writes to: it comes when the process that
 # holds the other end is gone, however it went. What ends by itself then has time for it.
 # (A signal at the parent's death, PR_SET_PDEATHSIG, comes when the thread ends that
@@ -100,7 +101,7 @@ class SimulatorProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         if self._process.poll() is not None:
-            self._reader.join(0.5)  # something that it started itself may still hold the pipe
+            self._reader.join(_READING)  # something that it started itself may still hold the pipe
         text = b"".join(self._lines).decode(errors="replace").strip()
         return f". The end of its output:\n{text}" if text else ". It wrote nothing"
 

@@ -45,7 +45,7 @@ from tidemill.core.step_deadlines import StepTimes
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
 _TIDIES = 2.0  # that one of another make may take to see our close and to delete the files
-_LAST_WORDS = 0.5  # seconds that one which left has for ending, so that how and why can be told
+_LAST_WORDS = _GRACE  # that one which left has for ending, so that how and why can be told
 
 
 @dataclass
