@@ -185,6 +185,7 @@ class EachRecorder(Recorder):
     into: str
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
+        data_parallel.LEAVE_ALONE = 60.0  # nobody takes another one for dead since it is late
         return _EachRecorder(self, policy)
 
 

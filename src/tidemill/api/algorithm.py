@@ -162,7 +162,7 @@ class Algorithm(ABC):
         checkpoint is lost then
     """
 
-    hurried: Callable[[], bool] = staticmethod(lambda: False)
+    hurried: Callable[[], bool] = bool  # of nothing, False
     batch_copies: ClassVar[int] = 2
 
     policy: Policy
