@@ -169,6 +169,8 @@ def test_a_replay_trainer_that_an_environment_holds_in_its_evaluation_is_gone() 
     ):
         watched = Watched(stack, alone=trainer)
         watched.members["worker-0"].statistics = {"longest_poll": 0.1}  # trainers tell of no ticks
+        others = given.replace(samples="others", deadline_s=1.0)
+        watched.members["other-0"] = Member(others, Mock())  # they gather for another trainer
         watched.members["actor-0"] = Member(given.replace(deadline_s=deadline_s), Mock())
         watched.after(seconds)
         assert len(watched.hung) == gone

@@ -93,8 +93,8 @@ class SilenceWatch:
             if isinstance(config, ActorConfig):
                 given = config.deadline_s
             elif isinstance(config, ReplayTrainer):  # it evaluates in environments of its actors
-                actors = (each.config for each in members.values())
-                given = next((each.deadline_s for each in actors if isinstance(each, ReplayActors)), None)
+                actors = (each.config for each in members.values() if isinstance(each.config, ReplayActors))
+                given = next((each.deadline_s for each in actors if gathers_for(each, config)), None)
             if silent <= min(deadline(given, p99), HUNG):
                 continue
             self._asked[first] = awake()
@@ -114,6 +114,11 @@ class SilenceWatch:
                 self._silent.pop(first, None)
                 self._hangs(name, f"{what} has not come back for {silent:.0f} s: {whereabouts(calls)}")
                 return
+
+
+def gathers_for(actors: ReplayActors, trainer: ReplayTrainer) -> bool:
+    """True of those whose samples the trainer is sent."""
+    return any(trainer.samples in spec.streams for spec in actors.agents)
 
 
 def in_environment(calls: Sequence[Call]) -> bool:
