@@ -1,6 +1,7 @@
 """Several equal trainers: one version of the weights, one end, and no update that is half
 done."""
 
+import shutil
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -418,12 +419,12 @@ def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1
 
 
-def two_of_three_alone(folder: Path, **settings: Any) -> Group:
+def two_of_three_alone(folder: Path, newest: int = 1) -> Group:
     """Three trainers after an update; the third is gone in the midst of the next one, of
-    which the others have done a half."""
-    group = Group(3, folder, **settings)
+    which the others have done a half, with samples of version `newest`."""
+    group = Group(3, folder)
     group.tell(Save(), to=0)
-    for reward, version in ((4.0, 0), (1.0, 1)):
+    for reward, version in ((4.0, 0), (1.0, newest)):
         group.turns()
         for i in range(3):
             group.send(i, reward, version)
@@ -476,7 +477,7 @@ def test_those_that_live_keep_their_batches_and_wait_for_the_next_life_of_one_th
 def test_what_a_next_life_finds_of_older_versions_may_have_been_trained_on_and_is_dropped(
     tmp_path: Path,
 ) -> None:
-    group = two_of_three_alone(tmp_path)
+    group = two_of_three_alone(tmp_path, newest=2)  # the dead had published one more
     group.send(2, 9.0, version=0)
     group.tell(Stay(1, ("trainer-2",), save=True), to=0)
     group.tell(Stay(2, ("trainer-2",)), to=1)
@@ -549,6 +550,25 @@ def test_one_whose_equal_hangs_while_another_is_dead_waits_no_longer_than_at_the
     now[0] += peers_module.LEAVE_ALONE + 0.1
     group.workers[0].run_once()
     assert group.answers(0) == [Staying(1, 0)]
+
+
+def test_what_the_dead_has_saved_that_the_others_lack_is_undone(tmp_path: Path) -> None:
+    """Its last parts were lost on their way from its host, say. The next life goes on
+    from where the others are."""
+    group, written = two_of_three_alone(tmp_path), tmp_path / "checkpoints" / "policy"
+    shutil.copytree(written / "update-0", written / "update-2")
+    group.tell(Stay(1, ("trainer-2",), save=True), to=0)
+    group.tell(Stay(2, ("trainer-2",)), to=1)
+    group.turns(3)
+    assert group.answers(0) == [Staying(1, 1, True)]
+    assert read_newest(written).path.name == "update-1"
+    group.live_again(2, Rejoin(1, 0, 1))
+    group.turns()
+    assert group.weights() == [5, 5, 5]
+    group.tell(Exit("enough"))
+    group.turns()
+    assert (read_newest(written).arrays["policy"]["w"] == 5).all()
+    assert {path.name for path in written.iterdir()} == {"update-0", "update-1", "update-2"}
 
 
 def test_a_next_life_that_does_not_find_what_the_others_know_is_refused(tmp_path: Path) -> None:

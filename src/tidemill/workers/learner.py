@@ -46,6 +46,7 @@ from tidemill.store.checkpoint import (
     FoundCheckpoint,
     checkpoint_name,
     checkpoints,
+    put_aside,
     read_newest,
     readable,
     write_checkpoint,
@@ -246,7 +247,8 @@ class Learner:
         return built
 
     def _asks(self) -> bool:
-        self._cut_short = self._hurried()
+        # equal trainers, of which one would end sooner than another, undo theirs
+        self._cut_short = not self.equal_trainers.others and self._hurried()
         return self._cut_short
 
     def _accept(self, settings: Mapping[str, float | None]) -> AlgorithmConfig | None:
@@ -416,6 +418,8 @@ class Learner:
         the oldest one."""
         version = self.policy.version
         behind = sum(held.trained * version - held.stamps for held in batch) % VERSIONS_OF_LIFE
+        if behind > VERSIONS_OF_LIFE // 2:  # who has died had published versions that nobody else has
+            behind = 0
         rows = sum(held.trained for held in batch)
         return {
             **{name: float(getattr(self.algorithm.config, name)) for name in self._scheduled.schedules},
@@ -508,10 +512,20 @@ class Learner:
 
     def save_for_others(self) -> bool:
         """Write a checkpoint for equal trainers that are to live again, in place of the
-        first one where it is dead. True when it is there."""
+        first one where it is dead. True when it is there, as the newest: what one that
+        has died, or hangs, has saved of updates that the others lack is undone."""
         self.equal_trainers.stand_in()
         self.save()
-        return self._saved[0] == self.counters.updates
+        if self._folder is None or self._saved[0] != self.counters.updates:
+            return False
+        own, written = self._folder / checkpoint_name(self.counters.updates), checkpoints(self._folder)
+        if own not in written:  # fewer are kept than are newer
+            return False
+        try:
+            put_aside(written[written.index(own) + 1 :])
+        except OSError:
+            return False
+        return True
 
     def rejoin(self, message: Rejoin) -> None:
         """Go on with equal trainers that live again."""
