@@ -185,7 +185,7 @@ class EachRecorder(Recorder):
     into: str
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
-        data_parallel.LEAVE_ALONE = 60.0  # nobody takes another one for dead since it is late
+        data_parallel.LEAVE_ALONE = 20.0  # nobody takes another one for dead since it is late
         return _EachRecorder(self, policy)
 
 
