@@ -3,8 +3,10 @@ done."""
 
 import shutil
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +21,7 @@ from tidemill.api.control_messages import (
     Configure,
     Exit,
     Facts,
+    Notice,
     Pause,
     Rejoin,
     SampleFacts,
@@ -417,6 +420,23 @@ def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch
     assert group.workers[1].state is State.COMPLETED
     _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1
+
+
+def test_several_that_are_left_alone_in_threads_write_one_checkpoint_after_the_other(tmp_path: Path) -> None:
+    group, at_once = Group(4, tmp_path), Barrier(3)
+    for i in range(4):
+        group.send(i, 4.0)
+    group.turns()
+
+    def leave(worker: TrainerWorker) -> None:
+        worker.learner.equal_trainers.stand_in()
+        at_once.wait(60)
+        worker.learner.save(final=True)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(leave, group.workers[:3])] == [None] * 3
+    assert [path.name for path in (tmp_path / "checkpoints" / "policy").iterdir()] == ["update-1"]
+    assert not [message for i in range(3) for message in group.heard(i) if isinstance(message, Notice)]
 
 
 def two_of_three_alone(folder: Path, newest: int = 1) -> Group:

@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from itertools import islice
 from math import ceil, isfinite
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,9 @@ from tidemill.workers.version_metadata import STAGE, TrainingReturns, field_of, 
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
 AGAIN = 5.0  # seconds until a version that is waited for is pushed again, where it was not kept
+# by folder: where an equal trainer hangs as they end, all others write the last
+# checkpoint, in threads at once
+_writing: dict[str, Lock] = {}
 
 
 class Extras(NamedTuple):
@@ -616,14 +620,15 @@ class Learner:
             "returns": self.returns.values(),
             **extras.facts,
         }
-        write_checkpoint(
-            folder,
-            checkpoint_name(self.counters.updates),
-            {"policy": policy, "algorithm": algorithm, **extras.arrays},
-            facts,
-            config.checkpoints,
-            extras.folders,
-        )
+        with _writing.setdefault(str(folder), Lock()):
+            write_checkpoint(
+                folder,
+                checkpoint_name(self.counters.updates),
+                {"policy": policy, "algorithm": algorithm, **extras.arrays},
+                facts,
+                config.checkpoints,
+                extras.folders,
+            )
 
     def _write_elsewhere(self, error: CheckpointError) -> None:
         """Write the run's last checkpoint into a folder of temporary files, since its own
