@@ -89,9 +89,21 @@ def test_who_does_not_answer_in_time_or_ends_begins_a_next_life(trainers: Traine
     trainers.now += ANSWER + SAVING * saving - 0.1
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None
     trainers.now += 0.2
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None  # what has come meanwhile is heard first
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == [FIRST]
     trainers.members[THIRD].state = State.COMPLETED
     assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == [THIRD]
+
+
+def test_who_has_answered_while_nobody_listened_is_not_late(trainers: Trainers) -> None:
+    trainers.lives.ask([SECOND], [FIRST, THIRD])
+    trainers.answer(THIRD, 5)
+    trainers.now += 10 * ANSWER  # a callback took so long
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None
+    trainers.answer(FIRST, 5)
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None  # one of them saves
+    trainers.answer(FIRST, 5, saved=True)
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == []
 
 
 def test_where_nothing_can_be_saved_or_nobody_is_left_all_go_back(trainers: Trainers) -> None:

@@ -44,6 +44,7 @@ class EqualLives:
         self._told = {policy: Rejoin(0, 0, 0) for policy in self._equals}  # last
         self._asked: dict[str, tuple[int, float]] = {}  # by number, and until when an answer is waited for
         self._count = 0  # how often anybody was asked
+        self._late = set[str]()  # whose answer had not come when that was over
         self._joining: dict[str, Rejoin] = {}  # what who waits is told once the others start
 
     def among(self, names: Collection[str]) -> list[list[str]]:
@@ -60,6 +61,7 @@ class EqualLives:
                 self._count += 1
                 self._asked[name] = self._count, awake() + ANSWER
                 self._joining.pop(name, None)
+                self._late.discard(name)
                 self._members[name].link.send(pack(Stay(self._count, lost, save or len(asked) == 1)))
 
     def settle(self, dead: Collection[str], staying: Sequence[str]) -> list[str] | None:
@@ -74,10 +76,7 @@ class EqualLives:
                 name
                 for name in waits
                 if self._members[name].state not in _RUN
-                or (
-                    name not in answers
-                    and awake() > self._asked[name][1] + SAVING * self._members[name].saving
-                )
+                or (name not in answers and self._is_late(name))
                 or (len(answers) == len(waits) and answers[name].updates < newest)
             ]
             if gone:
@@ -91,6 +90,15 @@ class EqualLives:
                 self.ask(dead, waits[:1], save=True)
                 return None
         return []
+
+    def _is_late(self, name: str) -> bool:
+        """True where an answer is late for the second time that this is asked: what has
+        come is heard in between, and a callback may have taken long."""
+        late = awake() > self._asked[name][1] + SAVING * self._members[name].saving
+        again = late and name in self._late
+        if late:
+            self._late.add(name)
+        return again
 
     def _answer(self, name: str) -> Staying | None:
         """Return what a trainer has answered to what it was asked last."""
