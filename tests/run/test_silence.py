@@ -29,7 +29,7 @@ from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.launcher import Call
 from tidemill.core.user_code_loading import load_file
-from tidemill.envs import lane_threads
+from tidemill.envs import lane_threads, parallel_build
 from tidemill.envs.lanes import LaneLoop
 from tidemill.launchers.processes import calls_of, dump_of
 from tidemill.metrics.json_lines import read_metrics
@@ -159,12 +159,15 @@ def test_a_replay_trainer_that_an_environment_holds_in_its_evaluation_is_gone() 
         *IN_ENVIRONMENT,
         Call("evaluate", "/lib/tidemill/replay_training/iteration_evaluation.py", 9),
     ]
+    makes = [Call("__init__", "/home/arm.py", 7), Call("make_all", parallel_build.__file__, 9), evaluates[-1]]
     trainer = ReplayTrainer(algorithm=DQN(), buffer=Replay(capacity=2000), batch_size=8)
     given = ReplayActors(environment=Scripted())
     for stack, deadline_s, seconds, gone in (
         (evaluates, None, 299.0, 0),
         (evaluates, None, 301.0, 1),
         (evaluates, 8.0, 9.0, 1),
+        (makes, 8.0, 299.0, 0),  # that is for steps and resets
+        (makes, 8.0, 301.0, 1),
         (IN_ENVIRONMENT, None, 400.0, 0),
     ):
         watched = Watched(stack, alone=trainer)

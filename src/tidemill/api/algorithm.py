@@ -157,9 +157,9 @@ class Algorithm(ABC):
         such as may be schedules, reads these here in each update: a trainer gives it
         another configuration now and then
     hurried: whether an update that is under way is to end with the steps that it has
-        done, since the run is about to be broken off; trainers set it. One whose updates
-        take many seconds asks between steps: else what was trained since the newest
-        checkpoint is lost then
+        done, since the run is about to be broken off; trainers set it, equal ones never:
+        they undo it. One whose updates take many seconds asks between steps: else what
+        was trained since the newest checkpoint is lost then
     """
 
     hurried: Callable[[], bool] = bool  # of nothing, False

@@ -30,6 +30,7 @@ ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
 # who is called by a worker's poll where it is in its environment
 # on whichever host
 _LANES, _RING = "/tidemill/envs/lane_threads.py", "/tidemill/workers/ring.py"
+_MAKING = "/tidemill/envs/parallel_build.py"
 _EVALUATION = "/tidemill/replay_training/iteration_evaluation.py"
 _TRAINERS = ("/tidemill/workers/trainer.py", "/tidemill/replay_training/trainer.py")
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
@@ -100,9 +101,10 @@ class SilenceWatch:
             self._asked[first] = awake()
             calls = () if self._condition(name) else self._stack(name)
             if in_environment(calls):
-                # for as long as its settings say
+                # for as long as its settings say, which are for steps and resets
                 plays = isinstance(config, ActorConfig) or in_evaluation(calls)
-                hung = plays and silent > deadline(given, p99, resetting(calls))
+                least = HUNG if makes(calls) else 0.0
+                hung = plays and silent > max(deadline(given, p99, resetting(calls)), least)
                 what = "its environment"
             else:
                 # an environment of one's own may be all that there is to see
@@ -145,6 +147,11 @@ def in_update(calls: Sequence[Call]) -> bool:
 def in_evaluation(calls: Sequence[Call]) -> bool:
     """True of a replay trainer's calls where it evaluates."""
     return any(call.file.endswith(_EVALUATION) for call in calls)
+
+
+def makes(calls: Sequence[Call]) -> bool:
+    """True where environments are made, all that are to be there."""
+    return any(call.name == "make_all" and call.file.endswith(_MAKING) for call in calls)
 
 
 def resetting(calls: Sequence[Call]) -> bool:
