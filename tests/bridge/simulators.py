@@ -267,13 +267,19 @@ class Deaf(Simulator):
 
 
 class NotANumber(Simulator):
-    """An observation is NaN in exchange 3."""
+    """An observation is NaN in exchange 3; where a file is named, in the first one of a
+    reset that finds it there instead, and that removes it."""
 
     def worlds(self):
         self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
 
     def tick(self, t):
-        self.world.request_decision(0).set_observation(0, [float("nan") if t == 3 else t])
+        blind = t == 3
+        if not sys.argv[2].startswith("-"):
+            blind = t == 0 and os.path.exists(sys.argv[2])
+        if blind and t == 0:
+            os.unlink(sys.argv[2])
+        self.world.request_decision(0).set_observation(0, [float("nan") if blind else t])
 
 
 class Single(Simulator):

@@ -99,7 +99,9 @@ class Config:
     def check_above_zero(self, *names: str) -> None:
         """Raise `ConfigError` for a setting, None aside, that is not a number above 0."""
         for name in names:
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+            if isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"{name} = {value!r} must be a number above 0")
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} = {value} must be {'finite' if value > 0 else 'above 0'}")
 
     def check_shares(self, *names: str) -> None:
@@ -308,6 +310,9 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
             return _decode_value(some[0], value, path)
         if (known := _choices(hint)) and value not in known:
             raise ConfigError(f"{path} = {value!r}; {did_you_mean(str(value), map(str, known))}")
+        words = [word for a in some if typing.get_origin(a) is typing.Literal for word in typing.get_args(a)]
+        if words and isinstance(value, str) and str not in some and value not in words:
+            raise ConfigError(f"{path} = {value!r}; take a number, or {', '.join(map(repr, words))}")
         configs = [a for a in some if isinstance(a, type) and issubclass(a, Config)]
         if configs and (len(configs) == len(some) or isinstance(value, Mapping)):
             return decode(configs[0], value, path)

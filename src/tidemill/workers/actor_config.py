@@ -101,7 +101,9 @@ class ActorConfig(WorkerConfig):
         if isinstance(self.lane_restarts, int):
             self.check_least(lane_restarts=1)
         elif self.lane_restarts not in ("auto", None):
-            raise ConfigError(f'lane_restarts = {self.lane_restarts!r} must be a number, "auto" or None')
+            raise ConfigError(
+                f'lane_restarts = {self.lane_restarts!r} must be a whole number, "auto" or None'
+            )
         super().__post_init__()
 
     @property

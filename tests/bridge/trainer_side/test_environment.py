@@ -364,6 +364,17 @@ def test_a_simulator_that_tells_nan_is_started_again_and_that_exchange_is_void()
         assert cuts == 1 and 'group "group": observation 0 of agent 0' in told
 
 
+def test_a_simulator_that_begins_with_nan_is_started_again_too(tmp_path):
+    blind = tmp_path / "blind"
+    config = SimulatorEnvironment(path=SIMULATORS, arguments=("notanumber", str(blind)))
+    with Played(config, restarts=1) as played:
+        blind.touch()
+        seen = [played.tick()[0].observation["obs"].tolist() for _ in range(3)]
+        assert seen == [[[0]], [[1]], [[2]]]
+        (told,) = played.told
+        assert told.startswith("simulator 0 (simulators.py): group") and "is not finite" in told
+
+
 def test_what_is_not_finite_is_named_and_nothing_is_left_running():
     before = {child.pid for child in psutil.Process().children()}
     with (

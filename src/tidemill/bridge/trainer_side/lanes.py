@@ -162,10 +162,14 @@ class SimulatorLanes(Environment):
         if not lane.finish():
             return lane.gone
         self._compare(lane)
-        if not lane.resetting or any(
-            len(lane.simulator.get_steps(name)[0]) for name in lane.simulator.behavior_specs
-        ):
-            return True
+        try:
+            if not lane.resetting or any(
+                len(lane.simulator.get_steps(name)[0]) for name in lane.simulator.behavior_specs
+            ):
+                return True
+        except EnvironmentFault as fault:
+            lane.revive(fault)
+            return lane.gone
         lane.empty += 1
         if lane.empty >= MOST_EMPTY:
             raise EnvironmentFault(
