@@ -12,6 +12,7 @@ from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
 
 from tidemill.core import step_deadlines
+from tidemill.core.clock import awake
 from tidemill.core.errors import EnvironmentFault, EnvironmentHangs
 from tidemill.core.step_deadlines import FIRST, KNOWN, LEAST, StepTimes, deadline
 from tidemill.envs import hanging_threads, lane_threads
@@ -286,10 +287,13 @@ class Timed:
 
     timed_calls = True
 
-    def __init__(self, deadline_s=None):
-        self.deadline_s, self.told = deadline_s, []
+    def __init__(self, deadline_s=None, start_seconds=0.0):
+        self.deadline_s, self.start_seconds, self.told = deadline_s, start_seconds, []
+        self.starts = threading.Event()
+        self.starts.set()
 
     def build(self, lanes, seed, render=False):
+        self.starts.wait()
         loop = LaneLoop([Counter()], "timed", seed)
         loop.watch = self.told.append
         return loop
@@ -313,6 +317,20 @@ def test_a_slot_and_what_breaks_off_its_calls_itself_have_one_deadline_the_neare
     assert config.environment.told[-1] == inner and slot._times.given == outer and slot._grace > 0
     slot.close()
     assert not Gymnasium(id="CartPole-v1").timed_calls and Rest(url="http://127.0.0.1:1").timed_calls
+
+
+def test_a_slot_leaves_a_simulator_the_time_for_its_start():
+    made = Timed(start_seconds=300.0)
+    slot = Slots(environment=made, deadline_s=20.0, backoff_s=0.0).build(1, 0)
+    made.starts.clear()
+    slot._fail(EnvironmentFault("it died"))  # another one is being started
+    slot._since = awake() - 200
+    assert not slot.ready() and len(slot.faults) == 1
+    wait_until(lambda: "build (" in slot._mending.doing())
+    slot._since = awake() - 400
+    assert not slot.ready() and "another one was not made within 305 s: " in slot.faults[1]
+    made.starts.set()
+    slot.close()
 
 
 def test_a_slot_tells_where_its_step_hangs(tmp_path):

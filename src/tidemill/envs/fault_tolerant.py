@@ -49,9 +49,9 @@ class Slots(EnvironmentConfig):
     environment: the environment that may fail
     deadline_s: most seconds that a step, a reset, or making the environment may take.
         None: as the actor's `deadline_s` says. What breaks its calls off itself (servers,
-        simulators) goes by the same number, and has 5 s more for that. A step in the
-        actor's own thread (`Gymnasium(threads=0)`) is not broken off: nobody looks at the
-        time meanwhile
+        simulators) goes by the same number, and has 5 s more for that; a simulator has
+        `start_seconds` for its start. A step in the actor's own thread
+        (`Gymnasium(threads=0)`) is not broken off: nobody looks at the time meanwhile
     backoff_s: seconds before a failed environment is made anew, varied by half, so that
         slots that fail together do not come back together
     failures: number of failures among the last `window_steps` steps from which on it
@@ -164,6 +164,7 @@ class SlotEnvironment(Wrapper):
             own = getattr(inner, "deadline_s", None)
         self._own, self._times = own, StepTimes(own)
         self._grace = GRACE if inner.timed_calls else 0.0
+        self._starting = float(getattr(inner, "start_seconds", 0.0))  # a simulator's, whatever its steps have
         self._permit: Callable[[Exception], int] = lambda fault: 0
         self._since = self._began_at = 0.0
         self._lost: list[Environment] = []  # that may not be closed yet
@@ -226,10 +227,13 @@ class SlotEnvironment(Wrapper):
         waited = awake() - self._since
         if waited <= self._times.least:
             return
-        limit = self._times.deadline(bool(self._reset[0])) + self._grace
+        at = self._mending if self._inner is None else self._inner
+        limit = self._times.deadline(bool(self._reset[0]))
+        if at is self._mending:
+            limit = max(limit, self._starting)
+        limit += self._grace
         if waited <= limit:
             return
-        at = self._mending if self._inner is None else self._inner
         doing = "" if at is None else at.doing()
         what = "it did not answer" if at is self._inner else "another one was not made"
         text = f"{what} within {limit:.3g} s{f': {doing}' * bool(doing)}"

@@ -121,7 +121,8 @@ def made_again(make: Callable[[], Any], who: str, fault: Exception) -> Any:
     except Exception as error:
         raise EnvironmentFault(
             f"{who} failed, and cannot be made a second time ({type(error).__name__}: {error}); let its "
-            "close() free what the next one needs, or end runs with the first fault (lane_restarts=None). "
+            "close() free what the next one needs, see whether what it connects to is there, or end runs "
+            "with the first fault (lane_restarts=None). "
             f"It failed by this: {text_of(fault)}"
         ) from error
 
