@@ -15,6 +15,7 @@ from tidemill import (
     Gymnasium,
     Limits,
     Scripted,
+    SimulatorEnvironment,
     Trainer,
     train,
 )
@@ -54,3 +55,5 @@ def test_what_environments_break_off_themselves_comes_before() -> None:
     assert patience_of(actors.replace(environment=other, deadline_s=3.0)) == 1000.0 + GRACE
     one_after_another = Gymnasium(id="CartPole-v1", threads=1)
     assert patience_of(actors.replace(environment=one_after_another, deadline_s=3.0)) == 2 * 3.0 + GRACE
+    simulator = SimulatorEnvironment(path="build/reach", start_seconds=90.0)
+    assert patience_of(actors.replace(environment=simulator, deadline_s=3.0)) == 90.0 + GRACE

@@ -39,6 +39,7 @@ def patience_of(config: ActorConfig) -> float:
     the environment's own come before."""
     own = getattr(config.environment, "deadline_s", None)
     longest = deadline(config.deadline_s if own is None else own, None)
+    longest = max(longest, getattr(config.environment, "start_seconds", 0.0))  # another simulator's
     return float(longest) * (config.lanes if getattr(config.environment, "threads", 0) else 1) + GRACE
 
 
@@ -336,7 +337,7 @@ class EnvRing(ServiceOrder):
             raise ConfigError(
                 f"{type(config.environment).__name__}: lanes of this environment wait after a fault, which "
                 "only a replay memory can bear; take ReplayActors and a replay memory, or the environment "
-                "itself, whose lanes are made anew at once (Actors.lane_restarts)"
+                "itself, whose lanes are made anew at once (lane_restarts)"
             )
 
     @classmethod
