@@ -57,6 +57,13 @@ LATEST = "latest"
 BUSY = 5.0  # seconds that a call waits for another process's lock
 INDEX, SUFFIX = "index.sqlite", ".safetensors"
 RESERVED = ("version", "age")  # fields that every version has
+NO_RECORDS: Part = {
+    "versions": np.zeros(0, np.int64),
+    "names": [],
+    "counts": np.zeros(0),
+    "means": np.zeros(0),
+}
+"""What `ParameterDatabase.records` returns where there are none."""
 _numbers_of_writes = count(1)
 _newest_write = 0
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")

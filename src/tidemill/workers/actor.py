@@ -124,10 +124,11 @@ class ActorWorker(Worker):
                 self._ticked,
             )
         )
-        self._stages.begin()
         if context.experiment.exact_resume and has_part(context.experiment, context.name):
             assert isinstance(self.order, EnvRing)  # where steps are granted, trainers keep what is open
             self._ring = self.order
+            self._ring.keep_episodes()  # from the first stage on
+        self._stages.begin()
         self._go_on_from_cut()
         return Facts(
             spaces={spec.policy: own for spec, own in zip(config.agents, spaces, strict=True)},
@@ -150,7 +151,6 @@ class ActorWorker(Worker):
         """Be where the actor was when the run was cut, if it was."""
         if self._ring is None:
             return
-        self._ring.keep_episodes()
         for client in self._clients.values():
             client.state()  # so that a policy which cannot tell its random stream is refused now
         if has_cut(self.context):

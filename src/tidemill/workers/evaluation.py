@@ -62,7 +62,14 @@ from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone
 from tidemill.store.database_watch import DatabaseWatch
-from tidemill.store.parameter_database import PARAMETERS, Mean, ParameterDatabase, Version, check_tag
+from tidemill.store.parameter_database import (
+    NO_RECORDS,
+    PARAMETERS,
+    Mean,
+    ParameterDatabase,
+    Version,
+    check_tag,
+)
 from tidemill.store.query import check_field
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
@@ -287,6 +294,9 @@ class EvaluationWorker(Worker):
         )
         if self._exact and has_cut(context):
             self._load_part(read_part(context))
+        elif self._exact and context.life:  # all begin anew, and so do the judges' games
+            with suppress(VersionGone):  # nothing was pushed yet
+                self._database.set_records(config.policy, f"{config.name}/", NO_RECORDS)
         return Facts()
 
     # ---- a cut -------------------------------------------------------------------------

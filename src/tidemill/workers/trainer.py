@@ -337,12 +337,12 @@ class TrainerWorker(Worker):
         `Learner.awaits`, which may have the trainer go on from other weights."""
         learner = self.learner
         before = learner.counters.adopted
-        if (self._rounds is not None and not self._rounds.known) or learner.awaits():
+        if learner.awaits():  # first: it pushes a version again that was not kept, and is waited for
             return True
         if learner.counters.adopted != before:
             self._buffer.least = learner.least
             self._end_at_limits()
-        return self._reason is not None
+        return self._reason is not None or (self._rounds is not None and not self._rounds.known)
 
     def _enter_stage(self, message: EnterStage) -> None:
         if self._rounds is None or self._rounds.tell(message):
