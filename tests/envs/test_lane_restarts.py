@@ -248,3 +248,44 @@ def test_causes_are_told_apart_whatever_the_lane():
         "lane 14 raised KeyError with action 2: x"
     )
     assert cause_of("lane 3 raised KeyError") != cause_of("lane 3 raised ValueError")
+
+
+class Staged(gymnasium.Env):
+    """Its episodes are as long as their stage says; the first copy raises in step 2."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fails=False):
+        self.fails = fails
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = options["length"]
+        return np.float32([self.left]), {}
+
+    def step(self, action):
+        self.left -= 1
+        if self.fails:
+            raise RuntimeError("broken")
+        return np.float32([self.left]), 0.0, self.left == 0, False, {}
+
+
+def test_what_was_made_anew_in_a_later_stage_is_played_again_in_that():
+    def made(fails):
+        return LaneLoop([Staged(fails)], "staged", 0)
+
+    def wrapped(fails):
+        environment = RestartedTogether(
+            made(fails), lambda added: made(False), LaneRestarts(3, 60.0, lambda text: None)
+        )
+        environment.keep_episodes()
+        for length in (2, 5):
+            environment.enter_stage({"length": length})
+        return environment
+
+    first, second = wrapped(True), wrapped(False)
+    driver = Driver(first)
+    seen = [driver.tick()[0].tick.observation["obs"].item() for _ in range(4)]
+    assert seen == [5, 5, 4, 3]
+    assert second.load_state(first.state()) == {}

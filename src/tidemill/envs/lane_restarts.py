@@ -140,7 +140,7 @@ class RestartedTogether(Wrapper):
         self._build, self._permit = build, permit
         self._groups: Sequence[Sequence[int]] = ()
         self._wake: Callable[[], None] | None = None
-        self._options: Mapping[str, Any] | None = None
+        self._options: list[Mapping[str, Any]] = []  # of all stages so far
         self._sent: Sequence[Arrays] = ()
         self._reset: NDArray[np.bool_] = np.ones(self.lanes, np.bool_)
         # the tick under way is the first of an environment that was made anew
@@ -166,7 +166,7 @@ class RestartedTogether(Wrapper):
         super().on_ready(wake)
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
-        self._options = options
+        self._options.append(options)
         super().enter_stage(options)
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
@@ -215,10 +215,10 @@ class RestartedTogether(Wrapper):
             made.bind(self._groups)
             if self._wake is not None:
                 made.on_ready(self._wake)
-            if self._options is not None:
-                made.enter_stage(self._options)
             if self._keeps:
                 made.keep_episodes()
+            for options in self._options if self._keeps else self._options[-1:]:
+                made.enter_stage(options)  # what is played again is told by their order
             self._inner, self._anew = made, True
             try:
                 made.send(self._sent, np.ones(self.lanes, np.bool_))
