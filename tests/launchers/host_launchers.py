@@ -5,7 +5,9 @@ import sys
 
 from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
 from tidemill.launchers.hosts import HostsLauncher
+from tidemill.run import equal_lives
 
+equal_lives.ANSWER = 60.0  # seconds, in the runner that loads this: others have the machine, too
 LOOPBACK = "127.0.0.1"
 
 
