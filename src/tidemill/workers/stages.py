@@ -7,8 +7,7 @@ update by that. Whoever has done its part of one says so (`RoundOver`), an actor
 episodes that ended in it. Once all have, the runner knows all that there is to know by
 then, looks whether the stage ends, and says in which one the next version is
 (`EnterStage.round`). Trainers wait for that before they make it, actors before they play
-it: so a stage begins at one and the same tick, whoever was quick. As the newest version
-is played meanwhile, that costs hardly any time.
+it: so a stage begins at one and the same tick, whoever was quick.
 
 A version that is pushed into the parameter database has its stage with it ("stage"). The
 judges of an evaluation that counts updates play it in that stage, and what they reach is
