@@ -396,7 +396,8 @@ def test_a_launcher_of_ones_own_puts_a_command_before_each_worker(tmp_path: Path
         run_dir=tmp_path / "run",
         quiet=True,
     )
-    assert result.summary.status == "completed" and note.read_text() == "19"
+    assert result.summary.status == "completed"
+    assert note.read_text() == str(min(os.nice(0) + 19, 19))
     lines = (tmp_path / "run" / "returns.txt").read_text().splitlines()
     assert len(lines) == np.isfinite(result.metrics()["return/mean"]).sum() > 0
 
