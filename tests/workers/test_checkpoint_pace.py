@@ -37,6 +37,13 @@ def test_writing_never_takes_more_than_its_share(cost):
     assert len(found) > 5
 
 
+def test_a_young_run_gives_half_of_the_share_and_an_older_one_is_saved_each_so_many_seconds_all_the_same():
+    young = written(60.0, 0.02, 0.05, 30)
+    assert all(after - before >= 0.05 * 100 for before, after in pairwise(young)) and len(young) == 6
+    old = written(60.0, 0.02, 1.0, 400)  # half of the share would be one each 100 s
+    assert [after - before for before, after in pairwise(old[1:])] == pytest.approx([61.0] * 5, abs=0.11)
+
+
 @pytest.mark.parametrize(("cost", "each"), [(0.1, 1), (1.0, 3)])
 def test_updates_that_take_long_are_saved_each_as_far_as_the_share_allows(cost, each):
     pace, now, found = CheckpointPace(60.0, 0.02), 0.0, []

@@ -13,6 +13,8 @@ from typing import Any
 from tidemill.core.memory import available, size
 
 _OF_SEVERAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal of a commit to several databases
+SMALL = 1 << 20
+"""Bytes that are read without a look at what memory has, which takes a millisecond."""
 DEPTH = 64
 """How deep the JSON that is read here may be nested."""
 
@@ -36,8 +38,8 @@ def read_plain(path: Path, links: bool = False) -> bytes:
     """Return what a plain file holds. Raises `OSError` for what `open_plain` refuses, and
     for more than memory can hold: a file with holes takes no disk."""
     with open_plain(path, links) as file:
-        length, most = os.fstat(file.fileno()).st_size, available()
-        if length > most:
+        length = os.fstat(file.fileno()).st_size
+        if length > SMALL and length > (most := available()):
             raise OSError(
                 errno.EFBIG,
                 f"it says that it has {size(length)}, and {size(most)} of memory are free",

@@ -12,13 +12,15 @@ LONG = 5.0
 """Seconds of an update from which on each one is saved, as far as the share allows: the
 next one may not have ended when a signal's time is over."""
 SHARE = 0.02
-"""Share of a run's time that writing takes, at most, the first checkpoint aside."""
+"""Share of a run's time that writing takes, at most, the first checkpoint aside; half of
+it as long as there is less than a whole interval between two."""
 
 
 class CheckpointPace:
     """The first checkpoint is due with the first update, and the next ones after a tenth
     of the run's age, `seconds` at most. Where writing one takes so long that this would
-    be more than `share` of the time, they are due as rarely as that asks for.
+    be more than half of `share` of the time, or with `seconds` between two more than all
+    of it, they are due as rarely as that asks for.
 
     Times are of one clock, in seconds.
     """
@@ -47,7 +49,8 @@ class CheckpointPace:
     def interval(self, age: float, trained: bool = True, each: bool = False) -> float:
         """Return how many seconds are between two at this `age` of the run; before it has
         `trained`, there is little to lose. `each`: after each update."""
-        wanted = min(self._seconds, max(LEAST, YOUNG * age)) if trained else self._seconds
+        young = max(LEAST, YOUNG * age, self._cost * (2 / self._share - 1))
+        wanted = min(self._seconds, young) if trained else self._seconds
         if each:
             wanted = 0.0
         if self._failed:
