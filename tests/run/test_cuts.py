@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from tidemill import (
 )
 from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.buffer import Buffer
-from tidemill.api.control_messages import Hold, Holding, Save, Saved, State
+from tidemill.api.control_messages import Hold, Holding, Save, Saved, State, unpack_down
 from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.core.cut import generator_state, set_generator_state
 from tidemill.core.errors import CheckpointError, ConfigError
@@ -57,10 +58,12 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
 from tidemill.run import cuts
 from tidemill.run.events import read_events
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
+from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.check_resume import compare
-from tidemill.workers.cut_files import go_back_together, has_part, number_of, watchers
+from tidemill.transports.local import LocalBell, LocalLink
+from tidemill.workers.cut_files import go_back_together, has_part, number_of
 
 FILE = Path(__file__)
 MANY = 1_000_000
@@ -604,61 +607,49 @@ def test_a_buffer_that_does_not_tell_what_it_holds_is_refused_at_the_start(tmp_p
         train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
 
 
+def running(made: Experiment) -> tuple[RunState, Callable[[], list[tuple[str, Any]]]]:
+    """Return the state of a run all of whose workers run, and a function that returns
+    what each was told since the last call."""
+    state, ends = RunState(made), dict[str, LocalLink]()
+    for name, config in made.members():
+        link, ends[name] = LocalLink.pair(LocalBell(), LocalBell())
+        state.members[name] = Member(config, link, State.RUNNING)
+    return state, lambda: [(n, unpack_down(data)) for n, end in ends.items() for data in end.receive() or ()]
+
+
 def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuts, "PATIENCE", 0.0)
-    link: Any = None
-    members = {name: Member(config, link) for name, config in experiment().members()}
-    for member in members.values():
-        member.state = State.RUNNING
-    sent, told = list[tuple[str, Any]](), list[str]()
-    made = cuts.Cuts(
-        ["policy"],
-        members,
-        lambda name, message: sent.append((name, message)),
-        lambda: None,
-        lambda: False,
-        told.append,
-        lambda number, checkpoints: None,
-    )
-    made.cut()
+    state, told = running(experiment())
+    cuts.Cuts(experiment(), False, state, lambda: None, lambda number, checkpoints: None).cut()
     orders = Hold(cut=1), Hold(on=False, cut=2)
-    assert sent == [(name, order) for order in orders for name in ("actor-0", "trainer-0")]
-    assert len(told) == 1 and "actor-0, trainer-0 did not come to rest" in told[0]
+    assert told() == [(name, order) for name in ("actor-0", "trainer-0") for order in orders]
+    assert len(state.report.notices) == 1
+    assert "actor-0, trainer-0 did not come to rest" in state.report.notices[0]
 
 
 def test_no_cut_waits_for_who_only_watches() -> None:
     """A judge hangs, or is given up: checkpoints are written all the same."""
-    link: Any = None
     made = self_play(0)
-    members = {name: Member(config, link) for name, config in made.members()}
-    for member in members.values():
-        member.state = State.RUNNING
-    members["judge-0"].bury("it hung")
-    sent, kept, told = list[tuple[str, Any]](), list[tuple[int, Any]](), list[str]()
+    state, told = running(made)
+    state.members["judge-0"].bury("it hung")
+    asked, kept = set[str](), list[tuple[int, Any]]()
 
     def obey() -> None:
-        for name, message in sent[heard[0] :]:
+        for name, message in told():
+            asked.add(name)
             if isinstance(message, Save) and name == "trainer-0":
                 cut.take(name, Saved("policy", 1, 8))
             cut.take(name, Holding())
-        heard[0] = len(sent)
 
-    heard = [0]
     cut = cuts.Cuts(
-        ["policy"],
-        members,
-        lambda name, message: sent.append((name, message)),
-        obey,
-        lambda: False,
-        told.append,
-        lambda number, checkpoints: kept.append((number, dict(checkpoints))),
-        watchers(made),
+        made, False, state, obey, lambda number, checkpoints: kept.append((number, dict(checkpoints)))
     )
     cut.cut()
-    assert kept == [(1, {"policy": 1})] and not told
-    assert {name for name, _ in sent} == {"actor-0", "actor-1", "trainer-0"} and cut.at_rest
+    assert kept == [(1, {"policy": 1})] and not state.report.notices
+    asked |= {name for name, _ in told()}
+    assert asked == {"actor-0", "actor-1", "trainer-0"} and cut.at_rest
 
 
 def test_judges_beside_a_replay_memory_are_no_part_of_a_cut(tmp_path: Path) -> None:

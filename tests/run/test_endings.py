@@ -86,13 +86,13 @@ def nothing_left() -> Iterator[None]:
 # well. Those that hang are ended by force as soon as ever.
 PATIENT = """
 from tidemill.cli.main import app
-from tidemill.run import controller, interrupts
-controller.EXIT_DEADLINE, interrupts.GRACE = 60.0, 180.0
+from tidemill.run import ending, interrupts
+ending.EXIT_DEADLINE, interrupts.GRACE = 60.0, 180.0
 """
 # and those that hang have a minute, in which a second signal is certain to come
 HANGING = f"""{PATIENT}
 from tidemill.replay_training import trainer
-controller.CLOSE_DEADLINE = trainer.DRAIN = 60.0
+ending.CLOSE_DEADLINE = trainer.DRAIN = 60.0
 """
 
 

@@ -9,7 +9,7 @@ from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.user_code_loading import load_file
 from tidemill.run import equal_lives
 from tidemill.run.equal_lives import ANSWER, SAVING, EqualLives
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 from tidemill.transports.local import LocalBell, LocalLink
 
 experiments = load_file(EXPERIMENTS, "test")

@@ -13,7 +13,7 @@ from tidemill.api.launcher import HostFigures
 from tidemill.run import host_watch
 from tidemill.run.host_table import table_of_hosts
 from tidemill.run.host_watch import HostView, HostWatch
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 
 
 def shown(hosts: dict[str, HostView], most: int = 20) -> list[str]:

@@ -13,7 +13,6 @@ from math import floor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -33,16 +32,13 @@ from tidemill import (
 )
 from tidemill.api.algorithm import ARRIVAL_FIELDS, Sample
 from tidemill.api.buffer import Demand
-from tidemill.api.control_messages import Notice, State, Status
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Job
 from tidemill.api.stream import Offered
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.schema import Field, allocate
 from tidemill.core.seeding import derive_seed
 from tidemill.core.user_code_loading import load_attribute, load_file
-from tidemill.launchers.inline import InlineLauncher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.limiter import Limiter
 from tidemill.replay.replay import Replay
@@ -50,8 +46,8 @@ from tidemill.replay_training import trainer
 from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.replay_training.trainer import ReplayTrainerWorker
 from tidemill.run.control_socket import tell
-from tidemill.run.controller import EXIT_DEADLINE, Controller
-from tidemill.run.progress import Member
+from tidemill.run.controller import Controller
+from tidemill.run.ending import EXIT_DEADLINE
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.trained.retrain import retrain
 from tidemill.training.train import resume, train
@@ -479,12 +475,12 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
 ) -> None:
     """On the controller's clock more than its deadline passes at once, while the trainer
     saves, or once it hangs."""
-    monkeypatch.setattr("tidemill.run.controller.CLOSE_DEADLINE", 0.3)
+    monkeypatch.setattr("tidemill.run.ending.CLOSE_DEADLINE", 0.3)
     monkeypatch.setattr("tidemill.replay_training.trainer.DRAIN", 0.05)
     walk, told, saves = load_attribute(f"{FILE}:Walk", "make"), threading.Event(), threading.Event()
     state, lead = limited._Mixing.state, Controller.run
     passed, leading = [0.0], list[Controller]()
-    for place in ("controller", "progress"):
+    for place in ("ending", "member", "stall_watch", "worker_messages"):
         monkeypatch.setattr(f"tidemill.run.{place}.awake", lambda: awake() + passed[0])
 
     def lead_and_note(controller: Controller) -> None:
@@ -494,7 +490,7 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
     def slow_state(self: Any) -> Any:
         if told.is_set():
             saves.set()
-            wait_until(lambda: leading[0].members["trainer-0"].saving, 60, "it is known that it saves")
+            wait_until(lambda: leading[0].state.members["trainer-0"].saving, 60, "it is known that it saves")
             passed[0] += 2 * EXIT_DEADLINE
             time.sleep(0.5)  # in which the controller looks
         return state(self)
@@ -512,7 +508,7 @@ def test_a_trainer_that_is_told_to_end_has_long_to_save_and_not_to_hang(
         told.set()
         tell(tmp_path / "run", "stop")
         if hangs:
-            wait_until(lambda: leading[0]._deadline is not None, 60, "the trainer is told to end")
+            wait_until(lambda: leading[0]._ending.deadline is not None, 60, "the trainer is told to end")
             passed[0] += 2 * EXIT_DEADLINE
 
     thread = threading.Thread(target=stop, daemon=True)
@@ -607,29 +603,6 @@ def test_a_run_that_stops_storing_steps_fails_with_the_first_and_the_last_that_i
         )
         for line in told
     )
-
-
-def test_what_was_told_long_before_a_worker_waited_or_by_itself_is_no_cause() -> None:
-    controller = Controller(
-        Job(limited.experiment(), None, "", ""), InlineLauncher(), lambda _: None, lambda _: None
-    )
-    controller.members.update((name, Member(Mock(), Mock())) for name in ("actor-0", "actor-1", "trainer-0"))
-    for name, ago in (("actor-0", 5000.0), ("actor-1", 500.0), ("trainer-0", 400.0), ("actor-0", 300.0)):
-        controller._take(name, controller.members[name], Notice(f"told {ago:.0f} s ago"))
-        controller._worker_notices[-1] = (time.monotonic() - ago, *controller._worker_notices[-1][1:])
-    for waited, told in (
-        (600.0, "\nMeanwhile, first: actor-1: told 500 s ago\nand last: actor-0: told 300 s ago"),
-        (350.0, "\nMeanwhile, first: actor-0: told 300 s ago"),
-        (100.0, ""),
-        (0.0, ""),
-    ):
-        with pytest.raises(TidemillError) as error:
-            controller._take(
-                "trainer-0",
-                controller.members["trainer-0"],
-                Status(State.FAILED, error="nothing comes", waited=waited),
-            )
-        assert str(error.value) == f"trainer-0: nothing comes{'.' * bool(told)}{told}"
 
 
 def test_a_run_in_which_every_step_is_lost_fails_and_says_so(

@@ -27,8 +27,8 @@ from tidemill.api.control_messages import State
 from tidemill.core.memory import Need, own_bytes
 from tidemill.run import memory_watch
 from tidemill.run.events import read_events
+from tidemill.run.member import Member
 from tidemill.run.memory_watch import MemoryWatch
-from tidemill.run.progress import Member
 from tidemill.run.run_control import RunControl
 
 MB = 1 << 20
@@ -144,7 +144,7 @@ def test_an_environment_that_keeps_all_is_told_while_it_runs(
         controller = control._controller
         if controller._memory._known and all(known.settled for known in controller._memory._known.values()):
             flag.touch()
-        if any(" for itself, " in text for text in controller.notices):
+        if any(" for itself, " in text for text in controller.state.report.notices):
             control.stop("it was told")
 
     train(

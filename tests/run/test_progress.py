@@ -6,7 +6,8 @@ import pytest
 from tests.run import experiments
 
 from tidemill.api.control_messages import WorkerStatistics
-from tidemill.run.progress import Member, Progress, how_merged
+from tidemill.run.member import Member, how_merged
+from tidemill.run.progress import Progress
 
 
 def beat(seconds: float, **shares: float) -> WorkerStatistics:

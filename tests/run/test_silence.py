@@ -36,7 +36,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import silence
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 from tidemill.run.run_control import RunControl
 from tidemill.run.silence import SilenceWatch, TurnWatch
 from tidemill.training.train import train
@@ -274,7 +274,7 @@ def cut_short(made: Experiment, flag: Path, run: Path) -> list[Event]:
     controllers, usual = list[Controller](), silence.deadline
 
     def deadline(given: float | None, p99: float | None, resetting: bool = False) -> float:
-        hangs = flag.exists() and controllers and not controllers[0].members["actor-0"].life
+        hangs = flag.exists() and controllers and not controllers[0].state.members["actor-0"].life
         return 0.5 if hangs else usual(given, p99, resetting)
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:

@@ -13,10 +13,10 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.run import stall_report, stall_watch
-from tidemill.run.controller import Controller
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 from tidemill.run.run_control import RunControl
 from tidemill.run.stall_report import BESIDES, SILENT, explain_stall, stall_limit
+from tidemill.run.worker_messages import WorkerMessages
 from tidemill.store.checkpoint import checkpoints
 from tidemill.training.train import train
 from tidemill.transports.local import LocalBell, LocalLink
@@ -116,7 +116,7 @@ def test_a_run_in_which_nothing_progresses_ends_with_the_chain_and_a_checkpoint(
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if metrics["update"] == 13:
             wait_until(flag.exists, 60, "it hangs")
-            control._controller._stall._most = 2 * SILENT
+            control._controller.stalls.watch._most = 2 * SILENT
 
     with pytest.raises(RunError) as raised:
         train(
@@ -140,14 +140,14 @@ def test_a_run_in_which_nothing_progresses_ends_with_the_chain_and_a_checkpoint(
 @pytest.mark.timeout(120)
 def test_a_slow_environment_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll has 16 steps of a quarter of a second; each of them is told."""
-    told, take = list[tuple[int, int]](), Controller._take_statistics
+    told, take = list[tuple[int, int]](), WorkerMessages._take_statistics
 
-    def listen(self: Controller, name: str, member: Member, message: WorkerStatistics) -> None:
+    def listen(self: WorkerMessages, name: str, member: Member, message: WorkerStatistics) -> None:
         if name == "actor-0":
             told.append((message.polls, message.progress))
         take(self, name, member, message)
 
-    monkeypatch.setattr(Controller, "_take_statistics", listen)
+    monkeypatch.setattr(WorkerMessages, "_take_statistics", listen)
     train(experiments.dawdles(), run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch="threads")
     in_first_poll = {progress for polls, progress in told if not polls}
     assert len(in_first_poll) >= 6, told

@@ -22,13 +22,11 @@ from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.launcher import Call
 from tidemill.api.policy import Policy
 from tidemill.core.thread_stacks import stack_of, whereabouts
-from tidemill.run import controller as controller_module
-from tidemill.run import interrupts, stall_watch
-from tidemill.run.controller import Controller
+from tidemill.run import ending, interrupts, stall_watch
 from tidemill.run.events import read_events
 from tidemill.run.run_control import RunControl
 from tidemill.run.silence import in_update
-from tidemill.run.stall_watch import LONGEST_WORK, StallWatch
+from tidemill.run.stall_watch import LONGEST_WORK, Stalls, StallWatch
 from tidemill.store.checkpoint import checkpoints, read_newest
 
 
@@ -200,15 +198,15 @@ def test_who_is_told_to_end_in_a_long_update_ends_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Lasting.begun, Lasting.asked = threading.Event(), threading.Event()
-    ask = Controller._trains
+    ask = Stalls.trains
 
-    def trains(controller: Controller, name: str) -> bool:
-        found = ask(controller, name)
+    def trains(stalls: Stalls, name: str) -> bool:
+        found = ask(stalls, name)
         Lasting.asked.set()
         return found
 
-    monkeypatch.setattr(Controller, "_trains", trains)
-    monkeypatch.setattr(controller_module, "EXIT_DEADLINE", 3.0)
+    monkeypatch.setattr(Stalls, "trains", trains)
+    monkeypatch.setattr(ending, "EXIT_DEADLINE", 3.0)
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if metrics["update"] == 1:

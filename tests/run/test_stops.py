@@ -23,7 +23,7 @@ pytestmark = [
     ),
 ]
 IMPATIENT = (
-    "from tidemill.run import controller; controller.STALL = 10.0; from tidemill.cli.main import app; app()"
+    "from tidemill.run import stall_watch; stall_watch.STALL = 10.0; from tidemill.cli.main import app; app()"
 )
 SLEPT = 12.0
 

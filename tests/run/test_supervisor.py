@@ -93,7 +93,7 @@ def test_members_go_on_without_a_population_for_which_they_do_not_wait(
     members = populate(one, [{}, {}], explore={}, updates=updates, restarts=1)
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
-        population = control._controller.members["population-0"]
+        population = control._controller.state.members["population-0"]
         if any(said in event.cause for event in read_events(path)):
             control.stop()
         elif population.state is State.RUNNING and population.life == len(killed) < 2:
@@ -203,7 +203,7 @@ def test_who_dies_after_a_signal_dies_as_the_run_ends(tmp_path: Path) -> None:
             killed.append(actor)
             actor.kill()
             signal.raise_signal(signal.SIGTERM)
-            control._controller._bury("actor-0")
+            control._controller._deaths.bury("actor-0")
 
     result = train(experiments.cartpole(), run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
     assert (result.summary["status"], result.summary["reason"]) == ("interrupted", "SIGTERM")

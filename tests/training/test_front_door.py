@@ -25,7 +25,7 @@ from tidemill import (
     RunControl,
 )
 from tidemill.core.config import encode
-from tidemill.run import controller
+from tidemill.run import ending
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.experiment_from import make_experiment, with_settings
 
@@ -370,7 +370,7 @@ def test_what_a_callback_raises_ends_the_run(tmp_path: Path) -> None:
 def test_a_callback_that_raises_at_the_last_update_lets_no_worker_be_taken_for_one_that_hangs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "CLOSE_DEADLINE", 60.0)  # one that does hang is told all the same
+    monkeypatch.setattr(ending, "CLOSE_DEADLINE", 60.0)  # one that does hang is told all the same
 
     def fail(metrics: dict[str, float], control: RunControl) -> None:
         raise ValueError("mine")

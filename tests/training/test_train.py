@@ -18,7 +18,7 @@ from tidemill.core.user_code_loading import load_attribute, load_file
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.metrics import record_pace
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run import controller
+from tidemill.run import beginning, controller, ending, worker_messages
 from tidemill.run.folder import RunFolder
 from tidemill.run.progress import Rate
 from tidemill.training.train import Result, resume, train
@@ -179,38 +179,39 @@ def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_sta
     """By a clock on which each takes most of that."""
     monkeypatch.chdir(tmp_path)
     later, told, over = [0.0], threading.Event(), threading.Event()
-    starts, take = load_attribute(f"{EXPERIMENTS}:Starts", "test"), controller.Controller._take
+    starts, take = load_attribute(f"{EXPERIMENTS}:Starts", "test"), worker_messages.WorkerMessages.take
     silent: list[Any] = []
 
     def make(environment: Any) -> None:
         assert told.wait(60)  # of the one before
         told.clear()
-        later[0] += 0.7 * controller.READY_DEADLINE
+        later[0] += 0.7 * beginning.READY_DEADLINE
         environment.steps = 0
 
     def make_silently(environment: Any) -> None:
-        later[0] += 0.7 * controller.READY_DEADLINE
+        later[0] += 0.7 * beginning.READY_DEADLINE
         silent.append(environment)
         if len(silent) > 1:
             over.wait(60)
 
-    def heard(run: Any, name: str, member: Any, message: Any) -> None:
-        take(run, name, member, message)
+    def heard(messages: Any, name: str, message: Any) -> None:
+        take(messages, name, message)
         if isinstance(message, Notice):
             told.set()
 
-    monkeypatch.setattr(controller.Controller, "_take", heard)
-    monkeypatch.setattr(controller, "awake", lambda: awake() + later[0])
+    monkeypatch.setattr(worker_messages.WorkerMessages, "take", heard)
+    for place in (beginning, worker_messages, ending):
+        monkeypatch.setattr(place, "awake", lambda: awake() + later[0])
     monkeypatch.setattr(actor, "monotonic", lambda: monotonic() + later[0])
     made = experiments.starts().replace(limits=Limits(steps=100))
     run = {"launch": "threads", "source": EXPERIMENTS, "quiet": True, "layout": "given"}
     monkeypatch.setattr(starts, "__init__", make)
     told.set()
     assert train(made, run_dir=tmp_path / "run", **run).summary["status"] == "completed"
-    assert later[0] > 3 * controller.READY_DEADLINE
+    assert later[0] > 3 * beginning.READY_DEADLINE
     monkeypatch.setattr(starts, "__init__", make_silently)
     monkeypatch.setattr(actor, "TELL", 1e9)
-    monkeypatch.setattr(controller, "CLOSE_DEADLINE", 0.1)  # it stays where it is
+    monkeypatch.setattr(ending, "CLOSE_DEADLINE", 0.1)  # it stays where it is
     with pytest.raises(RunError, match=r"actor-0 did not become ready, and said nothing for 120 s"):
         train(made, run_dir=tmp_path / "silent", **run)
     over.set()

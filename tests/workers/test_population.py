@@ -38,7 +38,7 @@ from tidemill.core.errors import ConfigError, DatabaseError, RunError
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run import controller
+from tidemill.run import ending
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.training.train import resume, train
 from tidemill.transports.local import local_endpoints
@@ -410,7 +410,7 @@ def check_run(folder: Path) -> int:
 def test_a_member_goes_on_from_the_weights_and_settings_of_a_better_one(
     tmp_path: Path, launch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "CLOSE_DEADLINE", 120.0)  # nobody is ended by force, and leaves a tag
+    monkeypatch.setattr(ending, "CLOSE_DEADLINE", 120.0)  # nobody is ended by force, and leaves a tag
     result = train(
         two("population/1/version > 20"), launch=launch, run_dir=tmp_path, source=__file__, quiet=True
     )

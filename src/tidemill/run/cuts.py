@@ -8,13 +8,12 @@ Samples in flight are their producers' to keep, since slots that nobody has give
 theirs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tidemill.api.control_messages import (
     ENDED,
-    Down,
     Hold,
     Holding,
     Save,
@@ -23,35 +22,20 @@ from tidemill.api.control_messages import (
     State,
     WorkerStatistics,
 )
-from tidemill.api.edges import group_of
 from tidemill.api.experiment import Experiment
 from tidemill.core.clock import awake
-from tidemill.core.errors import CheckpointError, ConfigError
-from tidemill.replay.queue import Queue
-from tidemill.replay_training.trainer_config import ReplayTrainer
+from tidemill.core.errors import CheckpointError
 from tidemill.run.folder import RunFolder
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
+from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, put_aside, readable
-from tidemill.store.query import Query, among
-from tidemill.streams.sources import Drawn
-from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.agent_spec import PlayerSpec
-from tidemill.workers.buffer_worker import Buffers
-from tidemill.workers.cut_files import CUTS, RUNNER, actors_with_part, has_part, number_of, watches
-from tidemill.workers.evaluation import Evaluation, judge_of
-from tidemill.workers.policy import PolicyWorkers
-from tidemill.workers.population import Population
-from tidemill.workers.stages import in_rounds
-from tidemill.workers.trainer_config import Trainer, TrainerConfig
+from tidemill.workers.cut_files import CUTS, RUNNER, actors_with_part, has_part, number_of, watchers
+from tidemill.workers.trainer_config import TrainerConfig
 
 PATIENCE = 600.0
 """Seconds until a cut is given up for which somebody does not come to rest: an
 environment may take minutes for a step, and an actor that it holds for good lives again
 before."""
-
-
-COUNTED_FIELDS = frozenset({"version", "env_steps"})
-"""What of versions is the same at one update, however long that took."""
 BEHIND = 10.0
 """Seconds that a trainer has at the end for the update that another one has done."""
 
@@ -59,16 +43,10 @@ BEHIND = 10.0
 class Cuts:
     """The cuts of a run.
 
-    policies: the policies that are trained
-    members: the workers
-    send: function that sends a message to one
+    takes_turns: workers take turns in one thread
     hear: function that reads what they have told; it hands `take` each message
-    over: function that says whether the run is to end
-    tell: function that tells the user of a text
     keep: function that writes what is known of the run as a whole, as a part of a cut:
         its number, and with which checkpoints it goes
-    watchers: those of the workers that only watch: no cut waits for them, or holds them
-    even: whether trainers end after equally many updates
     number: number of the first one
 
     due: it is time for one
@@ -76,20 +54,17 @@ class Cuts:
 
     def __init__(
         self,
-        policies: Collection[str],
-        members: Mapping[str, Member],
-        send: Callable[[str, Down], None],
+        experiment: Experiment,
+        takes_turns: bool,
+        state: RunState,
         hear: Callable[[], None],
-        over: Callable[[], bool],
-        tell: Callable[[str], None],
         keep: Callable[[int, Mapping[str, int]], None],
-        watchers: Collection[str] = (),
-        even: bool = False,
         number: int = 1,
     ) -> None:
-        self._policies, self._members = policies, members
-        self._send, self._hear, self._over, self._tell = send, hear, over, tell
-        self._keep, self._watchers = keep, watchers
+        self._policies, self._watchers = experiment.trained(), watchers(experiment)
+        self._state, self._members, self._hear, self._keep = state, state.members, hear, keep
+        # trainers end after equally many updates
+        self._even = experiment.exact_resume and not takes_turns
         self.number = number
         """Number of the cut that is being made, or comes next. It stays where the run is
         to end meanwhile: then its end is that cut, of which some have written their part
@@ -99,7 +74,6 @@ class Cuts:
         """By policy, after how many updates its newest checkpoint was written; of those
         whose checkpoint is of now."""
         self._held: set[str] = set()
-        self._even = even
         self._updates: dict[str, int] = {}  # of each trainer, as far as it has told
         self._until: float | None = None  # who is behind is waited for at the end
 
@@ -161,14 +135,14 @@ class Cuts:
     def hold(self) -> None:
         """Have everybody stay as they are, but for who watches."""
         self._held.clear()
-        for name in self._parties:
-            self._send(name, Hold(cut=self.number))
+        for member in self._parties.values():
+            member.send(Hold(cut=self.number))
 
     def go_on(self) -> None:
         """Have everybody go on."""
         self.number += 1
-        for name in self._parties:
-            self._send(name, Hold(on=False, cut=self.number))
+        for member in self._parties.values():
+            member.send(Hold(on=False, cut=self.number))
 
     def cut(self) -> None:
         """Cut the run. Given up where it ends, or somebody dies: the cut before stays."""
@@ -181,14 +155,14 @@ class Cuts:
         written = self._await(parties) and self._save(limited, {}) and self.whole
         if written and self._save(others, self.checkpoints):
             self._keep(self.number, self.checkpoints)
-        if not self._over():
+        if not self._state.reason:
             self.go_on()
 
     def _save(self, names: Iterable[str], with_checkpoints: Mapping[str, int]) -> bool:
         names = list(names)
         self._held.difference_update(names)
         for name in names:
-            self._send(name, Save(dict(with_checkpoints)))
+            self._members[name].send(Save(dict(with_checkpoints)))
         return self._await(names)
 
     def _await(self, names: Iterable[str]) -> bool:
@@ -196,158 +170,18 @@ class Cuts:
         names, until = set(names), awake() + PATIENCE
         while late := names - self._held:
             if awake() > until:
-                self._tell(
+                self._state.report.notify(
                     f"no checkpoint is written: {', '.join(sorted(late))} did not come to rest within "
                     f"{PATIENCE:.0f} s; training goes on, and this is tried again"
                 )
                 return False
             self._hear()
-            if self._over() or any(
+            if self._state.reason or any(
                 member.buried or member.state not in (State.RUNNING, State.PAUSED)
                 for member in self._parties.values()
             ):
                 return False
         return True
-
-
-def check_exact(experiment: Experiment, inline: bool) -> None:
-    """Raise `ConfigError` for an experiment with `exact_resume` that cannot be resumed
-    exactly. `inline`: its workers take turns in one thread."""
-    if not experiment.exact_resume:
-        return
-    wrong = ""
-    if experiment.curriculum:
-        wrong = _wrong_with_stages(experiment, inline)
-    for name, config in experiment.workers.items():
-        match config:
-            case ReplayTrainer():
-                if not config.exact:
-                    wrong = f"workers.{name} is a ReplayTrainer with exact = False; set exact = True"
-            case Trainer():
-                if config.max_policy_lag != 0 and not inline:
-                    wrong = (
-                        f"workers.{name}.max_policy_lag = {config.max_policy_lag}, so that what is "
-                        "trained on which weights is a matter of time; set it to 0, or launch inline"
-                    )
-                elif config.buffer != Queue() and not inline:
-                    wrong = (
-                        f"workers.{name}.buffer = {config.buffer}, which may depend on which sample comes "
-                        "first; take Queue(), or launch inline"
-                    )
-                elif config.device != "cpu":
-                    wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
-            case ActorConfig():
-                for spec in config.agents:
-                    if isinstance(spec.parameters, Drawn) and not watches(experiment, name):
-                        wrong = _wrong_with_draws(experiment, config, spec, inline)
-                    if wrong:
-                        break
-            case Evaluation():  # it watches, or training waits for it
-                pass
-            case PolicyWorkers():
-                if config.threaded:
-                    wrong = f"workers.{name}.threaded = True, so that who draws first is a matter of time"
-                elif config.device != "cpu":
-                    wrong = f'workers.{name}.device = "{config.device}"; take "cpu"'
-            case Buffers():
-                if not inline:
-                    wrong = (
-                        f"workers.{name} are buffer workers, whose samples come to trainers at any time; "
-                        "launch inline"
-                    )
-            case Population():
-                wrong = _wrong_with_population(experiment, name, config, inline)
-            case _:
-                wrong = f"workers.{name}, a {type(config).__name__}, works by the clock; leave it out"
-        if wrong:
-            break
-    if wrong:
-        raise ConfigError(f"exact_resume = True cannot be had here: {wrong}; or leave out exact_resume")
-
-
-def _wrong_with_stages(experiment: Experiment, inline: bool) -> str:
-    """Return why when the stages of the curriculum begin would be a matter of time, ""
-    where it is not."""
-    if experiment.groups(ReplayTrainer):
-        return "a curriculum and a ReplayTrainer, which keeps no stage with its episodes; leave one out"
-    if not inline and experiment.groups(Population):
-        return "a curriculum and a Population, whose members are no rounds together; launch inline"
-    together = {group_of(name) for name in in_rounds(experiment)}
-    for name, actors in experiment.groups(ActorConfig).items():
-        if not inline and actors.plays() and name not in together:
-            return (
-                f"a curriculum and workers.{name}, whose episodes count, and end at any time, since no "
-                "trainer waits for their samples; have its agents play other parameters than the newest, or "
-                "launch inline"
-            )
-    evaluations = experiment.groups(Evaluation).values()
-    watching = [config.measures() for config in evaluations if config.watches]
-    for number, stage in enumerate(experiment.curriculum, 1):
-        for name in Query.parse(stage.until).fields() if stage.until else ():
-            names = name, name.partition("/")[2]  # the group stands before what several measure
-            if name == "time/seconds" or any(among(each, told) for each in names for told in watching):
-                return (
-                    f'stage {number} of the curriculum, which ends by "{name}", a matter of time; take '
-                    '"step", "update", "episodes", what the last episodes have reached, what training tells '
-                    "or what an evaluation with updates says"
-                )
-    return ""
-
-
-def _wrong_with_draws(experiment: Experiment, config: ActorConfig, spec: PlayerSpec, inline: bool) -> str:
-    """Return why what these agents draw would be a matter of time, "" where it is not."""
-    drawn, who = spec.parameters, f'the agents "{spec.match}" play versions that are drawn'
-    assert isinstance(drawn, Drawn)
-    awaited = [
-        each
-        for each in experiment.groups(Evaluation).values()
-        if each.updates is not None and each.policy == spec.policy
-    ]
-    judged = [each for each in awaited if judge_of(experiment, config.agents) == each]
-    counted = {*COUNTED_FIELDS, *(name for each in awaited if inline for name in each.records())}
-    if drawn.tag and drawn.tag in {tag for each in awaited if inline for tag in (each.tag, each.best)} | {
-        each.tag for each in judged
-    }:
-        return ""
-    fields = {field for query in drawn.queries() for field in query.fields()} - counted
-    if drawn.tag or fields:
-        by = f'the tag "{drawn.tag}"' if drawn.tag else f'"{min(fields)}"'
-        return f"{who} by {by}, which moves at any time; draw by {' and '.join(sorted(COUNTED_FIELDS))} alone"
-    for name, trainer in experiment.groups(TrainerConfig).items():
-        if trainer.policy != spec.policy:
-            continue
-        if trainer.database_updates is None or trainer.database_versions is not None:
-            return (
-                f"{who}, and which ones there are is a matter of time; set workers.{name}.database_updates "
-                f"(updates between two of them) and workers.{name}.database_versions = None (all are kept)"
-            )
-        streams = [stream for each in config.agents for stream in each.streams]
-        if not (inline or judged) and not any(
-            name == group_of(taker) for s in streams for taker in experiment.in_lockstep(s)
-        ):
-            return f"{who}, and {name}, which makes these, does not wait for their actors' samples"
-    return ""
-
-
-def _wrong_with_population(experiment: Experiment, name: str, config: Population, inline: bool) -> str:
-    """Return why what a population decides would be a matter of time, "" where it is
-    not."""
-    if config.updates is None:
-        return f"workers.{name} decides by env steps, whenever it looks; set its updates"
-    evaluations = [each for each in experiment.groups(Evaluation).values() if each.updates is not None]
-    for member in config.members:
-        counted = {name for each in evaluations if each.policy == member for name in each.records()}
-        if config.metric not in {"training_return", *counted}:
-            return (
-                f'workers.{name}.metric = "{config.metric}", which is known of versions of "{member}" at any '
-                'time; take "training_return", or what an Evaluation with updates records'
-            )
-    if not inline and (experiment.limits.updates is None or experiment.limits.steps is not None):
-        return (
-            f"the first member of workers.{name} that reaches a limit would end the run, or keep the others "
-            "waiting; set limits.updates, which all members reach, and no limits.steps"
-        )
-    return ""
 
 
 def newest_whole_cut(folder: RunFolder, experiment: Experiment) -> dict[Path, Path]:

@@ -18,7 +18,7 @@ from tidemill.api.control_messages import Rejoin, State, Stay, Staying, pack
 from tidemill.api.experiment import Experiment
 from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.clock import awake
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 from tidemill.workers.cut_files import go_back_together
 
 # seconds that a trainer has to answer once an equal one has died, and while it writes a

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tidemill.api.launcher import HostFigures
 from tidemill.core.clock import awake
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 from tidemill.workers.actor_config import ActorConfig
 
 EVERY = 1.0  # seconds between two looks

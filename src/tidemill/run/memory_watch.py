@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tidemill.api.control_messages import State
 from tidemill.core.clock import awake
 from tidemill.core.memory import available, size
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 
 EVERY = 5.0  # seconds between two looks
 SETTLED = 60.0  # seconds of a life after which a process has what it works with

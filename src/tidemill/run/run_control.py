@@ -26,11 +26,11 @@ class RunControl:
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Write numbers of one's own into the run's metrics, at its present env step."""
-        self._record({"step": float(self._controller.progress.steps), **metrics})
+        self._record({"step": float(self._controller.state.progress.steps), **metrics})
 
     def stop(self, reason: str = "stopped by on_update") -> None:
         """End the run with a final checkpoint, as ``tidemill stop`` does."""
-        self._controller.stop(reason)
+        self._controller.state.end(reason)
 
     def save(self) -> bool:
         """Write a checkpoint now. False where the run is ending, which writes one."""

@@ -101,12 +101,12 @@ class RunLifecycle:
             controller = Controller(
                 job, launcher, record, self._watch, interrupts, resumed, go_back, self._alarm
             )
-            controller.notices += _returns_notice(job.experiment)
+            controller.state.report.notices += _returns_notice(job.experiment)
             error: BaseException | None = None
             try:
                 with unawaited_output(), view or nullcontext():
                     controller.run()
-                    if view is not None and controller.began:
+                    if view is not None and controller.state.began:
                         view.show(snapshot(controller))  # what was told last
             except BaseException as caught:
                 error = caught
@@ -117,35 +117,39 @@ class RunLifecycle:
                 raise
             metrics.close()
             if error is None:
-                controller.progress.keep_last()
-            self._keep_episodes(controller.progress)
+                controller.state.progress.keep_last()
+            self._keep_episodes(controller.state.progress)
             folder.tidy()
             status = (
-                "failed" if error is not None else "interrupted" if controller.interrupted else "completed"
+                "failed"
+                if error is not None
+                else "interrupted"
+                if controller.state.interrupted
+                else "completed"
             )
-            reason = (str(error) or type(error).__name__) if error is not None else controller.reason
-            summary = _summary(controller.progress, status, reason)
-            failed_first = error is not None and not controller.progress.updates
-            self._lost = resumed is None and (failed_first or not controller.began)
-            self._discard_except = LOGS if controller.began else ""
+            reason = (str(error) or type(error).__name__) if error is not None else controller.state.reason
+            summary = _summary(controller.state.progress, status, reason)
+            failed_first = error is not None and not controller.state.progress.updates
+            self._lost = resumed is None and (failed_first or not controller.state.began)
+            self._discard_except = LOGS if controller.state.began else ""
             error = self._write_down(controller, summary, error)
             if not self._lost:
-                controller.events.append(Event(time(), "ended", cause=f"{status}: {reason}"))
+                controller.state.report.events.append(Event(time(), "ended", cause=f"{status}: {reason}"))
                 self._keep_events(controller)
-        if status == "completed" and job.experiment.trained() and not controller.progress.updates:
-            controller.notices.append(
+        if status == "completed" and job.experiment.trained() and not controller.state.progress.updates:
+            controller.state.report.notices.append(
                 "nothing was trained: the run ended before an update had enough to begin with (batch_size, "
                 "or the memory's warm_up)"
             )
         # whoever wants the end waits for no reader
-        with unawaited_output() if controller.interrupted else nullcontext():
+        with unawaited_output() if controller.state.interrupted else nullcontext():
             self._show_notices(controller)
             if isinstance(error, TidemillError):
                 raise type(error)(f"{error}{self._cure(controller)}") from error
             if error is not None:
                 raise error
             if self._lost:
-                never_began(controller.reason)
+                never_began(controller.state.reason)
             elif view is not None:
                 view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
         return summary
@@ -158,17 +162,17 @@ class RunLifecycle:
     # ---- on the way --------------------------------------------------------------------
 
     def _watch(self, controller: Controller) -> None:
-        if controller.plan is not None and not self._planned:
+        if controller.state.plan is not None and not self._planned:
             self._planned = True
             with suppress(OSError):  # a full disk does not stop training
-                self._folder.write(MEMORY, controller.plan)
-        self._keep_episodes(controller.progress)
+                self._folder.write(MEMORY, controller.state.plan)
+        self._keep_episodes(controller.state.progress)
         self._obey(controller)
         self._keep_events(controller)
         self._show_notices(controller)
         if self._view is not None:
             self._view.show(snapshot(controller))
-            if controller.suspended:
+            if controller.state.suspended:
                 self._view.close()  # the terminal is somebody else's
 
     def _alarm(self, text: str) -> None:
@@ -184,21 +188,22 @@ class RunLifecycle:
 
     def _keep_events(self, controller: Controller) -> None:
         """Write down what has happened, and what the user is about to be told."""
-        new = controller.notices[self._noticed :]
-        told = [Event(time(), "told", cause=text) for text in new if text not in controller.of_events]
-        if told or controller.events:
+        report = controller.state.report
+        new = report.notices[self._noticed :]
+        told = [Event(time(), "told", cause=text) for text in new if text not in report.of_events]
+        if told or report.events:
             check(self._folder.path)
-        self._events.write([*controller.events, *told])
-        controller.events.clear()
+        self._events.write([*report.events, *told])
+        report.events.clear()
 
     def _show_notices(self, controller: Controller) -> None:
         """Print the notices that are new: above the live view where there is one."""
-        for notice in map(printable, controller.notices[self._noticed :]):
+        for notice in map(printable, controller.state.report.notices[self._noticed :]):
             if self._view is not None and self._console.is_terminal:
                 self._console.print(Text(f"note: {notice}"), soft_wrap=True)
             else:
                 print(f"note: {notice}", file=sys.stderr)
-        self._noticed = len(controller.notices)
+        self._noticed = len(controller.state.report.notices)
 
     def _obey(self, controller: Controller) -> None:
         for order, connection in self._control.commands():
@@ -227,7 +232,7 @@ class RunLifecycle:
             case "save":
                 return "nothing to save: the run is starting or ending"
             case "stop":
-                controller.stop("tidemill stop")
+                controller.state.end("tidemill stop")
                 return "stopping: a final checkpoint is written"
         return f'unknown command "{order[:40]}"'
 
@@ -240,10 +245,10 @@ class RunLifecycle:
         cause."""
         path = self._folder.path
         try:
-            if controller.tracebacks and (controller.began or self._resumed is not None):
+            if controller.state.report.tracebacks and (controller.state.began or self._resumed is not None):
                 (path / LOGS).mkdir(mode=0o700, exist_ok=True)
                 with open(path / TRACEBACKS, "a", opener=private) as log:
-                    log.writelines(text + "\n" for text in controller.tracebacks)
+                    log.writelines(text + "\n" for text in controller.state.report.tracebacks)
             if not self._lost:
                 self._folder.write(SUMMARY, summary)
         except OSError as broken:
@@ -257,7 +262,7 @@ class RunLifecycle:
                     self._refuge = refuge
             if error is None:
                 return RunError(text)
-            controller.notices.append(text)
+            controller.state.report.notices.append(text)
         return error
 
     def _cure(self, controller: Controller) -> str:
@@ -267,7 +272,7 @@ class RunLifecycle:
         resumable = self._folder.has_checkpoints(controller.job.experiment.trained())
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"
-            if controller.tracebacks and (self._folder.path / TRACEBACKS).is_file()
+            if controller.state.report.tracebacks and (self._folder.path / TRACEBACKS).is_file()
             else ""
         )
         return where + (

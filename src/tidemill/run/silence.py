@@ -14,7 +14,7 @@ from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
-from tidemill.run.progress import Member
+from tidemill.run.member import Member
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.buffer_worker import Buffers
 from tidemill.workers.policy import PolicyWorkers

@@ -131,7 +131,7 @@ class Snapshot:
 
 def snapshot(controller: Controller) -> Snapshot:
     """Return the run as it is now."""
-    progress = controller.progress
+    progress = controller.state.progress
     return Snapshot(
         run=controller.job.experiment.name,
         seconds=progress.seconds,
@@ -144,10 +144,10 @@ def snapshot(controller: Controller) -> Snapshot:
         lag=progress.metrics.get("lag/mean"),
         dropped=progress.dropped,
         workers=tuple(
-            WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.members.items()
+            WorkerView(name, m.state.value, m.shares, m.rate) for name, m in controller.state.members.items()
         ),
-        state=controller.phase,
-        memory=str(controller.plan or ""),
+        state=controller.state.phase,
+        memory=str(controller.state.plan or ""),
         stage=progress.where,
         evaluations=evaluations_of(progress.measured),
         limiters={name: _limiter_view(controller, name) for name in progress.limiters},
@@ -159,11 +159,11 @@ def snapshot(controller: Controller) -> Snapshot:
 
 def _limiter_view(controller: Controller, trainer: str) -> LimiterView:
     """Of a trainer, and the slots whose steps it stores."""
-    told, config = controller.progress.limiters[trainer], controller.members[trainer].config
+    told, config = controller.state.progress.limiters[trainer], controller.state.members[trainer].config
     assert isinstance(config, ReplayTrainer)
     actors = [
         m.statistics
-        for m in controller.members.values()
+        for m in controller.state.members.values()
         if isinstance(m.config, ActorConfig) and any(config.samples in a.streams for a in m.config.agents)
     ]
     waits = [actor["slots/waited"] for actor in actors if "slots/waited" in actor]

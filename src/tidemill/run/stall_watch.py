@@ -1,9 +1,17 @@
 """A run in which nothing progresses, told apart from one whose trainer takes long for an
 update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
+from tidemill.core.errors import RunError
+from tidemill.run.run_state import RunState
+from tidemill.run.silence import in_update
+from tidemill.run.stall_report import SILENT, explain_stall, stall_limit
+
+STALL = 30.0  # seconds without an update, everything alive, before the run says so
 
 # seconds between two looks for progress; more are not counted: a callback or a cut took
 # them
@@ -46,3 +54,60 @@ class StallWatch:
             self._excused = now + ASK_EVERY
             return 0.0
         return still
+
+
+class Stalls:
+    """The stalls of a run: that no update comes is told, and one in which nothing at all
+    has progressed for too long ends.
+
+    watch: for how long nothing has progressed
+    """
+
+    def __init__(self, experiment: Experiment, launcher: Launcher, state: RunState) -> None:
+        self._experiment, self._launcher, self._state = experiment, launcher, state
+        self.watch = StallWatch(stall_limit(experiment), lambda: any(map(self.trains, self._state.members)))
+        self._told = False  # that no update comes
+
+    def note_update(self) -> None:
+        """Take note that an update has come: the next stall is told anew."""
+        self._told = False
+
+    def look(self) -> None:
+        """Tell that no update comes. Raises `RunError` where nothing has progressed for
+        too long."""
+        if not self._told and (why := self.why()):
+            self._told = True
+            self._state.report.notify(why)
+        if still := self.watch.look(self._state.running and not (self._state.paused or self._state.reason)):
+            raise RunError(
+                f"nothing has progressed for {still:.0f} s (limits.stall_s = "
+                f"{self._experiment.limits.stall_s:g}): {self._state.report.mask(self._explain())}"
+            )
+
+    def why(self) -> str:
+        """Return why there is no update, "" as long as one may come."""
+        silent = awake() - self._state.progress.last_update
+        if self._state.paused or not self._state.running or silent < STALL:
+            return ""
+        return f"no update for {silent:.0f} s: {self._explain()}"
+
+    def _explain(self) -> str:
+        return explain_stall(self._experiment, self._state.members, self._launcher.condition)
+
+    def trains(self, name: str) -> bool:
+        """True of a silent trainer that writes a checkpoint, or is in an update, for less
+        than an hour."""
+        member = self._state.members[name]
+        silent = awake() - member.heard
+        if not member.config.limited or member.buried or silent > LONGEST_WORK:
+            return False
+        return member.saving or (
+            silent > SILENT and not self._launcher.condition(name) and in_update(self._launcher.stack(name))
+        )
+
+    def conditions_of(self, names: Iterable[str]) -> str:
+        """Return which of these workers something keeps still that they cannot tell
+        themselves, to follow a message."""
+        return "".join(
+            f".\n{name} {condition}" for name in names if (condition := self._launcher.condition(name))
+        )

@@ -17,7 +17,7 @@ from tidemill.run.events import Event, read_events
 from tidemill.run.folder import SUMMARY, RunFolder, as_typed, command
 from tidemill.run.host_table import table_of_hosts
 from tidemill.run.host_watch import HostView
-from tidemill.run.progress import LONGEST_CAUSE
+from tidemill.run.member import LONGEST_CAUSE
 from tidemill.run.snapshot import short, snapshot
 from tidemill.run.stall_report import doing, whom_each_awaits
 
@@ -65,10 +65,10 @@ def status_of(controller: Controller) -> RunStatus:
             name,
             "dead" if member.buried else member.state.value,
             member.life + 1,
-            "" if member.buried else doing(member, awaited[name], controller.condition(name)),
+            "" if member.buried else doing(member, awaited[name], controller.launcher.condition(name)),
             member.shares,
         )
-        for name, member in controller.members.items()
+        for name, member in controller.state.members.items()
     ]
     return RunStatus(
         now.state,
@@ -83,10 +83,10 @@ def status_of(controller: Controller) -> RunStatus:
         now.dropped,
         now.crash_cost,
         workers,
-        controller.stalled(),
+        controller.stalls.why(),
         dict(now.hosts),
-        controller.progress.lost_samples,
-        controller.progress.lost_steps,
+        controller.state.progress.lost_samples,
+        controller.state.progress.lost_steps,
     )
 
 

@@ -7,27 +7,27 @@ without it: all that share its process, and with a replay memory whoever gathers
 of a run that resumes exactly all workers, which go back to its newest cut. All of them
 begin their next life together. Each is told to be what the one before was told to be;
 trainers go back to their newest checkpoint, but for equal ones, of which those that live
-keep what they know (`run/equal_lives.py`). A group has so many lives
-(`WorkerConfig.restarts`), with pauses that grow between them; whoever dies twice before
-it ever ran has no other. The run ends then, or goes on without workers that have run
-before, where it can (`WorkerConfig.goes_on_without`).
+keep what they know (`run/equal_lives.py`). Where a group has used up its lives
+(`run/restart_budget.py`) the run ends, or goes on without workers that have run before,
+where it can (`WorkerConfig.goes_on_without`).
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import time
 from typing import Literal
 
-from tidemill.api.control_messages import Configure, Down, Facts, Start, State, pack
-from tidemill.api.edges import group_of
+from tidemill.api.control_messages import Configure, Start, State, pack
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.run.equal_lives import EqualLives
 from tidemill.run.events import Event
-from tidemill.run.progress import Member
+from tidemill.run.losses import Losses
+from tidemill.run.next_lives import NextLives
+from tidemill.run.restart_budget import NoLifeLeft, RestartBudget
+from tidemill.run.run_state import RunState
 from tidemill.workers.cut_files import go_back_together, watchers
 
 # seconds for workers to become READY, since the last word of any that is not (of
@@ -38,9 +38,7 @@ _SHORT_OF = {
     State.READY: (State.CONFIGURING,),
     State.RUNNING: (State.CONFIGURING, State.READY),
 }
-RECENT = 60.0  # seconds in which a group's third death, and each one more, has its next life wait longer
 _RAN = (State.RUNNING, State.PAUSED)
-LONGEST_PAUSE = 30.0  # seconds before a new life
 
 
 def live_together(experiment: Experiment) -> dict[str, list[str]]:
@@ -116,43 +114,27 @@ def fillers(experiment: Experiment) -> dict[str, list[str]]:
     return found
 
 
-class _NoLifeLeft(RunError):
-    """A worker has used up its lives."""
-
-
 class Supervisor:
     """The supervisor of an experiment's workers.
 
-    members: what the controller knows of each, by name
     launcher: who begins their lives
-    note: function that takes note of an event
-    tell: function that tells the user
-    go_back: function that is called with the policies whose trainers go back to their
-        newest checkpoints
-    facts: function that returns what workers are configured with
-    orders: function that returns what a worker, by name, is told besides, before it
-        starts and after
+    next_lives: what they go on from, and are told
     """
 
     def __init__(
         self,
         experiment: Experiment,
-        members: Mapping[str, Member],
         launcher: Launcher,
-        note: Callable[[Event], None],
-        tell: Callable[[str], None],
-        go_back: Callable[[Sequence[str]], None],
-        facts: Callable[[], Facts],
-        orders: Callable[[str], tuple[list[Down], list[Down]]],
+        state: RunState,
+        losses: Losses,
+        next_lives: NextLives,
     ) -> None:
-        self._members, self._launcher = members, launcher
-        self._note, self._tell, self._go_back = note, tell, go_back
-        self._facts, self._orders = facts, orders
+        self._launcher, self._state, self._members = launcher, state, state.members
+        self._losses, self._next_lives = losses, next_lives
         self._processes = {name: names for names in experiment.processes() for name in names}
         self._together = live_together(experiment)
-        self._equals = EqualLives(experiment, members)
-        self._deaths: dict[str, deque[float]] = {}  # when, by group
-        self._stillborn: set[str] = set()  # who died before it ran, and has not run since
+        self._equals = EqualLives(experiment, state.members)
+        self._budget = RestartBudget(launcher, state.members)
         self._buried: list[Burial] = []
         self._births: list[Birth] = []
         self._ran = set[str]()  # in any of their lives
@@ -193,15 +175,15 @@ class Supervisor:
             self._bury_with(Burial(names, now, staying, hangs))
             return  # it goes with those that died before it: one death more costs nothing
         try:
-            pause = self._pause(name, dead, cause, now, ran)
-        except _NoLifeLeft as error:
+            pause = self._budget.spend(name, dead, cause, ran)
+        except NoLifeLeft as error:
             if not all(other in self._ran and self._goes_on_without[other] for other in names):
                 raise
             self.given_up.update(names)
             why = self._goes_on_without[name].capitalize()
             said = f"{error}. {why}: the run goes on without {', '.join(names)}"
-            self._note(Event(time(), "told", name, member.life + 1, cause=said))
-            self._tell(said)
+            self._losses.note(Event(time(), "told", name, member.life + 1, cause=said))
+            self._state.report.notify_of_event(said)
             return
         self._bury_with(Burial(names, now + pause, staying, hangs))
         with_it = [other for other in names if other != name]
@@ -210,11 +192,13 @@ class Supervisor:
             goes += f", for which {' and '.join(staying)} wait{'s' * (len(staying) == 1)},"
         when = "once a host has its place" if lost else f"in {pause:.0f} s" if pause else "now"
         void = f"; {begun:,} env steps of samples that were begun are lost" if begun else ""
-        self._tell(f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}")
+        self._state.report.notify_of_event(
+            f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}"
+        )
 
     def _bury(self, name: str, what: Literal["died", "lost"], cause: str) -> None:
         member = self._members[name]
-        self._note(Event(time(), what, name, member.life + 1, cause=cause, steps=member.unsent))
+        self._losses.note(Event(time(), what, name, member.life + 1, cause=cause, steps=member.unsent))
         member.bury(cause)
 
     def _bury_with(self, burial: Burial) -> None:
@@ -251,58 +235,24 @@ class Supervisor:
 
     def _unbear(self, names: Collection[str]) -> None:
         """Bring these up no further: they begin another life."""
+        for name in names:
+            self._members[name].reviving = False
         self._births = [
             replace(birth, names=left)
             for birth in self._births
             if (left := [name for name in birth.names if name not in names])
         ]
 
-    def _pause(self, name: str, dead: Sequence[str], cause: str, now: float, ran: bool) -> float:
-        """Count the death of `name`, and of those `dead` with it, and return the seconds
-        that their next lives wait. Raises `RunError` where they are to have none."""
-        said, counts = f"{name} is gone: {cause}", not self._launcher.moves(name)
-        pause = max(self._count(group, now, said, counts) for group in dict.fromkeys(map(group_of, dead)))
-        if ran:
-            self._stillborn.discard(name)
-        elif name in self._stillborn:
-            raise _NoLifeLeft(
-                f"{name} is gone, for the second time before it ran, whatever restarts allows: {cause}"
-            )
-        else:
-            self._stillborn.add(name)
-        return pause
-
-    def _count(self, group: str, now: float, said: str, counts: bool) -> float:
-        """Count a death in `group`, if it `counts`, and return the seconds that its next
-        life waits."""
-        if not self._launcher.restarts:
-            raise RunError(said)
-        config = next(m.config for name, m in self._members.items() if group_of(name) == group)
-        if config.restarts is None:
-            raise RunError(f"{said} (restarts = None of {group}: the first death ends the run)")
-        deaths = self._deaths.setdefault(group, deque())
-        while deaths and now - deaths[0] > config.restarts_within_s:
-            deaths.popleft()
-        if counts:
-            deaths.append(now)
-        if len(deaths) > config.restarts:
-            raise _NoLifeLeft(
-                f"{said}.\nThat is death {len(deaths)} of {group} within {config.restarts_within_s:.0f} s; "
-                f"{config.restarts} are allowed (restarts, restarts_within_s)"
-            )
-        recent = sum(now - at < RECENT for at in deaths)
-        return min(2.0 ** (recent - 3), LONGEST_PAUSE) if recent > 2 else 0.0
-
-    def look(self, ending: bool = False) -> None:
+    def look(self) -> None:
         """Begin the lives that are due, and bring those that have begun further. None
-        waits longer where the run is `ending`."""
+        waits longer where the run is ending."""
         for burial in list(self._buried):
             gone = self._equals.settle(burial.names, burial.staying)
             if gone:
                 names = self._with_mates([*burial.names, *gone])
                 burial.names = self._in_order(names)
                 burial.staying = [name for name in burial.staying if name not in names]
-            due = ending or burial.at <= awake()
+            due = bool(self._state.reason) or burial.at <= awake()
             if gone == [] and due and self._launcher.ready(burial.names):
                 self._buried.remove(burial)
                 self._revive(burial)
@@ -324,7 +274,7 @@ class Supervisor:
         sure = not (burial.hung or self._launcher.each_host())
         joins, undone = self._equals.join(names, burial.staying, sure)
         if back := [name for name in policies if name in undone or name not in self._equals.policies]:
-            self._go_back(back)
+            self._next_lives.go_back(back)
         for name, link in links.items():
             members[name].begin_life(link)
             if name in joins:
@@ -335,13 +285,6 @@ class Supervisor:
                 (State.RUNNING, [n for n, member in members.items() if member.config.order == order])
             )
         self._births.append(Birth(names, rounds))
-
-    def bears(self, name: str) -> bool:
-        """True of a worker whose next life has begun, but was not yet told to be what it
-        is wanted to be: the supervisor tells it."""
-        return any(
-            name in birth.names and birth.told.get(name) is not State.RUNNING for birth in self._births
-        )
 
     def _bring_up(self, birth: Birth) -> bool:
         """Have each become what the one before was told to be, one after another as at
@@ -365,13 +308,14 @@ class Supervisor:
                 awaited += unready  # they live again themselves
                 if birth.told.get(name) is not state and not unready:
                     birth.told[name] = state
-                    before, after = self._orders(name)
+                    before, after = self._next_lives.orders(name)
                     orders = (
-                        [Configure(self._facts())] if state is State.READY else [*before, Start(), *after]
+                        [Configure(self._state.facts)] if state is State.READY else [*before, Start(), *after]
                     )
                     for order in orders:
                         member.link.send(pack(order))
                     if state is State.RUNNING:
+                        member.reviving = False
                         self._equals.starts(name)
             if waiting and awake() - max(member.heard for member in awaited) > READY_DEADLINE:
                 raise RunError(
@@ -380,6 +324,8 @@ class Supervisor:
                 )
             if waiting:
                 return False
+        for name in birth.names:
+            self._members[name].reviving = False
         return True
 
     def entered(self, name: str, state: State) -> None:
@@ -388,7 +334,7 @@ class Supervisor:
         if state is State.RUNNING:
             self._ran.add(name)
         if state is State.RUNNING and member.died_at:
-            self._stillborn.discard(name)
+            self._budget.note_running(name)
             gone = awake() - member.died_at
-            self._note(Event(time(), "lives", name, member.life + 1, seconds=round(gone, 3)))
+            self._losses.note(Event(time(), "lives", name, member.life + 1, seconds=round(gone, 3)))
             member.died_at = 0.0

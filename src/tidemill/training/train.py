@@ -19,7 +19,8 @@ from tidemill.core.user_code_loading import refuse_while_loading, without_argume
 from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, MEASURE, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
-from tidemill.run.cuts import check_exact, go_back_to_cut, newest_whole_cut
+from tidemill.run.check_exact import check_exact
+from tidemill.run.cuts import go_back_to_cut, newest_whole_cut
 from tidemill.run.folder import LAUNCHER, RunFolder, as_typed
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.resume_point import ResumePoint, without_met_limit

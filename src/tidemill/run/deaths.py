@@ -1,0 +1,82 @@
+"""Workers that have died, or hang: whether the run goes on, which is the supervisor's to
+bring about."""
+
+from tidemill.api.control_messages import ENDED, State, unpack_up
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Launcher
+from tidemill.core.errors import RunError
+from tidemill.run.ending import Ending
+from tidemill.run.run_state import RunState
+from tidemill.run.supervisor import Supervisor
+from tidemill.run.worker_messages import WorkerMessages
+from tidemill.workers.cut_files import go_back_together
+
+
+class Deaths:
+    """The deaths of a run's workers.
+
+    trainers_live_again: a trainer's death does not end the run
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        launcher: Launcher,
+        state: RunState,
+        supervisor: Supervisor,
+        messages: WorkerMessages,
+        ending: Ending,
+        trainers_live_again: bool,
+    ) -> None:
+        self._launcher, self._state = launcher, state
+        self._supervisor, self._messages, self._ending = supervisor, messages, ending
+        self._trainers_live_again = trainers_live_again
+        self._exact = go_back_together(experiment)
+        self._held = set[str]()  # workers whose environments hold them, which was told
+
+    def bury(self, name: str, cause: str = "", hangs: bool = False) -> None:
+        """Take note of a worker that has died, with what it and those that die with it
+        have still told. `hangs`: it has not ended. Raises `RunError` where it ends the
+        run."""
+        # a batch system tells all at once, and others may be quicker to end
+        self._state.note_signal()
+        cause = self._state.report.mask(cause or self._launcher.obituary(name))
+        with_it = {other: self._state.members[other] for other in self._supervisor.with_it(name)}
+        for other, member in with_it.items():
+            if other != name and not member.buried:
+                for data in member.link.receive() or ():
+                    self._messages.take(other, unpack_up(data, other))
+        limited = any(member.config.limited and member.state not in ENDED for member in with_it.values())
+        if limited and not self._trainers_live_again:
+            self._state.members[name].state = State.FAILED
+            raise RunError(f"{name} is gone: {cause}")
+        ends, exact = self._state.running and bool(self._state.reason), name in self._exact
+        if ends and exact and self._state.members[name].config.limited:
+            self._state.members[name].state = State.FAILED
+            raise RunError(f"{name} is gone as the run ended, which it did not come to: {cause}")
+        if ends and (exact or not limited):
+            self._state.members[name].state = State.FAILED
+            self._state.report.notify(f"{name} is gone, as the run ended: {cause}")
+            return
+        try:
+            self._supervisor.died(name, cause, hangs)
+        except RunError:
+            self._state.members[name].state = State.FAILED
+            raise
+        if self._ending.deadline is not None:  # the next life ends the run as this one would have
+            self._ending.extend()
+
+    def hangs(self, name: str, cause: str) -> None:
+        """Take a worker that something holds for dead, where it may live again; else tell
+        the cure, once."""
+        if self._launcher.restarts and not self._state.reason:
+            self.bury(name, cause, hangs=True)
+        elif name not in self._held:
+            self._held.add(name)
+            cure = "with --launch processes it would live again"
+            if self._state.members[name].config.owns_environment:
+                cure = (
+                    "Gymnasium(threads=1) has lanes step in threads of their own, which are left where they "
+                    f"hang, and {cure}"
+                )
+            self._state.report.notify(f"{name}: {cause}; nobody can end its thread. {cure}")

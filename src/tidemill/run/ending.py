@@ -1,0 +1,188 @@
+"""How a run ends: its trainers are told to finish and have a while for it, then all
+others are, and who does not come to an end is named."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from tidemill.api.control_messages import ENDED, Exit, Hurry, State, pack, unpack_up
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Launcher
+from tidemill.core.clock import awake
+from tidemill.core.errors import RunError, TidemillError
+from tidemill.run.conditions import Conditions
+from tidemill.run.cuts import Cuts
+from tidemill.run.member import Member
+from tidemill.run.run_state import RunState
+from tidemill.run.stall_report import SILENT
+from tidemill.run.stall_watch import Stalls
+from tidemill.run.worker_messages import WorkerMessages
+
+# seconds from the order to finish to every trainer's final checkpoint, but for one that
+# works and may need longer
+EXIT_DEADLINE = 12.0
+CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
+
+
+class Ending:
+    """The ending of a run.
+
+    deadline: second of `awake` until which trainers have, once they were told to finish
+    patience: seconds that the launcher gives workers that still live when all is over
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        launcher: Launcher,
+        state: RunState,
+        cuts: Cuts,
+        stalls: Stalls,
+        conditions: Conditions,
+    ) -> None:
+        self._exact, self._launcher, self._state = experiment.exact_resume, launcher, state
+        self._cuts, self._stalls, self._conditions = cuts, stalls, conditions
+        self._farewell = max((config.farewell_s for _, config in experiment.members()), default=0.0)
+        state.interrupts.grace += self._farewell
+        self.deadline: float | None = None
+        self.patience = 0.1
+        self._hurried = False  # trainers were told to finish at once
+
+    @cached_property
+    def _limited(self) -> dict[str, Member]:
+        """Those that end the run: trainers."""
+        return {name: member for name, member in self._state.members.items() if member.config.limited}
+
+    # ---- trainers ----------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """True when no trainer is to be waited for any longer."""
+        return all(
+            member.state in ENDED or (self.deadline is not None and self._left(name))
+            for name, member in self._limited.items()
+        )
+
+    def look(self) -> None:
+        """Tell trainers to finish once the run has a reason to end. Raises `RunError` for
+        who has not in time."""
+        if self._state.reason and self.deadline is None and not self._cuts.one_is_behind():
+            self.extend()
+            if self._exact:
+                self._cuts.hold()
+            for member in self._limited.values():
+                member.send(Exit(self._state.reason))
+        self.hurry()
+        if self.deadline is not None and awake() > self.deadline:
+            self._look_who_is_late(self.deadline)
+
+    def extend(self) -> None:
+        """Give trainers that are to finish all of their time again."""
+        self.deadline = awake() + EXIT_DEADLINE
+
+    def hurry(self) -> None:
+        """Tell trainers where a signal's time is running out. Another thread does it,
+        too, where they take turns in this one."""
+        if self._state.interrupts.urgent and not self._hurried:
+            self._hurried = True
+            for member in self._state.members.values():
+                if member.config.limited and member.state not in ENDED:
+                    member.send(Hurry())
+
+    def _look_who_is_late(self, deadline: float) -> None:
+        living = {
+            name: member
+            for name, member in self._limited.items()
+            if member.state not in ENDED and not self._left(name)
+        }
+        late = [name for name, member in living.items() if not member.works(EXIT_DEADLINE)]
+        if late and all(map(self._stalls.trains, late)):  # an update takes as long as it does
+            self.extend()
+        elif late or awake() > deadline + self._farewell:
+            seconds = EXIT_DEADLINE + awake() - deadline
+            raise RunError(
+                f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
+                f"({self._state.reason}){self._stalls.conditions_of(living)}"
+            )
+
+    def _left(self, name: str) -> bool:
+        """True of a silent trainer whose equal has finished, and so has saved what all of
+        them know: its process hangs, most likely in the environment of an actor that it
+        takes turns with. `finish` tells, and ends it."""
+        group, members = name.rpartition("-")[0], self._state.members.items()
+        finished = any(m.state is State.COMPLETED for n, m in members if n.rpartition("-")[0] == group)
+        return finished and awake() - self._state.members[name].heard > SILENT
+
+    def await_rest(self, hear: Callable[[], None]) -> None:
+        """Hear workers of a run that resumes exactly until all are at rest, for a while:
+        parts of its last cut are written once nobody does anything any more."""
+        until = awake() + CLOSE_DEADLINE
+        while self._exact and not self._cuts.at_rest and awake() < until:
+            hear()
+
+    # ---- all workers -------------------------------------------------------------------
+
+    def finish(
+        self, messages: WorkerMessages, wait: Callable[[float], None], look: Callable[[], None]
+    ) -> None:
+        """Tell whoever still lives to finish, and wait for them. What goes wrong now is a
+        notice: the cause came before. `wait`: function that waits for a message, so many
+        seconds at most; `look`: function that is called after each time."""
+        self._state.finishing = True
+        for member in self._state.members.values():
+            if member.buried:
+                member.state = State.FAILED
+        # what they hold goes with the last checkpoints, where these are of now
+        exact = self._exact and self._cuts.whole and self._cuts.at_rest
+        checkpoints = self._cuts.checkpoints if exact else {}
+        for member in self._state.members.values():
+            if member.state not in ENDED:
+                member.link.send(pack(Exit(self._state.reason, checkpoints=checkpoints)))
+        deadline = awake() + CLOSE_DEADLINE
+        while living := {n: member for n, member in self._state.members.items() if member.state not in ENDED}:
+            if awake() > deadline + max(
+                member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()
+            ):
+                break
+            try:
+                wait(0.1)
+            except RunError as error:
+                self._state.report.notify(str(error))
+                return
+            for name in living:
+                self._hear_last(name, messages)
+            look()
+        if exact and not living:
+            self._conditions.save(self._cuts.number, checkpoints)
+        if not living:
+            self.patience = CLOSE_DEADLINE  # they have reported their end, and close their environments
+        for name, member in living.items():
+            self._state.report.notify(self._why_forced(name, member))
+
+    def _hear_last(self, name: str, messages: WorkerMessages) -> None:
+        member = self._state.members[name]
+        unread = member.link.receive()
+        if unread is None:
+            member.state = State.FAILED
+            self._state.report.notify(f"{name} did not finish: {self._launcher.obituary(name)}")
+        for data in unread or ():
+            try:
+                messages.take(name, unpack_up(data, name))
+            except TidemillError as error:
+                self._state.report.notify(str(error))
+
+    def _why_forced(self, name: str, member: Member) -> str:
+        """Return what is told of a worker that has not ended in time."""
+        if condition := self._launcher.condition(name):
+            return f"{name} {condition}; the run is over, and it was ended by force"
+        if member.state is State.CONFIGURING:
+            return f"{name} had not started yet when the run ended: it was ended by force"
+        if self._stalls.trains(name):
+            return (
+                f"{name} was in an update, which did not end within {CLOSE_DEADLINE:.0f} s after the "
+                "run had; it was ended by force, and that update is lost"
+            )
+        where = ", most likely in its environment" if member.config.owns_environment else ""
+        return (
+            f"{name} hangs{where}: it did not end within {CLOSE_DEADLINE:.0f} s after it was told to, "
+            f"and was last heard {awake() - member.heard:.0f} s ago; it was ended by force"
+        )

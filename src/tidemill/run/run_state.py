@@ -1,0 +1,65 @@
+"""What is known of a run: its workers, how far it is, what it does and why it ends, and
+what it reports."""
+
+from tidemill.api.control_messages import Down, Facts
+from tidemill.api.experiment import Experiment
+from tidemill.layouts.memory_plan import MemoryPlan
+from tidemill.run.interrupts import Interrupts, signal_name
+from tidemill.run.member import Member
+from tidemill.run.progress import Progress
+from tidemill.run.report import RunReport
+
+
+class RunState:
+    """The state of a run: from its start, by way of pauses, to its end.
+
+    interrupts: the signals that end the run
+    members: what is known of each worker, by name; none before they are launched
+    progress: how far the run is
+    report: what its user should read, and what happened besides training
+    facts: what owners of environments have told, which the others are configured with
+    plan: the memory that the run takes; None before every worker is READY
+    reason: why the run ends; "" as long as it goes on. The first reason stays
+    interrupted: the signal that ends it, 0 for none
+    began: every worker has become ready
+    running: every worker was told to start
+    paused: all of them were told to pause, or are to be as soon as they run
+    suspended: this process is about to stop, as Ctrl-Z asks
+    finishing: every worker was told to finish
+    """
+
+    def __init__(
+        self, experiment: Experiment, interrupts: Interrupts | None = None, progress: Progress | None = None
+    ) -> None:
+        self.interrupts = interrupts or Interrupts()
+        self.members: dict[str, Member] = {}
+        self.progress = progress or Progress()
+        self.progress.begin(experiment)
+        self.report = RunReport(experiment)
+        self.facts = Facts()
+        self.plan: MemoryPlan | None = None
+        self.reason = ""
+        self.interrupted = 0
+        self.began = self.running = self.paused = self.suspended = self.finishing = False
+
+    @property
+    def phase(self) -> str:
+        """What the run does: starting, running, paused or ending."""
+        if self.reason or self.finishing:
+            return "ending"
+        return "starting" if not self.running else "paused" if self.paused else "running"
+
+    def end(self, reason: str) -> None:
+        """Have the run end for this reason, unless it ends already."""
+        self.reason = self.reason or reason
+
+    def send_all(self, message: Down) -> None:
+        """Tell all workers what to do."""
+        for member in self.members.values():
+            member.send(message)
+
+    def note_signal(self) -> None:
+        """Have the run end where a signal has come."""
+        if self.interrupts.first and not self.reason:
+            self.interrupted = self.interrupts.first
+            self.reason = signal_name(self.interrupted)

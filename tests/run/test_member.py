@@ -1,0 +1,26 @@
+"""What the runner knows of a worker, and how it tells it what to do."""
+
+from tidemill import PolicyWorkers
+from tidemill.api.control_messages import Pause, Start, State, unpack_down
+from tidemill.run.member import Member
+from tidemill.transports.local import LocalBell, LocalLink
+
+
+def test_who_is_dead_or_brought_up_is_told_nothing_but_what_it_is_to_become_is_known() -> None:
+    link, end = LocalLink.pair(LocalBell(), LocalBell())
+    member = Member(PolicyWorkers(), link, State.READY)
+
+    def told() -> list[object]:
+        return [unpack_down(data) for data in end.receive() or ()]
+
+    member.send(Start())
+    assert told() == [Start()] and member.wanted is State.RUNNING
+    member.bury("it was killed")
+    member.send(Pause())
+    link, end = LocalLink.pair(LocalBell(), LocalBell())
+    member.begin_life(link)
+    member.send(Pause())
+    assert told() == [] and member.wanted is State.RUNNING and member.reviving
+    member.reviving = False  # the supervisor has told it all
+    member.send(Pause())
+    assert told() == [Pause()]
