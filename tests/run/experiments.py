@@ -194,10 +194,46 @@ class _EachRecorder(_Recorder):
         self, samples: Sequence[Sample], steps: int
     ) -> Generator[Array, None, dict[str, float]]:
         assert isinstance(self.config, EachRecorder)
-        update, log = number_of(self.policy.version), Path(os.readlink("/proc/self/fd/1")).stem
+        update, log = number_of(self.policy.version), log_name()
         for number, sample in enumerate(samples):
             np.savez(Path(self.config.into) / f"{update} {log} {os.getpid()} {number}.npz", **sample)
         return (yield from super().parallel_update(samples, steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lingering(Recorder):
+    """The first one of its trainers that comes to update 4 writes its log's name into a
+    file `flag`, and stays in that update until there is a file `flag`.over."""
+
+    flag: str
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _Lingering(self, policy)
+
+
+class _Lingering(_Recorder):
+    def parallel_update(
+        self, samples: Sequence[Sample], steps: int
+    ) -> Generator[Array, None, dict[str, float]]:
+        assert isinstance(self.config, Lingering)
+        if number_of(self.policy.version) == 3:
+            hold(Path(self.config.flag))
+        return (yield from super().parallel_update(samples, steps))
+
+
+def hold(flag: Path) -> None:
+    """Write this process's log's name into `flag`, where nobody has, and wait for
+    `flag`.over."""
+    with suppress(FileExistsError), flag.open("x") as file:
+        file.write(log_name())
+        file.flush()
+        while not flag.with_suffix(".over").exists():
+            time.sleep(0.05)
+
+
+def log_name() -> str:
+    """Return the name of this process's log: of the workers that share it."""
+    return Path(os.readlink("/proc/self/fd/1")).stem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +301,19 @@ def equal() -> Experiment:
     made = experiment(Gymnasium(id="CartPole-v1"))
     workers = {name: config.replace(count=2) for name, config in made.workers.items()}
     return made.replace(workers=workers, together=("actor", "trainer"))
+
+
+def equal_with(flag: str, hangs: bool) -> Experiment:
+    """Two such, one of which hangs in its environment, or lingers in an update."""
+    made = equal()
+    actor, trainer = made.workers["actor"], made.workers["trainer"]
+    if hangs:
+        actor = actor.replace(
+            environment=Gymnasium(make=f"{__file__}:HangsOnce", kwargs={"flag": flag}), lanes=1
+        )
+    else:
+        trainer = trainer.replace(algorithm=Lingering(flag=flag))
+    return made.replace(workers={"actor": actor, "trainer": trainer})
 
 
 def slow_saving() -> Experiment:
@@ -589,10 +638,7 @@ class HangsOnce(Talker):
 
     def step(self, action: Any) -> Any:
         if self.steps == 200 and not self.flag.exists():
-            with suppress(FileExistsError):  # another lane is before it
-                self.flag.touch(exist_ok=False)
-                while not self.flag.with_suffix(".over").exists():
-                    time.sleep(0.05)
+            hold(self.flag)
         return super().step(action)
 
 

@@ -5,11 +5,13 @@ import pytest
 from tests.run.watching import EXPERIMENTS
 
 from tidemill.api.control_messages import Rejoin, State, Stay, Staying, WorkerStatistics, unpack_down
+from tidemill.api.launcher import Call
 from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.user_code_loading import load_file
 from tidemill.run import equal_lives
 from tidemill.run.equal_lives import ANSWER, SAVING, EqualLives
 from tidemill.run.member import Member
+from tidemill.run.silence import HUNG, TIMES
 from tidemill.transports.local import LocalBell, LocalLink
 
 experiments = load_file(EXPERIMENTS, "test")
@@ -27,7 +29,8 @@ class Trainers:
         for name, config in made.members():
             down, self.ends[name] = LocalLink.pair(LocalBell(), LocalBell())
             self.members[name] = Member(config, down, State.RUNNING)
-        self.lives = EqualLives(made, self.members)
+        self.calls = dict[str, list[Call]]()
+        self.lives = EqualLives(made, self.members, lambda name: "", lambda name: self.calls.get(name, []))
 
     def told(self, name: str) -> list[object]:
         return [unpack_down(message) for message in self.ends[name].receive() or ()]
@@ -56,7 +59,7 @@ def test_one_of_those_that_live_saves_and_all_join_by_the_versions_that_they_hav
     (asked,) = trainers.told(FIRST)
     assert isinstance(asked, Stay) and (asked.lost, asked.save) == ((SECOND,), True)
     trainers.members[FIRST].awaits = Staying(asked.number, 5, True)
-    assert lives.settle([SECOND], [FIRST, THIRD]) == []
+    assert lives.settle([SECOND], [FIRST, THIRD]) == {}
     join = Rejoin(1, 0, 5)
     assert lives.join([SECOND, "actor-1"], [FIRST, THIRD], sure=True) == ({SECOND: join}, [])
     lives.starts("actor-1")
@@ -71,10 +74,12 @@ def test_who_lacks_an_update_that_another_has_done_begins_a_next_life(trainers: 
     trainers.lives.ask([SECOND], [FIRST, THIRD])
     trainers.answer(FIRST, 5)
     trainers.answer(THIRD, 6)
-    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == [FIRST]
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == {
+        FIRST: f"it lacks an update that another one had done when {SECOND} died"
+    }
     assert trainers.lives.settle([FIRST, SECOND], [THIRD]) is None
     trainers.answer(THIRD, 6, saved=True)
-    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == []
+    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == {}
     joins, undone = trainers.lives.join([FIRST, SECOND], [THIRD], sure=True)
     assert joins[FIRST] == joins[SECOND] == Rejoin(1, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 6)
     assert undone == []
@@ -90,9 +95,43 @@ def test_who_does_not_answer_in_time_or_ends_begins_a_next_life(trainers: Traine
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None
     trainers.now += 0.2
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None  # what has come meanwhile is heard first
-    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == [FIRST]
+    (told,) = trainers.lives.settle([SECOND], [FIRST, THIRD]).items()
+    waited = ANSWER + SAVING * saving + 0.1
+    assert told == (FIRST, f"it has not answered for {waited:.0f} s since {SECOND} died")
     trainers.members[THIRD].state = State.COMPLETED
-    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == [THIRD]
+    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == {
+        THIRD: f"it had ended when {FIRST} and {SECOND} died"
+    }
+
+
+def test_who_is_in_an_update_is_waited_for_but_not_for_ever(trainers: Trainers) -> None:
+    trainers.lives.ask([SECOND], [FIRST, THIRD])
+    trainers.answer(THIRD, 5)
+    trainers.calls[FIRST] = [
+        Call("grad", "/home/own.py", 7), Call("_poll", "/lib/tidemill/workers/trainer.py", 9)
+    ]  # fmt: skip
+    trainers.members[FIRST].statistics["longest_poll"] = HUNG / 4
+
+    def waited() -> tuple[float, dict[str, str]]:
+        """Return for how long it is waited for, and what is said then."""
+        began = trainers.now
+        while trainers.now - began < 10 * HUNG:
+            trainers.now += 0.5
+            if gone := trainers.lives.settle([SECOND], [FIRST, THIRD]):
+                break
+        return trainers.now - began, gone
+
+    seconds, gone = waited()
+    assert TIMES * HUNG / 4 <= seconds <= TIMES * HUNG / 4 + 2 * ANSWER
+    assert f"since {SECOND} died" in gone[FIRST] and "(grad (own.py:7)" in gone[FIRST]
+    trainers.lives.ask([SECOND], [FIRST, THIRD])
+    trainers.answer(THIRD, 5)
+    trainers.members[FIRST].statistics.clear()
+    assert HUNG <= waited()[0] <= HUNG + 2 * ANSWER
+    trainers.lives.ask([SECOND], [FIRST, THIRD])
+    trainers.answer(THIRD, 5)
+    trainers.calls[FIRST].insert(0, Call("step", "/lib/tidemill/envs/lanes.py", 3))  # its actor's turn
+    assert waited()[0] <= 2 * ANSWER
 
 
 def test_who_has_answered_while_nobody_listened_is_not_late(trainers: Trainers) -> None:
@@ -103,13 +142,15 @@ def test_who_has_answered_while_nobody_listened_is_not_late(trainers: Trainers) 
     trainers.answer(FIRST, 5)
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None  # one of them saves
     trainers.answer(FIRST, 5, saved=True)
-    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == []
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == {}
 
 
 def test_where_nothing_can_be_saved_or_nobody_is_left_all_go_back(trainers: Trainers) -> None:
     trainers.lives.ask([SECOND, THIRD], [FIRST])
     trainers.answer(FIRST, 5, saved=False)
-    assert trainers.lives.settle([SECOND, THIRD], [FIRST]) == [FIRST]
+    assert trainers.lives.settle([SECOND, THIRD], [FIRST]) == {
+        FIRST: f"what it knows could not be saved when {SECOND} and {THIRD} died"
+    }
     for life in (1, 2):
         joins, undone = trainers.lives.join([FIRST, SECOND, THIRD], [], sure=True)
         join = Rejoin(life, life * VERSIONS_OF_LIFE, life * VERSIONS_OF_LIFE)
@@ -120,7 +161,7 @@ def test_what_the_dead_alone_have_told_is_undone(trainers: Trainers) -> None:
     trainers.members[FIRST].updated(WorkerStatistics(1, {"update": 6.0}, update=True))
     trainers.lives.ask([FIRST, SECOND], [THIRD])
     trainers.answer(THIRD, 5, saved=True)
-    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == []
+    assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == {}
     joins, undone = trainers.lives.join([FIRST, SECOND], [THIRD], sure=True)
     assert joins[FIRST] == Rejoin(1, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 5) and undone == ["policy"]
 
@@ -129,7 +170,7 @@ def test_where_the_dead_may_have_published_more_all_go_on_as_a_later_life(traine
     trainers.lives.ask([FIRST], [SECOND, THIRD])
     for name in (SECOND, THIRD):
         trainers.answer(name, 5, saved=True)
-    assert trainers.lives.settle([FIRST], [SECOND, THIRD]) == []
+    assert trainers.lives.settle([FIRST], [SECOND, THIRD]) == {}
     joins, _ = trainers.lives.join([FIRST], [SECOND, THIRD], sure=False)
     assert joins == {FIRST: Rejoin(1, VERSIONS_OF_LIFE, VERSIONS_OF_LIFE + 5)}
 
@@ -138,12 +179,12 @@ def test_another_death_has_those_wait_on_that_were_about_to_go_on(trainers: Trai
     lives = trainers.lives
     lives.ask([SECOND], [FIRST])
     trainers.answer(FIRST, 5, saved=True)
-    assert lives.settle([SECOND], [FIRST]) == []
+    assert lives.settle([SECOND], [FIRST]) == {}
     lives.join([SECOND], [FIRST], sure=True)
     lives.ask([SECOND], [FIRST])  # its next life has died before it started
     assert lives.settle([SECOND], [FIRST]) is None
     trainers.answer(FIRST, 5, saved=True)
-    assert lives.settle([SECOND], [FIRST]) == []
+    assert lives.settle([SECOND], [FIRST]) == {}
     joins, _ = lives.join([SECOND], [FIRST], sure=True)
     lives.starts(SECOND)
     assert trainers.told(FIRST) == [joins[SECOND]] == [Rejoin(2, 0, 5)]
@@ -151,4 +192,4 @@ def test_another_death_has_those_wait_on_that_were_about_to_go_on(trainers: Trai
 
 def test_a_run_that_resumes_exactly_has_none(trainers: Trainers) -> None:
     made = experiments.numbered_equals("", 0).replace(exact_resume=True)
-    assert EqualLives(made, trainers.members).among([FIRST]) == []
+    assert EqualLives(made, trainers.members, lambda name: "", lambda name: ()).among([FIRST]) == []

@@ -133,7 +133,7 @@ class Supervisor:
         self._losses, self._next_lives = losses, next_lives
         self._processes = {name: names for names in experiment.processes() for name in names}
         self._together = live_together(experiment)
-        self._equals = EqualLives(experiment, state.members)
+        self._equals = EqualLives(experiment, state.members, launcher.condition, launcher.stack)
         self._budget = RestartBudget(launcher, state.members)
         self._buried: list[Burial] = []
         self._births: list[Birth] = []
@@ -171,9 +171,16 @@ class Supervisor:
             self._bury(other, "died", cause)
         names, staying = self._with_equals(self.with_it(name))
         self._unbear(names)
-        if any(self._with_mates([*other.names, *other.staying]) >= {*names} for other in self._buried):
-            self._bury_with(Burial(names, now, staying, hangs))
-            return  # it goes with those that died before it: one death more costs nothing
+        void = f"; {begun:,} env steps of samples that were begun are lost" if begun else ""
+        for other in self._buried:
+            if self._with_mates([*other.names, *other.staying]) >= {*names}:
+                # it goes with those that died before it: one death more costs nothing
+                before = [each for each in other.names if each != name]
+                self._state.report.notify_of_event(
+                    f"{said}; life {member.life + 2} of {name} begins with {', '.join(before)}{void}"
+                )
+                self._bury_with(Burial(names, now, staying, hangs))
+                return
         try:
             pause = self._budget.spend(name, dead, cause, ran)
         except NoLifeLeft as error:
@@ -191,7 +198,6 @@ class Supervisor:
         if staying:
             goes += f", for which {' and '.join(staying)} wait{'s' * (len(staying) == 1)},"
         when = "once a host has its place" if lost else f"in {pause:.0f} s" if pause else "now"
-        void = f"; {begun:,} env steps of samples that were begun are lost" if begun else ""
         self._state.report.notify_of_event(
             f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}"
         )
@@ -243,20 +249,20 @@ class Supervisor:
             if (left := [name for name in birth.names if name not in names])
         ]
 
-    def look(self) -> None:
+    def look(self) -> dict[str, str]:
         """Begin the lives that are due, and bring those that have begun further. None
-        waits longer where the run is ending."""
+        waits longer where the run is ending. Return which trainers cannot wait for the
+        next lives of equal ones, and why: they count as dead."""
+        gone: dict[str, str] = {}
         for burial in list(self._buried):
-            gone = self._equals.settle(burial.names, burial.staying)
-            if gone:
-                names = self._with_mates([*burial.names, *gone])
-                burial.names = self._in_order(names)
-                burial.staying = [name for name in burial.staying if name not in names]
+            settled = self._equals.settle(burial.names, burial.staying)
             due = bool(self._state.reason) or burial.at <= awake()
-            if gone == [] and due and self._launcher.ready(burial.names):
+            gone |= settled or {}
+            if settled == {} and due and self._launcher.ready(burial.names):
                 self._buried.remove(burial)
                 self._revive(burial)
         self._births = [birth for birth in self._births if not self._bring_up(birth)]
+        return gone
 
     def _revive(self, burial: Burial) -> None:
         names = burial.names
