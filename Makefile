@@ -6,6 +6,9 @@ PINS := pyproject.toml requirements.lock install.sh hatch_build.py src/tidemill/
 
 SANITIZED := .venv/sanitized/libkernels.so.1
 
+# What a process compiles of Python is kept, wherever PYTHONDONTWRITEBYTECODE is set: else each of hundreds would compile it anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: train check test static style types floors collection sanitize avx2 bench results clean
 .DELETE_ON_ERROR:
 
@@ -30,30 +33,31 @@ types: .venv/ready-to-test
 floors: .venv/ready-to-test
 	$(BIN)/lint-imports
 
-# All tests can be collected; what that compiles is kept, else each process of pytest's compiles it anew wherever PYTHONDONTWRITEBYTECODE is set.
+# All tests can be collected; what that compiles, no process of pytest's compiles again.
 collection: .venv/ready-to-test
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq >.venv/collected || { tail -n 100 .venv/collected; false; }
+	$(BIN)/pytest --collect-only -qq >.venv/collected || { tail -n 100 .venv/collected; false; }
 
 style: .venv/ready-to-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
 # The native core's tests under the address and undefined-behaviour sanitizers; torch's own leaks are not ours. Wide layers, which take
-# minutes there, in one instruction set.
+# minutes there, in one instruction set. One process, as of avx2: the two legs keep two cores busy side by side (`make -j2 sanitize avx2`).
 sanitize: .venv/ready-to-test $(SANITIZED)
 	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 NATIVE_LIBRARY=$(CURDIR)/$(SANITIZED) \
-	$(BIN)/pytest -n 2 -q tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py tests/native/test_draws.py \
+	$(BIN)/pytest -q tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py tests/native/test_draws.py \
 	tests/native/test_learning.py tests/native/test_traces.py tests/native/test_ticks.py \
 	-k "not (test_layers and (baseline or avx512 or number_of_threads))"
 
+# With -O3, as what is installed, that would take three times as long.
 $(SANITIZED): .venv/ready-to-test
-	$(BIN)/python -m tidemill.native.build $(@D) -g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+	$(BIN)/python -m tidemill.native.build $(@D) -O2 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 
 # Tests of kernels and learners as on a processor with AVX2 and no more, with the native core; and that it is there at all.
 avx2: .venv/ready-to-test
-	$(BIN)/python benchmarks/avx2.py $(BIN)/pytest -n 2 -q -rs tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py \
+	$(BIN)/python benchmarks/avx2.py $(BIN)/pytest -q -rs tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py \
 	tests/native/test_draws.py tests/native/test_traces.py tests/native/test_ticks.py tests/native/test_learning.py tests/algorithms
-	TIDEMILL_NATIVE=require $(BIN)/pytest -n 2 -q tests/run/test_trains.py
+	TIDEMILL_NATIVE=require $(BIN)/pytest -q tests/run/test_trains.py
 
 bench: .venv/ready-to-test
 	$(BIN)/python benchmarks/compare.py $(ARGS)
