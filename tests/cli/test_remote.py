@@ -155,7 +155,7 @@ def test_the_doctor_finds_what_is_wrong():
         "while the first was under way was answered otherwise" in said
         and "gave something else after 0 steps" in said
     )
-    assert "nothing answers there" in tidemill("doctor", "env", server.url).output
+    assert "nothing answers there" in tidemill("doctor", "env", server.url, "--deadline", 1).output
 
 
 def test_the_doctor_needs_one_session_only():

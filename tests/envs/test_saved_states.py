@@ -106,7 +106,7 @@ KINDS = {
     "CartPole one by one": (Gymnasium(id="CartPole-v1", vectorized=False), 0, 1),
     "an Atari game, played again": (
         Gymnasium(
-            id="ale_py:ALE/Breakout-v5", max_episode_steps=12, kwargs={"obs_type": "ram", "frameskip": 1}
+            id="ale_py:ALE/Breakout-v5", max_episode_steps=40, kwargs={"obs_type": "ram", "frameskip": 1}
         ),
         0,
         1,

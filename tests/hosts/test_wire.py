@@ -222,13 +222,13 @@ def test_what_nobody_reads_is_kept_up_to_a_bound(hosts, monkeypatch):
     here, there = hosts
     at_here, at_there = join(here, there)
     for _ in range(3):  # each time as much, once it is read
-        for _ in range(10):
-            here.tell("there", bytes(5000))
+        for _ in range(2):
+            here.tell("there", bytes(45_000))
         until(lambda: at_here.words.heard_all, *hosts)
         while at_there.words.read() is not None:
             pass
-    for _ in range(30):
-        here.tell("there", bytes(5000))
+    for _ in range(3):
+        here.tell("there", bytes(45_000))
         until(lambda: at_here.words.heard_all or at_there.ended, *hosts)
     assert "that nobody has read" in at_there.ended
 

@@ -176,23 +176,7 @@ def agents_of(processes: list[psutil.Process]) -> dict[str, psutil.Process]:
     return found
 
 
-def test_a_runner_that_dies_takes_its_hosts_along(start: Callable[[str], Run]) -> None:
-    run = start("cartpole")
-    run.main.kill()
-    run.ended()
-    run.nothing_is_left()
-
-
-def test_a_stop_ends_with_a_checkpoint_and_leaves_nothing(start: Callable[[str], Run]) -> None:
-    run = start("cartpole")
-    os.killpg(run.main.pid, signal.SIGINT)
-    status, text = run.ended()
-    assert status == 130, text
-    assert run.summary()["status"] == "interrupted"
-    run.nothing_is_left()
-
-
-def worker_of(process: psutil.Process, run: Run) -> psutil.Process:
+def worker_of(process: psutil.Process) -> psutil.Process:
     """Return a worker's process that this one has begun, once there is one."""
     found: list[psutil.Process] = []
 
@@ -213,23 +197,26 @@ def events(run: Run, what: str) -> list[Event]:
     return [event for event in read_events(run.path) if event.what == what]
 
 
-@pytest.mark.parametrize(("made", "where"), [("cartpole", "runner"), ("cartpole", "b"), ("equal", "b")])
-def test_a_worker_that_dies_on_any_host_lives_again(
-    start: Callable[[str], Run], made: str, where: str
+@pytest.mark.parametrize(("made", "places"), [("cartpole", ("runner", "b")), ("equal", ("b",))])
+def test_a_worker_that_dies_on_any_host_lives_again_and_a_runner_that_dies_takes_its_hosts_along(
+    start: Callable[[str], Run], made: str, places: tuple[str, ...]
 ) -> None:
     run = start(made)
-    host = psutil.Process(run.main.pid) if where == "runner" else agents_of(run.processes())[where]
+    there = {"runner": psutil.Process(run.main.pid)} | agents_of(run.processes())
     lines = lambda: len((run.path / "metrics.jsonl").read_text().splitlines())  # noqa: E731
     with_it = 2 if made == "equal" else 1  # the actor of its process
-    for deaths in (1, 2):
-        worker_of(host, run).kill()
+    for deaths, where in enumerate(2 * places, 1):
+        worker_of(there[where]).kill()
         lives = deaths * with_it
         wait_until(lambda lives=lives: len(events(run, "lives")) >= lives, 60, "it lives again")
         before = lines()
         wait_until(lambda before=before: lines() > before + 2, 60, "updates go on")
-    os.killpg(run.main.pid, signal.SIGINT)
+    if made == "equal":
+        os.killpg(run.main.pid, signal.SIGINT)
+    else:
+        run.main.kill()
     status, text = run.ended()
-    assert status == 130, text
+    assert status == (130 if made == "equal" else -signal.SIGKILL), text
     run.nothing_is_left()
 
 

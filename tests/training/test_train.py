@@ -80,6 +80,8 @@ def test_a_full_disk_at_the_end_is_named_and_the_first_cause_kept(
         run(tmp_path / "one", updates=3)
     assert "resume" in str(caught.value)  # its checkpoints are there
     made = experiments.raises()
+    first_fault = made.workers["actor"].replace(lane_restarts=None)  # ends it
+    made = made.replace(workers={**made.workers, "actor": first_fault})
     with pytest.raises(RunError, match="the arm is broken"):
         run(tmp_path / "two", made, updates=10_000)
     assert "note: " in (said := capsys.readouterr().err) and "summary.json cannot be written" in said
