@@ -1,9 +1,11 @@
 """Compilers of the simulator's ends, and the C programs that the tests drive."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from tidemill.bridge.world_side.language_files import sources_folder
 
 Build = Callable[..., Path]
+CSHARP = sources_folder() / "csharp"
+CSHARP_PAGE = Path(__file__).parents[2] / "docs" / "simulators-csharp.md"
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 
 
@@ -41,30 +45,39 @@ def mono() -> str:
 
 
 @pytest.fixture(scope="session")
-def build_c(c_compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compile a C file, once per session and set of flags, with all warnings being
-    errors: `build_c(file, *flags)` → the program."""
-    folder = tmp_path_factory.mktemp("c")
-    built: dict[tuple[Path, tuple[str, ...]], Path] = {}
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of these tests share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Return the folder with what `make` puts there: one process calls it, the others
+    wait."""
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            folder.mkdir(exist_ok=True)
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+
+
+@pytest.fixture(scope="session")
+def build_c(c_compiler: str, programs: Path) -> Build:
+    """Compile a C file, once and for each set of flags, with all warnings being errors:
+    `build_c(file, *flags)` → the program."""
 
     def build(file: Path, *flags: str) -> Path:
-        if (file, flags) not in built:
-            program = folder / f"{file.stem}-{len(built)}"
-            command = [
-                c_compiler,
-                *STRICT,
-                *flags,
-                f"-I{sources_folder() / 'native'}",
-                str(file),
-                "-o",
-                str(program),
-                "-pthread",
-                "-lm",
-            ]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
-            built[file, flags] = program
-        return built[file, flags]
+        inputs = [f"-I{sources_folder() / 'native'}", str(file)]
+        words = [c_compiler, *STRICT, *flags, *inputs, "-pthread", "-lm", "-o"]
+        name = f"{file.stem}-{sha256(' '.join(words).encode()).hexdigest()[:16]}"
+        return made_once(programs / name, lambda folder: run(*words, folder / file.stem)) / file.stem
 
     return build
 
@@ -76,31 +89,19 @@ def native(build_c: Build) -> Build:
 
 
 @pytest.fixture(scope="session")
-def csharp(csharp_compiler: str, mono: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the C# worlds."""
-    folder = tmp_path_factory.mktemp("csharp")
-    subprocess.run(
-        ["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True
-    )
-    return folder
+def csharp(csharp_compiler: str, mono: str, programs: Path) -> Path:
+    """The folder with the C# worlds, the tests' probe and the page's example as
+    programs."""
 
+    def make(folder: Path) -> None:
+        run("sh", CSHARP / "Build~" / "build.sh", folder)
+        game = folder / "Game.cs"
+        game.write_text(CSHARP_PAGE.read_text().split("```csharp\n")[1].split("```")[0])
+        strict = (csharp_compiler, "-langversion:7.2", "-unsafe", "-warnaserror")
+        for name, source in (("probe", Path(__file__).with_name("Probe.cs")), ("game", game)):
+            program = folder / name
+            run(*strict, f"-r:{folder}/Tidemill.dll", f"-out:{program}.exe", source)
+            program.write_text(f'#!/bin/sh\nMONO_DISABLE_SHARED_AREA=1 exec "{mono}" "{program}.exe" "$@"\n')
+            program.chmod(0o755)
 
-@pytest.fixture(scope="session")
-def csharp_probe(csharp: Path, csharp_compiler: str, mono: str) -> Path:
-    """The tests' C# probe as a program."""
-    source, program = Path(__file__).with_name("Probe.cs"), csharp / "probe"
-    subprocess.run(
-        [
-            csharp_compiler,
-            "-langversion:7.2",
-            "-unsafe",
-            "-warnaserror",
-            f"-r:{csharp}/Tidemill.dll",
-            f"-out:{program}.exe",
-            source,
-        ],
-        check=True,
-    )
-    program.write_text(f'#!/bin/sh\nMONO_DISABLE_SHARED_AREA=1 exec "{mono}" "{program}.exe" "$@"\n')
-    program.chmod(0o755)
-    return program
+    return made_once(programs / "csharp", make)

@@ -11,6 +11,7 @@ from uuid import UUID
 import numpy as np
 import psutil
 import pytest
+from tests.bridge.conftest import CSHARP, CSHARP_PAGE
 from tests.bridge.raw_trainer import CLOSE, RESET, RawTrainer
 
 from tidemill.bridge.protocol.samplers import Uniform
@@ -27,35 +28,7 @@ from tidemill.bridge.protocol.specs import ActionTuple
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.core.errors import PeerLost, SimulatorError
 
-PACKAGE = Path(__file__).parents[2] / "src" / "tidemill" / "bridge" / "csharp"
-PAGE = Path(__file__).parents[2] / "docs" / "simulators-csharp.md"
 LAYOUTS = ("0", "0.3.0", "0.3.2")
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory, csharp_compiler: str, mono: str) -> Path:
-    """The folder with the sample worlds, the tests' probe and the page's example as
-    programs."""
-    folder = tmp_path_factory.mktemp("csharp")
-    subprocess.run(["sh", PACKAGE / "Build~" / "build.sh", folder], check=True)
-    game = folder / "Game.cs"
-    game.write_text(PAGE.read_text().split("```csharp\n")[1].split("```")[0])
-    for name, source in (("probe", Path(__file__).with_name("Probe.cs")), ("game", game)):
-        subprocess.run(
-            [
-                csharp_compiler,
-                "-langversion:7.2",
-                "-unsafe",
-                "-warnaserror",
-                f"-r:{folder}/Tidemill.dll",
-                f"-out:{folder}/{name}.exe",
-                source,
-            ],
-            check=True,
-        )
-        (folder / name).write_text(f'#!/bin/sh\nexec "{mono}" "{folder}/{name}.exe" "$@"\n')
-        (folder / name).chmod(0o755)
-    return folder
 
 
 @pytest.fixture
@@ -66,9 +39,9 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RawTrain
     made.close()
 
 
-def output(built: Path, name: str, *arguments: object) -> str:
+def output(csharp: Path, name: str, *arguments: object) -> str:
     return subprocess.run(
-        [built / name, *map(str, arguments)], check=True, capture_output=True, text=True
+        [csharp / name, *map(str, arguments)], check=True, capture_output=True, text=True
     ).stdout
 
 
@@ -77,8 +50,8 @@ def steps(simulator: Simulator, count: int) -> None:
         simulator.step()
 
 
-def test_a_world_that_is_killed_leaves_no_file_of_monos(built: Path) -> None:
-    with Simulator(built / "trivial") as simulator:
+def test_a_world_that_is_killed_leaves_no_file_of_monos(csharp: Path) -> None:
+    with Simulator(csharp / "trivial") as simulator:
         simulator.reset()
         assert simulator._process is not None
         number = simulator._process.pid
@@ -91,36 +64,38 @@ def test_a_world_that_is_killed_leaves_no_file_of_monos(built: Path) -> None:
 def test_every_asset_of_the_package_has_a_meta_file_with_an_id_of_its_own() -> None:
     hidden = [
         path
-        for path in PACKAGE.rglob("*")
-        if any(part.endswith("~") for part in path.relative_to(PACKAGE).parts)
+        for path in CSHARP.rglob("*")
+        if any(part.endswith("~") for part in path.relative_to(CSHARP).parts)
     ]
-    assets = {path for path in PACKAGE.rglob("*") if path not in hidden and path.suffix != ".meta"}
-    metas = {path for path in PACKAGE.rglob("*.meta") if path not in hidden}
+    assets = {path for path in CSHARP.rglob("*") if path not in hidden and path.suffix != ".meta"}
+    metas = {path for path in CSHARP.rglob("*.meta") if path not in hidden}
     assert {Path(f"{asset}.meta") for asset in assets} == metas
     ids = [line for meta in metas for line in meta.read_text().splitlines() if line.startswith("guid: ")]
     assert len(set(ids)) == len(metas) and all(len(line) == len("guid: ") + 32 for line in ids)
 
 
 @pytest.mark.parametrize(("world", "mean"), [("reach", 1.99), ("corridor", 0.92)])
-def test_sample_worlds_run_on_their_heuristic_without_a_trainer(built: Path, world: str, mean: float) -> None:
-    words = output(built, world, "--episodes", 200).split()
+def test_sample_worlds_run_on_their_heuristic_without_a_trainer(
+    csharp: Path, world: str, mean: float
+) -> None:
+    words = output(csharp, world, "--episodes", 200).split()
     assert float(words[2]) == pytest.approx(mean, abs=0.02)
     assert int(words[4]) >= 200
     assert (
-        output(built, world, "--episodes", 200, "--seed", 7) != " ".join(words) + "\n" or world == "corridor"
+        output(csharp, world, "--episodes", 200, "--seed", 7) != " ".join(words) + "\n" or world == "corridor"
     )
 
 
-def test_the_example_of_the_page_runs(built: Path) -> None:
+def test_the_example_of_the_page_runs(csharp: Path) -> None:
     # without a trainer it goes on, frame after frame
-    with subprocess.Popen([built / "game"], stdout=subprocess.PIPE, text=True) as alone:
+    with subprocess.Popen([csharp / "game"], stdout=subprocess.PIPE, text=True) as alone:
         assert alone.stdout is not None
         actions = [alone.stdout.readline() for _ in range(3)]
         alone.kill()
     assert actions == ["7 does -1 0\n"] * 3
     parameters, statistics = EnvironmentParameters(), Statistics()
     parameters.set("gravity", 1.5)
-    with Simulator(built / "game", channels=Channels([parameters, statistics])) as simulator:
+    with Simulator(csharp / "game", channels=Channels([parameters, statistics])) as simulator:
         simulator.reset()
         decisions, terminals = simulator.get_steps("walkers")
         assert (
@@ -137,8 +112,8 @@ def test_the_example_of_the_page_runs(built: Path) -> None:
         assert statistics.tally.take()["height"] == ("average", 3 * 3.5, 3)
 
 
-def test_the_pages_jobs_compile(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
-    (tmp_path / "Jobs.cs").write_text(PAGE.read_text().split("```csharp\n")[2].split("```")[0])
+def test_the_pages_jobs_compile(csharp: Path, tmp_path: Path, csharp_compiler: str) -> None:
+    (tmp_path / "Jobs.cs").write_text(CSHARP_PAGE.read_text().split("```csharp\n")[2].split("```")[0])
     library = f"-out:{tmp_path}/jobs.dll"
     subprocess.run(
         [
@@ -146,7 +121,7 @@ def test_the_pages_jobs_compile(built: Path, tmp_path: Path, csharp_compiler: st
             "-unsafe",
             "-warnaserror",
             "-t:library",
-            f"-r:{built}/Tidemill.dll",
+            f"-r:{csharp}/Tidemill.dll",
             library,
             tmp_path / "Jobs.cs",
         ],
@@ -154,10 +129,10 @@ def test_the_pages_jobs_compile(built: Path, tmp_path: Path, csharp_compiler: st
     )
 
 
-def test_the_short_example_compiles(built: Path, tmp_path: Path, csharp_compiler: str) -> None:
-    short = PAGE.with_name("simulators.md").read_text().split("```csharp\n")[1].split("```")[0]
+def test_the_short_example_compiles(csharp: Path, tmp_path: Path, csharp_compiler: str) -> None:
+    short = CSHARP_PAGE.with_name("simulators.md").read_text().split("```csharp\n")[1].split("```")[0]
     (tmp_path / "Line.cs").write_text(f"using Tidemill; class Line {{ static void Main() {{ {short} }} }}")
-    subprocess.run([csharp_compiler, f"-r:{built}/Tidemill.dll", tmp_path / "Line.cs"], check=True)
+    subprocess.run([csharp_compiler, f"-r:{csharp}/Tidemill.dll", tmp_path / "Line.cs"], check=True)
 
 
 def scripted(name: str, seen: np.ndarray) -> ActionTuple:
@@ -174,11 +149,11 @@ def scripted(name: str, seen: np.ndarray) -> ActionTuple:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("world", "mean"), [("reach", 1.99), ("corridor", 0.92)])
 def test_a_scripted_trainer_plays_the_sample_worlds(
-    built: Path, world: str, mean: float, layout: str
+    csharp: Path, world: str, mean: float, layout: str
 ) -> None:
     statistics = Statistics()
     rewards, ends = 0.0, 0
-    with Simulator(built / world, layout=layout, channels=Channels([statistics])) as simulator:
+    with Simulator(csharp / world, layout=layout, channels=Channels([statistics])) as simulator:
         simulator.reset()
         for _ in range(400):
             decisions, terminals = simulator.get_steps(world)
@@ -202,9 +177,9 @@ def test_a_scripted_trainer_plays_the_sample_worlds(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_masks_ends_and_actions_arrive_as_they_were_set(built: Path, layout: str) -> None:
+def test_rows_masks_ends_and_actions_arrive_as_they_were_set(csharp: Path, layout: str) -> None:
     hybrid = layout == "0.3.2"
-    with Simulator(built / "probe", ["echo", str(int(hybrid))], layout=layout) as simulator:
+    with Simulator(csharp / "probe", ["echo", str(int(hybrid))], layout=layout) as simulator:
         simulator.reset()
         names = ["flat", "branchy", "both"][: 2 + hybrid]
         assert list(simulator.behavior_specs) == names
@@ -247,17 +222,17 @@ def test_rows_masks_ends_and_actions_arrive_as_they_were_set(built: Path, layout
             simulator.step()
 
 
-def test_a_hybrid_world_is_refused_where_the_layout_has_one_kind_of_actions(built: Path) -> None:
+def test_a_hybrid_world_is_refused_where_the_layout_has_one_kind_of_actions(csharp: Path) -> None:
     with (
         pytest.raises(SimulatorError) as caught,
-        Simulator(built / "probe", ["echo", "1"], layout="0") as simulator,
+        Simulator(csharp / "probe", ["echo", "1"], layout="0") as simulator,
     ):
         simulator.reset()
     assert "0.3.2" in str(caught.value)
 
 
-def test_what_jobs_hold_has_no_references(built: Path) -> None:
-    lines = output(built, "probe", "blittable").splitlines()
+def test_what_jobs_hold_has_no_references(csharp: Path) -> None:
+    lines = output(csharp, "probe", "blittable").splitlines()
     assert lines[:-1] == [
         f"{name} True unmanaged" for name in ("JobWorld", "JobRequest", "JobAction", "TellJob", "HearJob")
     ]
@@ -265,9 +240,9 @@ def test_what_jobs_hold_has_no_references(built: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", LAYOUTS[1:], indirect=True)
-def test_jobs_tell_and_hear_from_parallel_threads(built: Path, trainer: RawTrainer) -> None:
+def test_jobs_tell_and_hear_from_parallel_threads(csharp: Path, trainer: RawTrainer) -> None:
     agents = 203
-    trainer.start(built / "probe", "jobs", str(agents))
+    trainer.start(csharp / "probe", "jobs", str(agents))
     if trainer.layout != "0.3.2":  # it has both kinds of actions
         trainer.give()
         assert "layout 0.3.0 takes one kind" in trainer.end()[2]
@@ -292,8 +267,8 @@ def test_jobs_tell_and_hear_from_parallel_threads(built: Path, trainer: RawTrain
         done[asks.ids] = np.concatenate([continuous, discrete], axis=1)
 
 
-def test_what_a_job_gets_wrong_is_an_error_of_the_next_exchange(built: Path) -> None:
-    lines = output(built, "probe", "job-mistakes").splitlines()
+def test_what_a_job_gets_wrong_is_an_error_of_the_next_exchange(csharp: Path) -> None:
+    lines = output(csharp, "probe", "job-mistakes").splitlines()
     assert lines[0] == "1 7"
     said = [
         "one more was requested (agent 2)",
@@ -309,10 +284,10 @@ def test_what_a_job_gets_wrong_is_an_error_of_the_next_exchange(built: Path) -> 
         assert text in line and actions == "0"
 
 
-def test_the_sample_of_jobs_plays(built: Path) -> None:
-    words = output(built, "drift", "--episodes", 300).split()
+def test_the_sample_of_jobs_plays(csharp: Path) -> None:
+    words = output(csharp, "drift", "--episodes", 300).split()
     assert float(words[2]) == pytest.approx(0.96, abs=0.03) and int(words[4]) >= 300
-    with Simulator(built / "drift", ["--agents", "40"], layout="0.3.2") as simulator:
+    with Simulator(csharp / "drift", ["--agents", "40"], layout="0.3.2") as simulator:
         simulator.reset()
         for _ in range(40):
             decisions, terminals = simulator.get_steps("drift")
@@ -326,8 +301,8 @@ def test_the_sample_of_jobs_plays(built: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_groups_may_appear_at_every_step(built: Path, layout: str) -> None:
-    with Simulator(built / "probe", ["late", "20"], layout=layout) as simulator:
+def test_groups_may_appear_at_every_step(csharp: Path, layout: str) -> None:
+    with Simulator(csharp / "probe", ["late", "20"], layout=layout) as simulator:
         simulator.reset()
         for step in range(25):
             specs = simulator.behavior_specs
@@ -339,16 +314,16 @@ def test_groups_may_appear_at_every_step(built: Path, layout: str) -> None:
             simulator.step()
 
 
-def test_200_changes_of_the_file_in_one_run_and_the_first_that_cannot_be_made_is_told(built: Path) -> None:
-    with Simulator(built / "probe", ["late", "300"]) as simulator:
+def test_200_changes_of_the_file_in_one_run_and_the_first_that_cannot_be_made_is_told(csharp: Path) -> None:
+    with Simulator(csharp / "probe", ["late", "300"]) as simulator:
         steps(simulator, 200)
         assert len(simulator.behavior_specs) >= 200
         with pytest.raises(SimulatorError, match="cannot grow any more"):
             steps(simulator, 100)
 
 
-def test_requests_from_eight_threads_each_have_a_row_of_their_own(built: Path) -> None:
-    with Simulator(built / "probe", ["threads", "1000"]) as simulator:
+def test_requests_from_eight_threads_each_have_a_row_of_their_own(csharp: Path) -> None:
+    with Simulator(csharp / "probe", ["threads", "1000"]) as simulator:
         simulator.reset()
         for _ in range(10):
             decisions, _ = simulator.get_steps("many")
@@ -372,7 +347,7 @@ class Text(SideChannel):
 
 @pytest.mark.parametrize("framing", ["uuid", "type"])
 @pytest.mark.parametrize("layout", ["0", "0.3.2"])
-def test_side_channels_in_both_framings(built: Path, layout: str, framing: str) -> None:
+def test_side_channels_in_both_framings(csharp: Path, layout: str, framing: str) -> None:
     raw, text = RawBytes(UUID("aaaabbbb-cccc-dddd-eeee-ffff00001111"), 7), Text()
     nobodys = RawBytes(UUID(int=5), 8)
     engine = EngineSettings()
@@ -381,7 +356,7 @@ def test_side_channels_in_both_framings(built: Path, layout: str, framing: str) 
     statistics = Statistics()
     channels = Channels([raw, text, nobodys, engine, parameters, properties, statistics], framing=framing)
     with Simulator(
-        built / "probe", ["channels", str(int(framing == "type"))], layout=layout, channels=channels
+        csharp / "probe", ["channels", str(int(framing == "type"))], layout=layout, channels=channels
     ) as simulator:
         simulator.reset()
         raw.take()
@@ -408,9 +383,9 @@ def test_side_channels_in_both_framings(built: Path, layout: str, framing: str) 
         assert properties.get("tick", -1) >= 2
 
 
-def test_a_trainer_of_another_make_is_served_in_naps(built: Path, tmp_path: Path) -> None:
+def test_a_trainer_of_another_make_is_served_in_naps(csharp: Path, tmp_path: Path) -> None:
     trainer = RawTrainer(tmp_path, known=False)
-    trainer.start(built / "trivial")
+    trainer.start(csharp / "trivial")
     for command in (RESET, 0, 0):
         trainer.step(command)
     assert [file.name for file in tmp_path.iterdir()] == [trainer.path.name]
@@ -464,17 +439,17 @@ HOSTILE = {
     ],
 )
 def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
-    built: Path, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, later: bool
+    csharp: Path, tmp_path: Path, layout: str, offset: int, form: str, value: int, message: str, later: bool
 ) -> None:
     trainer = RawTrainer(tmp_path, layout)
     if later:
-        trainer.start(built / "trivial")
+        trainer.start(csharp / "trivial")
         trainer.step()
     struct.pack_into(f"<{form}", trainer.head, offset, value)
     if (layout, offset) != ("0", 8):
         trainer.give(value if (layout, offset) == ("0", 9) else 0)
     if not later:
-        trainer.start(built / "trivial")
+        trainer.start(csharp / "trivial")
     code, _, told = trainer.end()
     assert code == 1 and message in told
 
@@ -489,9 +464,9 @@ def test_numbers_that_cannot_be_are_an_error_and_not_a_read_outside(
     ],
 )
 def test_actions_that_cannot_be_are_told_with_their_agent(
-    built: Path, trainer: RawTrainer, world: str, bits: int, message: str
+    csharp: Path, trainer: RawTrainer, world: str, bits: int, message: str
 ) -> None:
-    trainer.start(built / world)
+    trainer.start(csharp / world)
     actions = trainer.step()[world].actions_at
     struct.pack_into("<2I", trainer.body, actions, bits, bits)
     trainer.give()
@@ -499,10 +474,10 @@ def test_actions_that_cannot_be_are_told_with_their_agent(
     assert code == 1 and message in told and f"'{world}'" in told
 
 
-def test_a_file_that_the_trainer_changed_is_checked_again(built: Path, trainer: RawTrainer) -> None:
+def test_a_file_that_the_trainer_changed_is_checked_again(csharp: Path, trainer: RawTrainer) -> None:
     """The trainer's new file has room for a longer side channel, and groups that nobody
     registered."""
-    trainer.start(built / "trivial")
+    trainer.start(csharp / "trivial")
     trainer.step()
     trainer.grow(44)
     struct.pack_into("<i", trainer.head, trainer.groups_at - 4, 2)
@@ -515,14 +490,14 @@ def test_a_file_that_the_trainer_changed_is_checked_again(built: Path, trainer: 
     ("layout", "others"), [*((layout, []) for layout in LAYOUTS), ("0", ["memory.txt", "thesis"])]
 )
 def test_the_trainers_death_ends_the_simulator_and_its_folder_but_for_what_is_not_the_bridges(
-    built: Path, tmp_path: Path, layout: str, others: list[str]
+    csharp: Path, tmp_path: Path, layout: str, others: list[str]
 ) -> None:
     folder = tmp_path / "tidemill-of-a-trainer"
     folder.mkdir()
     for name in others:
         (folder / name).touch()
     trainer = RawTrainer(folder, layout)
-    trainer.start(built / "trivial")
+    trainer.start(csharp / "trivial")
     trainer.step()
     assert {"memory.trainer", "memory.simulator"} < {file.name for file in folder.iterdir()}
     trainer.lock.close()  # as the kernel does when a process ends
@@ -533,9 +508,9 @@ def test_the_trainers_death_ends_the_simulator_and_its_folder_but_for_what_is_no
 @pytest.mark.parametrize("reason", ["closed", "died"])
 @pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
 def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left(
-    built: Path, trainer: RawTrainer, reason: str
+    csharp: Path, trainer: RawTrainer, reason: str
 ) -> None:
-    trainer.start(built / "probe", "idle")
+    trainer.start(csharp / "probe", "idle")
     trainer.give(RESET)
     assert trainer.process is not None and trainer.process.stdout is not None
     assert trainer.process.stdout.readline() == "reset\n"
@@ -549,29 +524,29 @@ def test_who_requests_nothing_takes_resets_and_notices_that_the_trainer_has_left
 
 @pytest.mark.parametrize("trainer", ["0", "0.3.2"], indirect=True)
 def test_a_second_simulator_at_one_trainer_is_refused_and_disturbs_nobody(
-    built: Path, trainer: RawTrainer
+    csharp: Path, trainer: RawTrainer
 ) -> None:
-    trainer.start(built / "trivial")
+    trainer.start(csharp / "trivial")
     trainer.step()
     second = subprocess.run(
-        [built / "trivial", "--memory-path", trainer.first], capture_output=True, text=True
+        [csharp / "trivial", "--memory-path", trainer.first], capture_output=True, text=True
     )
     assert second.returncode == 1 and "Another simulator" in second.stderr
     assert list(trainer.step()["trivial"].decisions.ids) == list(range(10))
     assert Path(f"{trainer.first}.simulator").exists()
 
 
-def test_the_mark_of_a_simulator_that_died_is_taken_over(built: Path, trainer: RawTrainer) -> None:
+def test_the_mark_of_a_simulator_that_died_is_taken_over(csharp: Path, trainer: RawTrainer) -> None:
     mark = Path(f"{trainer.first}.simulator")
     mark.write_text("1\n")
-    trainer.start(built / "trivial")
+    trainer.start(csharp / "trivial")
     trainer.step()
     assert trainer.process is not None and mark.read_text() == f"{trainer.process.pid}\n"
     assert mark.stat().st_mode & 0o777 == trainer.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_simulator_sleeps_while_the_trainer_thinks(built: Path, trainer: RawTrainer) -> None:
-    trainer.start(built / "trivial")
+def test_a_simulator_sleeps_while_the_trainer_thinks(csharp: Path, trainer: RawTrainer) -> None:
+    trainer.start(csharp / "trivial")
     trainer.step()
     assert trainer.process is not None
     seen, begun = psutil.Process(trainer.process.pid), time.monotonic()
@@ -580,23 +555,23 @@ def test_a_simulator_sleeps_while_the_trainer_thinks(built: Path, trainer: RawTr
     assert sum(seen.cpu_times()[:2]) - before < 0.3 * (time.monotonic() - begun)
 
 
-def test_a_deadline_that_was_set_is_told(built: Path, trainer: RawTrainer) -> None:
-    trainer.start(built / "probe", "deadline")
+def test_a_deadline_that_was_set_is_told(csharp: Path, trainer: RawTrainer) -> None:
+    trainer.start(csharp / "probe", "deadline")
     code, _, told = trainer.end()
     assert code == 3 and told.startswith("DeadlineException: ")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_simulator_that_closes_is_told_from_one_that_died(built: Path, layout: str) -> None:
+def test_a_simulator_that_closes_is_told_from_one_that_died(csharp: Path, layout: str) -> None:
     with (
-        Simulator(built / "probe", ["closes", "3"], layout=layout) as simulator,
+        Simulator(csharp / "probe", ["closes", "3"], layout=layout) as simulator,
         pytest.raises(PeerLost, match="closed"),
     ):
         steps(simulator, 10)
 
 
-def test_the_heuristic_acts_without_a_trainer(built: Path) -> None:
-    lines = output(built, "probe", "heuristic").splitlines()
+def test_the_heuristic_acts_without_a_trainer(csharp: Path) -> None:
+    lines = output(csharp, "probe", "heuristic").splitlines()
     assert lines == [
         *["True False there is no trainer"] * 2,
         "clever 4 3 0",
@@ -607,8 +582,8 @@ def test_the_heuristic_acts_without_a_trainer(built: Path) -> None:
     ]
 
 
-def test_every_mistake_is_told_by_what_is_wrong(built: Path) -> None:
-    lines = output(built, "probe", "mistakes").splitlines()
+def test_every_mistake_is_told_by_what_is_wrong(csharp: Path) -> None:
+    lines = output(csharp, "probe", "mistakes").splitlines()
     parts = [
         *["room for 2 agents"] * 2,
         "has 3 values, not 2",
@@ -643,9 +618,9 @@ def test_every_mistake_is_told_by_what_is_wrong(built: Path) -> None:
 
 @pytest.mark.parametrize("trainer", LAYOUTS, indirect=True)
 def test_agents_that_only_a_reset_makes_come_after_a_first_answer_without_any(
-    built: Path, trainer: RawTrainer
+    csharp: Path, trainer: RawTrainer
 ) -> None:
-    trainer.start(built / "probe", "born")
+    trainer.start(csharp / "probe", "born")
     assert trainer.step()["born"].decisions.ids == []
     assert trainer.step(RESET)["born"].decisions.ids == [1]
     assert trainer.step()["born"].decisions.ids == [1]

@@ -23,7 +23,7 @@ def end(request: pytest.FixtureRequest) -> list[str | Path]:
     if request.param == "c":
         build: Build = request.getfixturevalue("build_c")
         return [build(HERE / "probe.c", "-O1")]
-    return [request.getfixturevalue("csharp_probe")]
+    return [request.getfixturevalue("csharp") / "probe"]
 
 
 @pytest.fixture

@@ -12,19 +12,8 @@ from tests.bridge.conftest import Build
 from tests.bridge.raw_trainer import CLOSE, RESET, STEP, Group, RawTrainer
 
 from tidemill.bridge.protocol.side_channels import EnvironmentParameters
-from tidemill.bridge.world_side.language_files import sources_folder
 
 WORLDS = ["reach", "corridor"]
-
-
-@pytest.fixture(scope="session")
-def csharp(csharp_compiler: str, mono: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the C# worlds."""
-    folder = tmp_path_factory.mktemp("csharp")
-    subprocess.run(
-        ["bash", sources_folder() / "csharp" / "Build~" / "build.sh", folder], check=True, capture_output=True
-    )
-    return folder
 
 
 @pytest.fixture
