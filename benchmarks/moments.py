@@ -1,6 +1,6 @@
-"""What a run survives at each of its moments: a short run gets one fault each, at a random
-moment of its start-up, of an evaluation, as it writes a checkpoint, as it ends, or at
-any.
+"""What a run survives at each of its moments: a short run gets one fault each, at a
+random moment of its start-up, of an evaluation, as it writes a checkpoint, as it ends, or
+at any.
 
     python benchmarks/moments.py --times 4        # each fault at 20 moments, five kinds
 

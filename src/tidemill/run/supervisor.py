@@ -172,10 +172,10 @@ class Supervisor:
         names, staying = self._with_equals(self.with_it(name))
         self._unbear(names)
         void = f"; {begun:,} env steps of samples that were begun are lost" if begun else ""
-        for other in self._buried:
-            if self._with_mates([*other.names, *other.staying]) >= {*names}:
+        for earlier in self._buried:
+            if self._with_mates([*earlier.names, *earlier.staying]) >= {*names}:
                 # it goes with those that died before it: one death more costs nothing
-                before = [each for each in other.names if each != name]
+                before = [each for each in earlier.names if each != name]
                 self._state.report.notify_of_event(
                     f"{said}; life {member.life + 2} of {name} begins with {', '.join(before)}{void}"
                 )
