@@ -525,9 +525,11 @@ def test_a_trainer_that_is_killed_as_the_run_ends_ends_it_in_its_next_life(
     ended_well(run.path, "interrupted", "SIGTERM")
     events = read_events(run.path)
     assert "trainer-0" in {event.worker for event in events if event.what == "died"}
-    assert ("trainer-0", 2) in {(event.worker, event.life) for event in events if event.what == "lives"}
+    lived = ("trainer-0", 2) in {(event.worker, event.life) for event in events if event.what == "lives"}
+    assert lived or function == "equal"  # what an equal one has saved may be the last checkpoint already
     recorded = [record["update"] for record in read_metrics(run.path)]
     assert recorded == sorted(set(recorded)) and recorded[-1] == run.summary()["updates"]
+    assert read_newest(run.path / "checkpoints" / "policy")[2]["updates"] == recorded[-1]
     check_versions(run.path)
     run.nothing_is_left()
 
