@@ -3,6 +3,7 @@ does on purpose what others do rarely."""
 
 import importlib.util
 import os
+import subprocess
 import sys
 import time
 import types
@@ -266,6 +267,29 @@ class Deaf(Simulator):
         self.world.request_decision(0).set_observation(0, [t])
 
 
+class Lingering(Simulator):
+    """Closes the bridge in exchange 3, and goes on for long."""
+
+    def worlds(self):
+        self.world = self.bridge.add(World("group", 1, [(1,)], continuous_size=1))
+
+    def tick(self, t):
+        if t == 3:
+            self.bridge.close()
+            time.sleep(600)
+        self.world.request_decision(0).set_observation(0, [t])
+
+
+class Outlived(Lingering):
+    """Dies in exchange 3; something that it started holds its output."""
+
+    def tick(self, t):
+        if t == 3:
+            subprocess.Popen(["sleep", "600"])
+            os._exit(3)
+        super().tick(t)
+
+
 class NotANumber(Simulator):
     """An observation is NaN in exchange 3; where a file is named, in the first one of a
     reset that finds it there instead, and that removes it."""
@@ -485,6 +509,8 @@ if __name__ == "__main__":
                 Gated,
                 Meeting,
                 Deaf,
+                Lingering,
+                Outlived,
                 NotANumber,
                 Single,
                 Two,

@@ -3,6 +3,7 @@ refused with the path, the value and the cure."""
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Any, Literal
@@ -53,7 +54,7 @@ class Plan(Config):
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
-smalls = st.builds(Small, size=st.integers(1, 2**53), rate=numbers)
+smalls = st.builds(Small, size=st.integers(1, 2**53), rate=numbers | st.just(math.inf))
 brains: st.SearchStrategy[Brain] = st.recursive(
     smalls,
     lambda inner: st.builds(Deep, widths=st.lists(st.integers(1, 512)).map(tuple), inner=st.none() | inner),

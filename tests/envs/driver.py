@@ -1,11 +1,13 @@
 """Drives an environment of one group as a target would, and keeps copies of what it
 told."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+from tests.run.watching import wait_until
 
-from tidemill.api.environment import Environment, Tick
+from tidemill.api.environment import Environment, NotReady, Tick
 from tidemill.core.schema import poison
 from tidemill.testing.check_env import sample_actions
 
@@ -43,6 +45,13 @@ class Driver:
         self.over = [np.ones((lanes, len(g)), bool) for g in self.groups]
         self.rng = np.random.default_rng(seed)
 
+    def receive(self) -> None:
+        """Finish the tick, after what failed was made anew."""
+        while True:
+            with suppress(NotReady):
+                return self.environment.recv(self.ticks)
+            wait_until(self.environment.ready, 120, "what failed is made anew")
+
     def tick(self, reset=None, actions=None) -> list[Told]:
         lanes = self.environment.lanes
         if reset is None:
@@ -61,7 +70,7 @@ class Driver:
         self.environment.send(actions, reset)
         for given in actions:
             poison(given)  # they were to be read before send returned
-        self.environment.recv(self.ticks)
+        self.receive()
         for over, tick in zip(self.over, self.ticks, strict=True):
             ends = tick.done | tick.truncated
             over |= ends.reshape(over.shape)

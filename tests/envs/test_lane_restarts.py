@@ -1,17 +1,21 @@
 """Environments that are made anew after a fault: single lanes, or all of them together,
 and what they tell in that tick."""
 
+import errno
+import socket
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from tests.envs.driver import Driver
+from tests.remote.served import port_of_ones_own
+from tests.run.watching import wait_until
 
-from tidemill.api.environment import Environment
-from tidemill.core.errors import EnvironmentFault
+from tidemill.api.environment import Environment, NotReady
+from tidemill.core.errors import EnvironmentFault, RemoteUnavailable
 from tidemill.envs.frame_stack import FrameStack
-from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether, cause_of
+from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether, cause_of, may_come_back
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.envs.step_limit import StepLimit
 from tidemill.envs.vector import VectorLanes
@@ -226,6 +230,160 @@ def test_one_that_comes_back_as_another_is_named():
     driver = loop_of(left=9, make_one=lambda: Once(3))
     with pytest.raises(EnvironmentFault, match="lane 0 came back with other spaces than it had"):
         driver.tick()
+
+
+class Connected(Once):
+    """Connects to `port`, as it is made or as it is reset; the connection breaks in its
+    third step."""
+
+    def __init__(self, port, resets=False):
+        self.port, self.resets = port, resets
+        Once.left = 1
+        super().__init__()
+        if not resets:
+            self.connect()
+
+    def connect(self):
+        with socket.create_connection(("127.0.0.1", self.port)):
+            pass
+
+    def reset(self, *, seed=None, options=None):
+        if self.resets:
+            self.connect()
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        try:
+            return super().step(action)
+        except RuntimeError as error:
+            raise ConnectionResetError("gone") from error
+
+
+def begin(driver):
+    """Begin a tick that fails, and is not over."""
+    loop = driver.environment
+    loop.send([{"action": np.zeros(loop.lanes, np.int64)}], np.zeros(loop.lanes, bool))
+    wait_until(lambda: loop.ready() or loop.away, 120, "all lanes have answered")
+    with pytest.raises(NotReady):
+        loop.recv(driver.ticks)
+
+
+@pytest.mark.parametrize(("resets", "threads"), [(False, 0), (True, 0), (True, 2)])
+def test_lanes_whose_server_is_away_are_tried_again_after_pauses_that_grow(resets, threads, monkeypatch):
+    now, told = [0.0], []
+    for where in ("lane_restarts", "lanes"):
+        monkeypatch.setattr(f"tidemill.envs.{where}.awake", lambda: now[0])
+    monkeypatch.setattr("tidemill.envs.lane_restarts._VARIED", 1.0)
+    restarts = LaneRestarts(5, 600.0, told.append)
+    with port_of_ones_own() as port:
+        with socket.create_server(("127.0.0.1", port)):
+            loop = LaneLoop(
+                [Connected(port, resets), Connected(port, resets)],
+                "connected",
+                0,
+                threads,
+                make_one=lambda: Connected(port, resets),
+            )
+            assert loop.restart_lanes(restarts)
+            driver = Driver(loop)
+            for _ in range(3):
+                driver.tick()
+        begin(driver)
+        tried = []
+        while now[0] < 60.0:  # both lanes are away, which is one fault each time
+            assert loop.away and not loop.ready()
+            if len(restarts._lately) > len(tried):
+                tried.append(now[0])
+            now[0] += 0.5
+        # the first at once: in the same second as the step, which counted
+        assert tried == [0.0, 5.0, 15.0, 35.0]
+        with socket.create_server(("127.0.0.1", port)):
+            now[0] = 75.0
+            while not loop.ready():
+                pass
+        loop.recv(driver.ticks)
+        (tick,) = driver.ticks
+        assert not loop.away and tick.voided.all() and tick.restarted.all()
+        assert sum("it is tried again in 5 s, and later after longer pauses" in text for text in told) == 1
+        driver.tick()
+        assert not driver.ticks[0].voided.any()
+        loop.close()
+
+
+def test_beyond_the_budget_a_server_that_stays_away_is_the_last_cause(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("tidemill.envs.lane_restarts._VARIED", 1.0)
+    for where in ("lane_restarts", "lanes"):
+        monkeypatch.setattr(f"tidemill.envs.{where}.awake", lambda: now[0])
+    with port_of_ones_own() as port:
+        with socket.create_server(("127.0.0.1", port)):
+            loop = LaneLoop([Connected(port)], "connected", 0, make_one=lambda: Connected(port))
+            loop.restart_lanes(LaneRestarts(2, 600.0, lambda text: None))
+            driver = Driver(loop)
+            for _ in range(3):
+                driver.tick()
+        begin(driver)
+        assert not loop.ready()
+        now[0] += 5.0
+        assert not loop.ready()
+        now[0] += 10.0
+        with pytest.raises(
+            EnvironmentFault,
+            match=r"ConnectionResetError while stepping.*gone.*made anew 2 times.*the last fault: "
+            r".*lane 0 cannot be made anew now \(ConnectionRefusedError",
+        ):
+            loop.ready()
+        loop.close()
+
+
+def test_a_vector_whose_server_is_away_is_made_anew_once_that_is_back(monkeypatch):
+    now, made, away, told = [0.0], [], [True], []
+    monkeypatch.setattr("tidemill.envs.lane_restarts.awake", lambda: now[0])
+    monkeypatch.setattr("tidemill.envs.lane_restarts._VARIED", 1.0)
+
+    def build(added):
+        if made and away[0]:
+            raise ConnectionRefusedError("nobody listens")
+        made.append(Vector("NextStep", len(made), 0 if made else 3, "raise"))
+        return VectorLanes(made[-1], "vector", added, "next-step")
+
+    restarts = LaneRestarts(9, 600.0, told.append)
+    environment = RestartedTogether(build(0), build, restarts)
+    driver = Driver(environment)
+    for _ in range(3):
+        driver.tick()
+    environment.send([{"action": np.zeros(2, np.int64)}], np.zeros(2, bool))
+    for now[0], count in ((0.0, 2), (4.9, 2), (5.0, 3), (14.9, 3), (15.0, 4)):
+        assert not environment.ready() and environment.away and restarts.count == count
+    assert environment.render() is None and environment.statistics() == {} and made[0].closed
+    with pytest.raises(NotReady):
+        environment.recv(driver.ticks)
+    away[0], now[0] = False, 35.0
+    assert environment.ready()
+    environment.recv(driver.ticks)
+    (tick,) = driver.ticks
+    assert tick.voided.all() and tick.restarted.all() and not environment.away
+    assert tick.observation["obs"].tolist() == [[1, 0, 0], [1, 1, 0]]
+    assert told[1].startswith(
+        "vector cannot be made anew now (ConnectionRefusedError: nobody listens); it is tried again in 5 s"
+    )
+    environment.close()
+    assert made[1].closed
+
+
+def test_what_is_no_connection_s_fault_is_not_waited_for():
+    """The step was lost with a connection; what keeps it from being made is another
+    thing."""
+    for error in (OSError("no licence left"), ValueError("x")):
+        error.__context__ = KeyError("y")
+        assert not may_come_back(error)
+    for error in (ConnectionRefusedError(), RemoteUnavailable("x"), OSError(errno.EHOSTUNREACH, "x")):
+        outer = ValueError("wrapped")
+        outer.__cause__ = error
+        assert may_come_back(outer)
+    error = ValueError("x")
+    error.__cause__ = error
+    assert not may_come_back(error)
 
 
 def test_what_cannot_be_made_anew_says_so():

@@ -95,6 +95,17 @@ def serving(
             server.close()
 
 
+@contextmanager
+def away(server):
+    """Nobody answers there meanwhile, and what the server knew is forgotten."""
+    server._hang_up()
+    server.sessions.forget()
+    try:
+        yield
+    finally:
+        server._listen()
+
+
 def client(server, form="threads", **settings):
     """Calls have time, and none is sent again because the machine is slow."""
     patient = {"deadline_s": 120.0, "attempt_s": 120.0, "retries": 1.0}

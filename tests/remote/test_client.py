@@ -26,6 +26,7 @@ from tests.remote.served import (
 from tests.run.watching import wait_until
 
 from tidemill.api.environment import Tick
+from tidemill.core import step_deadlines
 from tidemill.core.errors import (
     ConfigError,
     ProtocolFault,
@@ -35,8 +36,9 @@ from tidemill.core.errors import (
     ReplyLost,
     SessionLost,
 )
-from tidemill.core.thread_loop import own
+from tidemill.core.thread_loop import own, run_ready
 from tidemill.envs.fault_tolerant import Slots
+from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether
 from tidemill.envs.lanes import Gymnasium, LaneLoop
 from tidemill.remote.connections import Address, _AsyncStream
 from tidemill.remote.rest_config import Rest
@@ -68,6 +70,34 @@ def rows(environment, ticks, seed=3):
 
 def local(lanes, ticks):
     return rows(LaneLoop([Ledger() for _ in range(lanes)], "Ledger", 5), ticks)
+
+
+@pytest.mark.parametrize("kind", [*FORMS, "slots"])
+def test_what_is_made_anew_knows_how_long_steps_took(kind, monkeypatch):
+    monkeypatch.setattr(step_deadlines, "KNOWN", 5)
+    with serving(lambda: Ledger(length=1000), faults=Script({8: "session_lost"})) as server:
+        config = client(server, "loop" if kind == "slots" else kind, deadline_s=None)
+        environment = Slots(environment=config, backoff_s=0.0).build(1, 0)
+        if kind != "slots":
+            environment.close()
+            environment = RestartedTogether(
+                config.build(1, 0), lambda added: config.build(1, added), LaneRestarts(1, 600.0, print)
+            )
+        environment.watch(None)
+        driver, first = Driver(environment), environment._inner
+        for number in range(12):
+            before = [bool(over) for over in driver.over[0]]
+            environment.send([{"action": np.zeros(1, np.int64)}], np.array(before))
+            wait_until(lambda: (run_ready(), environment.ready())[1], 120, "it has answered")
+            driver.receive()
+            over = driver.ticks[0].voided & ~driver.ticks[0].restarted
+            driver.over[0][:] = over[:, None]
+            if number == 4:
+                assert environment._inner.times[0].deadline(False) == step_deadlines.FIRST
+        times = environment._inner.times[0]
+        assert environment._inner is not first and times is not first.times[0]
+        assert len(times._newest) >= 7 and times.deadline(False) < step_deadlines.FIRST
+        environment.close()
 
 
 @pytest.mark.parametrize("form", FORMS)

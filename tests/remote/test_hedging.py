@@ -3,6 +3,7 @@ more where that is safe, and counts as nobody's failure."""
 
 import asyncio
 import inspect
+import math
 import os
 import threading
 import time
@@ -67,8 +68,9 @@ def test_a_server_that_takes_longer_than_an_attempt_loses_no_step_however_few_re
     playing(form, {"attempt_s": 0.02, "retries": 0.0}, plan, lambda: Slow(length=100))
 
 
+@pytest.mark.parametrize("deadline_s", [120.0, math.inf])
 @pytest.mark.parametrize("form", FORMS)
-def test_an_answer_that_is_lost_in_silence_is_asked_for_on_another_connection(form):
+def test_an_answer_that_is_lost_in_silence_is_asked_for_on_another_connection(form, deadline_s):
     async def plan(env, server):
         await said(env.reset(seed=1))
         first = env._connection._connection
@@ -79,7 +81,7 @@ def test_an_answer_that_is_lost_in_silence_is_asked_for_on_another_connection(fo
             assert (await said(env.step(0)))[0].tolist()[1] == number
         assert applied(server) == 4 and server.sessions.counts().repeated == 1
 
-    playing(form, {}, plan, faults=Script({1: "stall"}, stall_seconds=1000.0))
+    playing(form, {"deadline_s": deadline_s}, plan, faults=Script({1: "stall"}, stall_seconds=1000.0))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,12 +3,14 @@
 
 import asyncio
 import json
+import math
 import re
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import gymnasium
+import msgspec
 import numpy as np
 import pytest
 from tests.remote.served import serving
@@ -24,6 +26,7 @@ from tidemill import (
     Experiment,
     Gymnasium,
     Limits,
+    OpenEnv,
     QNetwork,
     Replay,
     ReplayActors,
@@ -37,6 +40,7 @@ from tidemill.core.config import brought_up_to_date, decode, encode, set_path
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
+from tidemill.run.stall_report import stall_limit
 
 HERE = Path(__file__)
 SIMULATORS = str(HERE.parents[1] / "bridge" / "simulators.py")
@@ -230,6 +234,43 @@ def test_settings_that_were_saved_by_their_names_of_before_are_read():
         assert (
             texts == [] and list(read)[-len(after) :] == list(after) and before["deadline"] == read[after[0]]
         )
+
+
+ENDLESS = [
+    Rest(url="http://h", deadline_s=math.inf),
+    OpenEnv(url="http://h", translate="x.py:Y", deadline_s=math.inf),
+    Asynchronous(make="x.py:Y", deadline_s=math.inf),
+    SimulatorEnvironment(path="x", deadline_s=math.inf),
+    Slots(environment=Gymnasium(id="CartPole-v1"), deadline_s=math.inf),
+    Actors(environment=Gymnasium(id="CartPole-v1"), deadline_s=math.inf),
+]
+
+
+@pytest.mark.parametrize("made", ENDLESS, ids=lambda made: type(made).__name__)
+def test_any_time_is_inf_however_it_is_typed_and_saved(made):
+    saved = msgspec.json.decode(msgspec.json.encode(encode(made)))  # as a run's folder has it
+    assert saved["deadline_s"] == "inf" and decode(type(made), saved) == made
+    for text in ("inf", "Infinity"):
+        assert set_path(made.replace(deadline_s=None), "deadline_s", text) == made
+    for wrong in (0.0, -1.0, math.nan, -math.inf):
+        with pytest.raises(ConfigError, match=f"deadline_s = {wrong} must be above 0"):
+            made.replace(deadline_s=wrong)
+    if isinstance(made, SimulatorEnvironment):
+        with pytest.raises(ConfigError, match="start_seconds = inf must be finite"):
+            made.replace(start_seconds=math.inf)
+
+
+@pytest.mark.parametrize("kind", ["threads", "slots", "simulator", "server", "async"])
+def test_with_any_time_steps_are_taken_and_what_fails_is_made_anew(kind, tmp_path):
+    with environment(kind, "") as played:
+        steps = {"simulator": 14, "slots": 40}.get(kind, 12)
+        made = experiment(kind, played, steps, lane_restarts=50)
+        made = set_path(made, "workers.actor.deadline_s", "inf")
+        assert stall_limit(made) == math.inf
+        result = tidemill.train(made, launch="threads", run_dir=tmp_path / "run", quiet=True)
+        assert result.summary["status"] == "completed"
+        cause = "the sky fell" if kind == "simulator" else "the arm is stuck"
+        assert any(cause in text for text in told(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

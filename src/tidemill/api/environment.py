@@ -28,6 +28,7 @@ from tidemill.core.config import Config
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.schema import Arrays, Field, Schema, allocate
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.core.tally import TallyEntry
 
 
@@ -110,9 +111,14 @@ class Tick:
         )
 
 
+class NotReady(Exception):
+    """A tick that was ready is not any more: its answer is lost, and what answers next
+    is being made anew (`Environment.recv`)."""
+
+
 class Environment(ABC):
     """An environment holds many lanes of one task and steps them together. Its attributes
-    are fixed once it is built, but for `resting`, `rests`, `shared` and `faults`.
+    are fixed once it is built, but for `resting`, `rests`, `shared`, `away` and `faults`.
 
     agents: the agents, in the order of their indices
     lanes: L, the number of lanes
@@ -140,6 +146,10 @@ class Environment(ABC):
     rests: number of times that it began to rest
     shared: whether lanes were seen to hand out one array, which is copied before the
         next lane is stepped
+    times: how long steps take, where it breaks off itself what takes too long; what takes
+        its place takes them over (`core.step_deadlines.take_over`)
+    away: whether it failed, and another one is being made, or a lane of it, for which the
+        tick under way waits: what that connects to may be away for long
     faults: texts of what went wrong since they were last read and cleared (only where
         `voids`)
     """
@@ -159,6 +169,8 @@ class Environment(ABC):
     resting: bool = False
     rests: int = 0
     shared: bool = False
+    times: Sequence[StepTimes] = ()
+    away: bool = False
     faults: list[str] = []  # noqa: RUF012  # of those who never void: nobody appends
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -188,7 +200,9 @@ class Environment(ABC):
     @abstractmethod
     def recv(self, ticks: Sequence[Tick]) -> None:
         """Finish the tick: fill every array of each group's tick. Raises
-        `EnvironmentFault` naming lane and cause."""
+        `EnvironmentFault` naming lane and cause; and `NotReady` where it turns out now
+        that something failed, and is made anew: it is `away`, and to be received again
+        once it is ready."""
 
     def begin_close(self) -> None:
         """Tell what is under way elsewhere to end, without waiting for it: so several

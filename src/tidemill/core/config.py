@@ -34,6 +34,8 @@ def check_name(what: str, name: str) -> None:
         )
 
 
+INF = "inf"
+"""What stands for infinity in plain data: JSON has no number for it."""
 WHEN, IDLE = "when", "idle"  # in the metadata of a field: see `acting`
 LAYOUT = "layout"  # in the metadata of a field: see `layout_setting`
 
@@ -98,11 +100,19 @@ class Config:
 
     def check_above_zero(self, *names: str) -> None:
         """Raise `ConfigError` for a setting, None aside, that is not a number above 0."""
+        self.check_deadlines(*names)
+        for name in names:
+            if getattr(self, name) == math.inf:
+                raise ConfigError(f"{name} = inf must be finite")
+
+    def check_deadlines(self, *names: str) -> None:
+        """Raise `ConfigError` for a setting, None aside, that is neither a number above 0
+        nor inf: any time."""
         for name in names:
             if isinstance(value := getattr(self, name), str):
                 raise ConfigError(f"{name} = {value!r} must be a number above 0")
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} = {value} must be {'finite' if value > 0 else 'above 0'}")
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} = {value} must be above 0")
 
     def check_shares(self, *names: str) -> None:
         """Raise `ConfigError` for a setting that is not between 0 and 1."""
@@ -203,6 +213,9 @@ def encode(value: Any, path: str = "experiment") -> Any:
         fields = {
             f.name: encode(getattr(value, f.name), f"{path}.{f.name}") for f in dataclasses.fields(value)
         }
+        for f in dataclasses.fields(value):
+            if fields[f.name] == math.inf and "float" in str(f.type):
+                fields[f.name] = INF
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, Mapping):
         return {str(k): encode(v, f"{path}.{k}") for k, v in value.items()}
@@ -334,6 +347,8 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{path} must be a list, not {value!r}")
         return tuple(_decode_value(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    if hint is float and value in (INF, "Infinity"):
+        return math.inf
     try:
         return msgspec.convert(value, hint, strict=True)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # half of a letter, as JSON can have it

@@ -6,6 +6,7 @@ TidemillError
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
 │   ├── EnvironmentHangs       a lane that has not come back, and was left with its thread
+│   ├── EnvironmentAway        one that cannot be made anew now: its server is not there
 │   └── RemoteFault    an environment server that refused a call, or answered what its
 │       │              protocol forbids
 │       ├── ProtocolFault      an answer that its protocol forbids
@@ -76,6 +77,13 @@ class EnvironmentHangs(EnvironmentFault):
     mend that."""
 
     too_many = False
+
+
+class EnvironmentAway(EnvironmentFault):
+    """An environment, or a lane, that has failed cannot be made anew, or reset, now: what
+    it connects to is not there. Another try is made after `pause` seconds."""
+
+    pause = 0.0
 
 
 class RemoteFault(EnvironmentFault):

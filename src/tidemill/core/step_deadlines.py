@@ -2,6 +2,7 @@
 what follows from the steps that are known."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from tidemill.core.clock import awake
 
@@ -36,6 +37,12 @@ class StepTimes:
         self.add = self._newest.append
         """Take note of a step that took so many seconds."""
 
+    def take_over(self, known: "StepTimes") -> None:
+        """Know from now on what is `known` of the steps of an environment in whose place
+        this one's was made."""
+        self._newest.extend(known._newest.copy())
+        self._p99, self._until = known._p99, known._until
+
     @property
     def least(self) -> float:
         """Seconds within which nothing counts as hung."""
@@ -55,3 +62,10 @@ class StepTimes:
         if self._p99 is None or awake() > self._until:
             self._p99, self._until = self.p99(), awake() + _AGAIN
         return deadline(None, self._p99)
+
+
+def take_over(times: Iterable[StepTimes], known: Iterable[StepTimes]) -> None:
+    """Have each of an environment's `times` take over what is `known` of the one in whose
+    place it was made."""
+    for own, before in zip(times, known, strict=False):
+        own.take_over(before)

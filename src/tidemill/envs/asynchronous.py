@@ -50,7 +50,7 @@ class Asynchronous(EnvironmentConfig):
         super().__post_init__()
         object.__setattr__(self, "make", name_of_code(self.make))
         self.check_least(max_episode_steps=0)
-        self.check_above_zero("deadline_s")
+        self.check_deadlines("deadline_s")
 
     timed_calls = True
 
@@ -92,6 +92,7 @@ class AsyncLanes(LaneLoop):
         self._tasks = LaneCoroutines(len(envs))
         self._times, self._own, self._sees_to_it = times, times.given, sees_to_it
         super().__init__(envs, name, seed, stepper=self._tasks)
+        self.times = (times,)
         if not sees_to_it:
             self._steps = [self._timed(lane, env.step) for lane, env in enumerate(envs)]
 

@@ -26,7 +26,7 @@ from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
-from tidemill.core.step_deadlines import StepTimes
+from tidemill.core.step_deadlines import StepTimes, take_over
 from tidemill.core.tally import TallyEntry
 from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.lane_restarts import text_of
@@ -47,11 +47,12 @@ class Slots(EnvironmentConfig):
     not wait for each other.
 
     environment: the environment that may fail
-    deadline_s: most seconds that a step, a reset, or making the environment may take.
-        None: as the actor's `deadline_s` says. What breaks its calls off itself (servers,
-        simulators) goes by the same number, and has 5 s more for that; a simulator has
-        `start_seconds` for its start. A step in the actor's own thread
-        (`Gymnasium(threads=0)`) is not broken off: nobody looks at the time meanwhile
+    deadline_s: most seconds that a step, a reset, or making the environment may take;
+        inf: any time. None: as the actor's `deadline_s` says, an editor any time where
+        that is None, too. What breaks its calls off itself (servers, simulators) goes by
+        the same number, and has 5 s more for that; a simulator has `start_seconds` for
+        its start. A step in the actor's own thread (`Gymnasium(threads=0)`) is not broken
+        off: nobody looks at the time meanwhile
     backoff_s: seconds before a failed environment is made anew, varied by half, so that
         slots that fail together do not come back together
     failures: number of failures among the last `window_steps` steps from which on it
@@ -87,7 +88,8 @@ class Slots(EnvironmentConfig):
             raise ConfigError(
                 "Slots in Slots: write Slots(environment=…) once, around the environment itself"
             )
-        self.check_above_zero("deadline_s", "max_episode_seconds")
+        self.check_deadlines("deadline_s")
+        self.check_above_zero("max_episode_seconds")
         if self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
             raise ConfigError(
                 f"backoff_s = {self.backoff_s} must not be negative, nor above max_backoff_s = "
@@ -162,7 +164,9 @@ class SlotEnvironment(Wrapper):
         own = config.deadline_s
         if own is None and inner.timed_calls:
             own = getattr(inner, "deadline_s", None)
-        self._own, self._times = own, StepTimes(own)
+        # an editor is waited for: somebody may have stopped it there
+        self._by_itself = inf if inner.single else None
+        self._own, self._times = own, StepTimes(self._by_itself if own is None else own)
         self._grace = GRACE if inner.timed_calls else 0.0
         self._starting = float(getattr(inner, "start_seconds", 0.0))  # a simulator's, whatever its steps have
         self._permit: Callable[[Exception], int] = lambda fault: 0
@@ -285,7 +289,7 @@ class SlotEnvironment(Wrapper):
 
     def watch(self, deadline_s: float | None) -> None:
         if self._own is None:
-            self._times.given = deadline_s
+            self._times.given = self._by_itself if deadline_s is None else deadline_s
         if self._inner is not None:
             self._pass_on(self._inner)
 
@@ -394,6 +398,8 @@ class SlotEnvironment(Wrapper):
             return
         self._mending = None
         if isinstance(made, Environment):
+            take_over(made.times, self.times)
+            self.times = made.times
             self._inner, self._since = made, awake()
             self._begin(made)
         else:

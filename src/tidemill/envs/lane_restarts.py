@@ -5,28 +5,61 @@ cut after the observation from which it started, and the next one begins in the 
 (`Tick.voided`). Environments that can make single lanes anew do so themselves
 (`Environment.restart_lanes`), simulators and slots among them; of all others all are made
 anew (`RestartedTogether`).
+
+What fails again as it is made anew, or reset then, because a connection does (its server
+is away), is tried again after pauses that grow (`Remaking`), each try a fault of the
+budget. Whatever else keeps it from being made ends the run at once: it would come again.
 """
 
+import errno
 import re
+import socket
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
+from random import Random
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.environment import Environment, Tick
+from tidemill.api.environment import Environment, NotReady, Tick
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import DeadlineError, EnvironmentFault, EnvironmentHangs, ProtocolFault
+from tidemill.core.errors import (
+    DeadlineError,
+    EnvironmentAway,
+    EnvironmentFault,
+    EnvironmentHangs,
+    ProtocolFault,
+    RemoteTimeout,
+    RemoteUnavailable,
+    ReplyLost,
+    SessionLost,
+)
 from tidemill.core.schema import Arrays
+from tidemill.core.step_deadlines import take_over
+from tidemill.core.tally import TallyEntry
+from tidemill.core.thread_loop import run_ready
+from tidemill.envs.parallel_build import EnvironmentMaker
 from tidemill.envs.wrapper import Wrapper
 
 SEEDS_APART = 1_000_003
 """Distance between the seeds of an environment and of the one that takes its place."""
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
+"""Seconds before what connects to something that is away is tried again; they double."""
+_VARIED = 1.25  # most times that, so that what failed together does not come back together
+_CONNECTIONS = (
+    *(ConnectionError, TimeoutError, socket.gaierror),
+    *(RemoteTimeout, RemoteUnavailable, ReplyLost, SessionLost, EnvironmentAway),
+)
+_UNREACHABLE = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
+_DEEPEST = 16  # causes of causes
+_chance = Random()
 _NUMBERED = re.compile(r"\w*\d[\w.]*")
 
 
@@ -35,9 +68,24 @@ def cause_of(text: str) -> str:
     return _NUMBERED.sub("", text)
 
 
+def may_come_back(fault: BaseException) -> bool:
+    """Return whether a connection has failed, or no answer has come: what is at its other
+    end may be there again later."""
+    error: BaseException | None = fault
+    for _ in range(_DEEPEST):
+        if error is None:
+            break
+        if isinstance(error, _CONNECTIONS) or getattr(error, "errno", None) in _UNREACHABLE:
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
 class LaneRestarts:
     """The restarts of an actor's lanes: at most `most` within `within_s` seconds; 0: the
-    first fault ends the run, inf: any number.
+    first fault ends the run, inf: any number. Several lanes, or targets, of one server
+    fail together while that is away, which is one fault: so are those of connections that
+    come within `FIRST_PAUSE` seconds after one that counted, or within its pause.
 
     tell: function that takes a text for the user
     count: number of restarts so far
@@ -48,6 +96,7 @@ class LaneRestarts:
         self._lately: deque[tuple[float, str]] = deque()
         self._again: Counter[str] = Counter()  # by cause: faults that were not told
         self._first: dict[str, str] = {}  # by cause: the text that was told
+        self._away_until = -inf
         self.count = 0
 
     def __call__(self, fault: Exception, where: str = "") -> int:
@@ -63,18 +112,23 @@ class LaneRestarts:
         now, text = awake(), where + text_of(fault)
         while self._lately and now - self._lately[0][0] > self._within_s:
             self._lately.popleft()
-        if len(self._lately) >= self._most:
-            raise self._spent(text) from fault
-        self._lately.append((now, text))
+        away, pause = may_come_back(fault), fault.pause if isinstance(fault, EnvironmentAway) else 0.0
+        if not (away and now < self._away_until):
+            if len(self._lately) >= self._most:
+                raise self._spent(text) from fault
+            self._lately.append((now, text))
+            self._away_until = now + max(FIRST_PAUSE, pause) if away else self._away_until
         self.count += 1
         if (cause := cause_of(text)) in self._first:
             self._again[cause] += 1
         else:
             self._first[cause] = text
-            self._tell(
-                f"{text}; the step is void, its episode is cut before it, and the environment is made anew "
-                f"({self._budget()}later ones of this cause are counted)"
+            then = (
+                f"it is tried again in {pause:.0f} s, and later after longer pauses"
+                if pause
+                else "the step is void, its episode is cut before it, and the environment is made anew"
             )
+            self._tell(f"{text}; {then} ({self._budget()}later ones of this cause are counted)")
         return self.count
 
     def _budget(self) -> str:
@@ -114,21 +168,55 @@ def text_of(fault: Exception) -> str:
 
 def made_again(make: Callable[[], Any], who: str, fault: Exception) -> Any:
     """Return what `make` returns, in place of `who`, which failed by `fault`. Raises
-    `EnvironmentFault` where it cannot be made a second time."""
+    `EnvironmentAway` where a connection fails, and `EnvironmentFault` where it cannot be
+    made a second time."""
     try:
         with every_core():  # a simulator that it starts is no part of this process
             return make()
     except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        if may_come_back(error):
+            raise EnvironmentAway(f"{who} cannot be made anew now ({cause})") from error
         raise EnvironmentFault(
-            f"{who} failed, and cannot be made a second time ({type(error).__name__}: {error}); let its "
+            f"{who} failed, and cannot be made a second time ({cause}); let its "
             "close() free what the next one needs, see whether what it connects to is there, or end runs "
             "with the first fault (lane_restarts=None). "
             f"It failed by this: {text_of(fault)}"
         ) from error
 
 
+class Remaking:
+    """What becomes of an environment, or of a lane, from its fault until it answers
+    again: it is made anew at once; where a connection fails then, later.
+
+    fault: the newest one
+    number: number of the newest restart
+    due: second of `awake` from which on it may be made
+    """
+
+    def __init__(self, permit: Callable[[Exception], int], fault: Exception) -> None:
+        """`permit` is asked for each restart (see `Environment.restart_lanes`)."""
+        self._permit, self._pause = permit, FIRST_PAUSE
+        self.fault, self.due = fault, awake()
+        self.number = permit(fault)
+
+    def failed(self, fault: Exception) -> None:
+        """Take note that it has failed again, before it answered. Raises what `permit`
+        does."""
+        pause = 0.0
+        if may_come_back(fault):
+            away = EnvironmentAway(text_of(fault))
+            away.__cause__ = fault
+            away.pause = pause = self._pause * _chance.uniform(1.0, _VARIED)
+            self._pause, fault = min(2 * self._pause, LONGEST_PAUSE), away
+        self.fault, self.due = fault, awake() + pause
+        self.number = self._permit(fault)
+
+
 class RestartedTogether(Wrapper):
-    """An environment whose lanes are all made anew when one of them fails."""
+    """An environment whose lanes are all made anew when one of them fails. A mere
+    connection (not `needs_maker`) is made in a thread: whom it connects to may be away,
+    and who plays has others to serve, and its runner to hear."""
 
     def __init__(
         self, inner: Environment, build: Callable[[int], Environment], permit: Callable[[Exception], int]
@@ -146,6 +234,15 @@ class RestartedTogether(Wrapper):
         # the tick under way is the first of an environment that was made anew
         self._anew = self._flagged = False
         self._keeps = False
+        self._remaking: Remaking | None = None  # from a fault until a tick is over
+        self._gone = False  # the one that failed is closed, and no other is there
+        self._maker: EnvironmentMaker | None = None
+        self._closed = threading.Event()
+
+    @property
+    def away(self) -> bool:  # type: ignore[override]
+        """See `Environment`: until it has answered, too."""
+        return self._remaking is not None
 
     def keep_episodes(self) -> None:
         self._keeps = True
@@ -167,30 +264,42 @@ class RestartedTogether(Wrapper):
 
     def enter_stage(self, options: Mapping[str, Any]) -> None:
         self._options.append(options)
-        super().enter_stage(options)
+        if not self._gone:
+            super().enter_stage(options)
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         self._sent, self._anew = actions, False
         self._reset[:] = reset
         try:
             self._inner.send(actions, reset)
+            return
         except Exception as error:
-            self._restart(error)
+            fault = error
+        self._restart(fault)  # out there: what is raised by then has no part in what comes of it
 
     def ready(self) -> bool:
+        if self._gone:
+            run_ready()  # the one that failed may be on this thread's loop, and be closed elsewhere
+            if not self._restart_due():
+                return False
         try:
             return self._inner.ready()
         except Exception as error:
-            self._restart(error)
-            return False
+            fault = error
+        self._restart(fault)
+        return False
 
     def recv(self, ticks: Sequence[Tick]) -> None:
         while True:
+            if self._remaking is not None and not self.ready():
+                raise NotReady
             try:
                 self._inner.recv(ticks)
                 break
             except Exception as error:
-                self._restart(error)
+                fault = error
+            self._restart(fault)
+        self._remaking = None
         if self._anew or self._flagged:
             for tick in ticks:
                 lost = np.repeat(~self._reset & self._anew, len(tick.reward) // self.lanes)
@@ -198,30 +307,112 @@ class RestartedTogether(Wrapper):
                 tick.restarted |= lost
             self._flagged = self._anew
 
+    def statistics(self) -> dict[str, TallyEntry]:
+        return {} if self._gone else super().statistics()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return None if self._gone else super().render()
+
+    def doing(self) -> str:
+        return super().doing() if self._maker is None else self._maker.doing()
+
+    def begin_close(self) -> None:
+        self._closed.set()
+        if not self._gone:
+            super().begin_close()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._maker is not None:
+            self._maker.give_up()
+        if not self._gone:
+            super().close()
+
+    # ---- faults ------------------------------------------------------------------------
+
     def _restart(self, fault: Exception) -> None:
-        """Make the environment anew, and begin the tick again, with a reset of all
-        lanes."""
-        while True:
-            number = self._permit(fault)
+        """Have the environment made anew, which begins the tick again, once it is there,
+        with a reset of all lanes."""
+        self._lose(fault)
+        self._restart_due()
+
+    def _lose(self, fault: Exception) -> None:
+        if self._remaking is None:
+            self._remaking = Remaking(self._permit, fault)
+        else:
+            self._remaking.failed(fault)
+        lost, self._gone = self._inner, True
+        if self.needs_maker:
             with suppress(Exception):
-                self._inner.close()
-            made: Environment = made_again(lambda: self._build(SEEDS_APART * number), self._name, fault)  # noqa: B023
-            if made.agents != self.agents:
-                made.close()
-                raise EnvironmentFault(
-                    f"{self._name} came back with other spaces than it had: it is another environment, or "
-                    f"another version of it, now. It failed by this: {text_of(fault)}"
-                )
-            made.bind(self._groups)
-            if self._wake is not None:
-                made.on_ready(self._wake)
-            if self._keeps:
-                made.keep_episodes()
-            for options in self._options if self._keeps else self._options[-1:]:
-                made.enter_stage(options)  # what is played again is told by their order
-            self._inner, self._anew = made, True
-            try:
-                made.send(self._sent, np.ones(self.lanes, np.bool_))
-                return
-            except Exception as error:
-                fault = error
+                lost.close()
+        else:
+            self._begin_to_make(lost)
+
+    def _begin_to_make(self, lost: Environment | None = None) -> None:
+        if self.needs_maker:
+            return
+        assert self._remaking is not None
+        pause, wake = max(0.0, self._remaking.due - awake()), self._wake or (lambda: None)
+        self._maker = EnvironmentMaker(
+            partial(self._make_anew, self._remaking), wake, lost, pause, self._closed
+        )
+
+    def _make_anew(self, remaking: Remaking) -> Environment:
+        made: Environment = made_again(
+            partial(self._build, SEEDS_APART * remaking.number), self._name, remaking.fault
+        )
+        return made
+
+    def _made(self) -> Environment | Exception | None:
+        """Return what was made, or what that raised; None where it is not time yet."""
+        if self._maker is not None:
+            return self._maker.made()
+        assert self._remaking is not None
+        if awake() < self._remaking.due:
+            return None
+        try:
+            return self._make_anew(self._remaking)
+        except Exception as error:
+            return error
+
+    def _restart_due(self) -> bool:
+        """Go on with another environment, once that is made. False where it is not."""
+        while self._gone:
+            made = self._made()
+            if made is None:
+                return False
+            self._maker = None
+            if isinstance(made, Environment):
+                if (fault := self._begin_again(made)) is not None:
+                    self._lose(fault)
+                continue
+            if not isinstance(made, EnvironmentAway):
+                raise made
+            assert self._remaking is not None
+            self._remaking.failed(made)
+            self._begin_to_make()
+        return True
+
+    def _begin_again(self, made: Environment) -> Exception | None:
+        """Begin the tick again in this environment. Return what that raised."""
+        assert self._remaking is not None
+        if made.agents != self.agents:
+            made.close()
+            raise EnvironmentFault(
+                f"{self._name} came back with other spaces than it had: it is another environment, or "
+                f"another version of it, now. It failed by this: {text_of(self._remaking.fault)}"
+            )
+        made.bind(self._groups)
+        if self._wake is not None:
+            made.on_ready(self._wake)
+        if self._keeps:
+            made.keep_episodes()
+        for options in self._options if self._keeps else self._options[-1:]:
+            made.enter_stage(options)  # what is played again is told by their order
+        take_over(made.times, self._inner.times)
+        self._inner, self._anew, self._gone = made, True, False
+        try:
+            made.send(self._sent, np.ones(self.lanes, np.bool_))
+            return None
+        except Exception as error:
+            return error

@@ -13,13 +13,14 @@ import numpy as np
 from numpy import count_nonzero
 from numpy.typing import NDArray
 
-from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
+from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, NotReady, Tick
 from tidemill.api.external_code import Outside
 from tidemill.api.spaces import schema_of_space
+from tidemill.core.clock import awake
 from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentAway, EnvironmentFault
 from tidemill.core.schema import Arrays, allocate
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
@@ -34,7 +35,7 @@ from tidemill.envs.episode_replay import (
     tells_state,
 )
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
-from tidemill.envs.lane_restarts import SEEDS_APART, made_again
+from tidemill.envs.lane_restarts import SEEDS_APART, Remaking, made_again
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.reset_options import reset_env, take_options
 from tidemill.envs.space_values import ActionWriter, LeafReader, brief, readers_of
@@ -218,6 +219,7 @@ class LaneLoop(Environment):
         self._make_one, self._seed = make_one, seed
         self._permit: Callable[[Exception], int] | None = None  # asked before a lane is made anew
         self._anew: list[int] = []  # lanes that were made anew in this tick
+        self._remaking: dict[int, Remaking] = {}  # lanes that are closed, and to be made anew
         self._voided = False  # the tick before had such lanes
         self._options: dict[str, Any] | None = None  # of resets
         self._seeds: dict[int, int] = {}  # of next resets
@@ -278,9 +280,10 @@ class LaneLoop(Environment):
                 )
                 return
             except BaseException as error:
-                lane = len(answered)
-                answered.append(RaisedError(error))
-                self._restart(self._fault_of(lane, error, bool(reset[lane])))
+                raised = error
+            lane = len(answered)
+            answered.append(RaisedError(raised))
+            self._restart(self._fault_of(lane, raised, bool(reset[lane])))
 
     def _fault_of(self, lane: int, error: BaseException, resetting: bool) -> EnvironmentFault:
         """Return what a lane raised as a fault. Raises what is none."""
@@ -303,35 +306,65 @@ class LaneLoop(Environment):
         self._permit = permit
         return True
 
+    @property
+    def away(self) -> bool:  # type: ignore[override]
+        """See `Environment`."""
+        return bool(self._remaking)
+
     def _restart(self, fault: EnvironmentFault) -> None:
         """Make the environment of the lane that failed anew, and reset it; again where
-        that fails. Raises the fault where that is not possible or not permitted."""
-        lane, make = fault.lane, self._make_one
-        if lane is None or make is None or self._permit is None:
+        that fails, and later where what it connects to is away. Raises the fault where
+        that is not possible or not permitted."""
+        lane = fault.lane
+        if lane is None or self._make_one is None or self._permit is None:
             raise fault
+        self._remaking[lane] = Remaking(self._permit, fault)
         self._anew.append(lane)
-        while True:
-            number = self._permit(fault)
-            if lane not in self._left:
-                with suppress(Exception):
-                    self.envs[lane].close()
-            who = f"{self.name}: lane {lane}"
-            env = made_again(make, who, fault)
-            if (found := spaces_of(env, self.name)) != self._spaces:
-                env.close()
-                raise EnvironmentFault(
-                    f"{who} came back with other spaces than it had ({found}): it is another environment, or "
-                    f"another version of it, now. It failed by this: {fault}"
-                )
-            self.envs[lane], self._steps[lane] = env, env.step
-            self._left.discard(lane)
-            self._seeds[lane] = self._seed + SEEDS_APART * number + lane
-            self._counts[lane] = 0
-            answer = self._do(lane, self._beginner(lane))
-            if not isinstance(answer, RaisedError):
-                self._results[lane] = answer
-                return
-            fault = self._fault_of(lane, answer.error, resetting=True)
+        self._close_lane(lane)
+        self._restart_due()
+
+    def _restart_due(self) -> bool:
+        """Make those lanes anew whose time has come. True where none is left."""
+        for lane, remaking in list(self._remaking.items()):
+            while awake() >= remaking.due:
+                fault = self._restarted(lane, remaking)
+                if fault is None:
+                    del self._remaking[lane]
+                    break
+                remaking.failed(fault)
+        return not self._remaking
+
+    def _restarted(self, lane: int, remaking: Remaking) -> EnvironmentFault | None:
+        """Make the environment of a lane anew, and reset it. Return why that is to be
+        tried again, if it is."""
+        who, make = f"{self.name}: lane {lane}", self._make_one
+        assert make is not None
+        try:
+            env = made_again(make, who, remaking.fault)
+        except EnvironmentAway as away:
+            return away
+        if (found := spaces_of(env, self.name)) != self._spaces:
+            env.close()
+            raise EnvironmentFault(
+                f"{who} came back with other spaces than it had ({found}): it is another environment, or "
+                f"another version of it, now. It failed by this: {remaking.fault}"
+            )
+        self.envs[lane], self._steps[lane] = env, env.step
+        self._left.discard(lane)
+        self._seeds[lane] = self._seed + SEEDS_APART * remaking.number + lane
+        self._counts[lane] = 0
+        answer = self._do(lane, self._beginner(lane))
+        if not isinstance(answer, RaisedError):
+            self._results[lane] = answer
+            return None
+        self._close_lane(lane)
+        return self._fault_of(lane, answer.error, resetting=True)
+
+    def _close_lane(self, lane: int) -> None:
+        """Close what failed, unless it is a thread's that hangs in it."""
+        if lane not in self._left:
+            with suppress(Exception):
+                self.envs[lane].close()
 
     def _leave(self, lane: int) -> Callable[[], object]:
         """Leave the environment of a lane to the thread that hangs in it. Return what
@@ -363,8 +396,11 @@ class LaneLoop(Environment):
         return self._stepper.doing() if isinstance(self._stepper, LaneThreads) else ""
 
     def ready(self) -> bool:
-        """True when all lanes have answered: without threads, always."""
-        return self._stepper is None or self._stepper.ready()
+        """True when all lanes have answered: without threads, always, but where one is
+        made anew."""
+        if self._stepper is not None and not self._stepper.ready():
+            return False
+        return not self._remaking or self._restart_due()
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         if self._stepper is not None:
@@ -377,11 +413,14 @@ class LaneLoop(Environment):
             self._take()
         tick = ticks[0]
         while True:
+            if self._remaking and not self._restart_due():
+                raise NotReady
             try:
                 observations = self._write(tick)
                 break
             except Exception as error:
-                self._restart(self._explained(error))
+                fault = self._explained(error)
+            self._restart(fault)
         if self._limit:
             tick.truncated |= self._counts >= self._limit
         self._last = observations
@@ -516,7 +555,8 @@ class LaneLoop(Environment):
         back: nobody else may touch them."""
         envs, self.envs = self.envs, []
         self._aliases.close()
-        ours = {lane: env for lane, env in enumerate(envs) if lane not in self._left}
+        closed = self._left | self._remaking.keys()
+        ours = {lane: env for lane, env in enumerate(envs) if lane not in closed}
         stuck: list[int] = []
         if self._stepper is not None and envs:
             stuck = self._stepper.close(lambda lane: ours[lane].close())

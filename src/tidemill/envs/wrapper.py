@@ -11,7 +11,7 @@ from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays
 from tidemill.core.tally import TallyEntry
 
-CHANGING = ("resting", "rests", "shared")
+CHANGING = ("resting", "rests", "shared", "away")
 """Attributes of an environment that are another later."""
 FIXED = tuple(name for name in Environment.__annotations__ if name not in CHANGING)
 
@@ -40,6 +40,11 @@ class Wrapper(Environment):
     def shared(self) -> bool:  # type: ignore[override]
         """See `Environment`."""
         return self._inner.shared
+
+    @property
+    def away(self) -> bool:  # type: ignore[override]
+        """See `Environment`."""
+        return self._inner.away
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._inner.bind(groups)

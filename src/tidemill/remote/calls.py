@@ -38,6 +38,8 @@ from tidemill.remote.wire import ENCODINGS, Problem, decode, misread
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before the first retry, and before any
 
+ANY_TIME = 1e8  # seconds of a call that has no deadline: sockets take no infinity
+
 Again = Literal["late", "lost", "never"]
 """When the same request may be sent again though an earlier one may have arrived: while
 that one is still under way; only once its connection is gone; never."""
@@ -118,6 +120,7 @@ class TimeLimit(NamedTuple):
 
 def within(seconds: float) -> TimeLimit:
     """Return the limit of a call that begins now."""
+    seconds = min(seconds, ANY_TIME)
     return TimeLimit(seconds, awake() + seconds)
 
 

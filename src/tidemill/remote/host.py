@@ -2,6 +2,7 @@
 calls to it are made, and that waiting sessions stay open."""
 
 import itertools
+import math
 import secrets
 import threading
 import weakref
@@ -46,12 +47,16 @@ class ServerKnowledge:
 
     answered: whether it said what it is
     proven: whether a step was answered as the protocol asks
-    untold: sessions that ended, of which it could not be told
+    unreported: sessions that ended, of which it could not be told
+    asking: held while somebody asks what it is, which may take long
+    refusal: what that came to last, where it failed, and when
     """
 
     answered: bool = False
     proven: bool = False
     unreported: list[str] = field(default_factory=list)
+    asking: threading.Lock = field(default_factory=threading.Lock)
+    refusal: tuple[float, ConfigError] | None = None
 
 
 class Host:
@@ -64,7 +69,7 @@ class Host:
         self.breaker, self.budget = Breaker(), Budget(settings.retries, max(10.0, 100 * settings.retries))
         self.terms = CallTerms(settings.url, settings.attempt_s, self.breaker, self.budget)
         self.paces = {kind: CallTimes() for kind in ("environment", "reset", "step")}
-        self.known = _known.setdefault(settings, ServerKnowledge())
+        self.known = _known_of(settings)
         self.unanswered = 0
         """How many sessions in a row were told to be over, and no answer came in time."""
         headers = [(b"accept", b"application/msgpack, application/json"), (b"user-agent", b"tidemill")]
@@ -184,8 +189,9 @@ class Host:
 
     def _ask(self) -> Description:
         """Return the server's description. Raises `ConfigError` that says what the URL is
-        instead."""
-        seconds = self.settings.deadline_s or ANSWER_SECONDS
+        instead, and where it is away comes from a `ConnectionError` or `TimeoutError`."""
+        given = self.settings.deadline_s
+        seconds = given if given is not None and given < math.inf else ANSWER_SECONDS
         connection, until = self.connection(), monotonic() + min(START_SECONDS, seconds)
         try:
             while True:
@@ -209,12 +215,17 @@ class Host:
                 f'url = "{self.url}": somebody listens there, and did not say what it is within '
                 f"{seconds:g} s; see whether the server hangs, or give it longer (--env-arg "
                 "deadline_s=SECONDS)"
-            )
+            ) from TimeoutError(reply.cause)
         if isinstance(reply, NoAnswer):
             raise ConfigError(
                 f'url = "{self.url}": nothing answers there ({reply.cause}); start a server (tidemill '
                 "serve-env ENV_ID), or mend the url"
-            )
+            ) from ConnectionError(reply.cause)
+        if busy:
+            raise ConfigError(
+                f'url = "{self.url}": what answers there says that it cannot now (status {reply.status}); '
+                "see whether the server behind it runs"
+            ) from ConnectionError(f"status {reply.status}")
         described = _read_description(self.url, reply)
         self.known.answered = True
         return described
@@ -265,10 +276,26 @@ _hosts: "weakref.WeakValueDictionary[Settings, Host]" = weakref.WeakValueDiction
 _hosts_lock = threading.Lock()
 
 
+def _known_of(settings: Settings) -> ServerKnowledge:
+    return _known.setdefault(settings, ServerKnowledge())
+
+
 def host_of(settings: Settings) -> Host:
-    """Return this process's host of that server: a new one if none is held."""
-    with _hosts_lock:
-        host = _hosts.get(settings)
+    """Return this process's host of that server: a new one if none is held. While one
+    asks, others who want it wait for that, and nobody else; what fails fails for all of
+    them."""
+    known, began = _known_of(settings), monotonic()
+    with known.asking:
+        if known.refusal is not None and known.refusal[0] > began:
+            raise ConfigError(str(known.refusal[1])) from known.refusal[1]
+        with _hosts_lock:
+            host = _hosts.get(settings)
         if host is None:
-            host = _hosts[settings] = Host(settings)
+            try:
+                host = Host(settings)
+            except ConfigError as error:
+                known.refusal = monotonic(), error
+                raise
+            with _hosts_lock:
+                _hosts[settings] = host
         return host

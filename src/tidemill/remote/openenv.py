@@ -81,7 +81,7 @@ class OpenEnv(EnvironmentConfig):
         object.__setattr__(self, "translate", name_of_code(self.translate))
         check_url(self.url, SCHEMES)
         self.check_least(max_episode_steps=0)
-        self.check_above_zero("deadline_s")
+        self.check_deadlines("deadline_s")
 
     draws = False
     timed_calls = True

@@ -33,7 +33,7 @@ class Rest(EnvironmentConfig):
         "threads": each lane is a thread that waits for its server, best where there are
         few of them and the actor keeps to one core (`Actors.one_core`)
     deadline_s: seconds for a step or a reset, retries and pauses included: what is under
-        way is not given up before. None: as the actor's `deadline_s` says
+        way is not given up before; inf: any time. None: as the actor's `deadline_s` says
     attempt_s: seconds without an answer after which a call is sent once more, on another
         connection, while the first one is still waited for: where the server says that
         repeats are "remembered". None: twice what the slowest call of its kind took of
@@ -54,7 +54,8 @@ class Rest(EnvironmentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_url(self.url)
-        self.check_above_zero("deadline_s", "attempt_s")
+        self.check_deadlines("deadline_s")
+        self.check_above_zero("attempt_s")
         self.check_shares("retries")
 
     draws = False
@@ -106,7 +107,7 @@ class RemoteLanes(LaneLoop):
 
     def __init__(self, envs: Sequence[Any], name: str, seed: int, times: StepTimes) -> None:
         super().__init__(envs, name, seed, len(envs))
-        self._times, self._own = times, times.given
+        self._times, self._own, self.times = times, times.given, (times,)
 
     def watch(self, deadline_s: float | None) -> None:
         if self._own is None:

@@ -149,11 +149,13 @@ class ExactTarget(EnvTarget):
     def ready_to_observe(self) -> bool:
         return self.turn and super().ready_to_observe()
 
-    def observe(self) -> None:
+    def observe(self) -> bool:
         self.agent.last = self._ring.last
-        super().observe()
+        if not super().observe():
+            return False
         self._ring.rows += 1
         self.decided = False
+        return True
 
     def _may_step(self) -> bool:
         agent = self.agent

@@ -40,20 +40,22 @@ class ActorConfig(WorkerConfig):
         while the others are trained on; fewer mean fresher samples. Where a sample is an
         episode (`AgentSpec.mode` "full" and "concise"), so many of each seat
     deadline_s: seconds after which a step or reset of the environment counts as hung, in
-        lanes, slots, simulators and sessions of servers alike. A lane that steps in a
-        thread of its own (`Gymnasium(threads=…)`) is left there and made anew, as after a
-        fault, a simulator is ended, a server's call broken off; an actor that hangs
-        itself, in a process of its own, is taken for dead and lives again. None: 20 times
-        the 99th percentile of what steps took, 10 s at least; 300 s as long as less than
-        100 are known, and for resets. A `deadline_s` of the environment's own comes first
+        lanes, slots, simulators and sessions of servers alike; inf: never. A lane that
+        steps in a thread of its own (`Gymnasium(threads=…)`) is left there and made anew,
+        as after a fault, a simulator is ended, a server's call broken off; an actor that
+        hangs itself, in a process of its own, is taken for dead and lives again. None: 20
+        times the 99th percentile of what steps took, 10 s at least; 300 s as long as less
+        than 100 are known, and for resets. A `deadline_s` of the environment's own comes
+        first
     lane_restarts: how often an actor's lanes (slots, simulators, sessions) that raise,
         hang, die, or tell what is no number or not what their spaces say, are made anew
         within `lane_restarts_within_s` seconds: the step is void, its episode is cut
-        before it. One more ends the run, with the first cause and the last; None: the
-        first one does; "auto": 5, slots any number, since they rest for longer each time.
-        An environment that cannot make a single lane anew makes all of them anew; one of
-        which there is only one, and `ReplayActors` but for slots and simulators, end with
-        the first
+        before it. So is each further try to make what connects to something that is away
+        (a server), after 5 s and twice as long each time. One more ends the run, with the
+        first cause and the last; None: the first one does; "auto": 5, slots any number,
+        since they rest for longer each time. An environment that cannot make a single
+        lane anew makes all of them anew; one of which there is only one, and
+        `ReplayActors` but for slots and simulators, end with the first
     lane_restarts_within_s: seconds within which restarts are counted
     """
 
@@ -97,7 +99,8 @@ class ActorConfig(WorkerConfig):
 
     def __post_init__(self) -> None:
         self.check_least(lanes=1, ring=1, max_episode_steps=0, flush_requests=1, slots=1)
-        self.check_above_zero("deadline_s", "lane_restarts_within_s")
+        self.check_deadlines("deadline_s")
+        self.check_above_zero("lane_restarts_within_s")
         if isinstance(self.lane_restarts, int):
             self.check_least(lane_restarts=1)
         elif self.lane_restarts not in ("auto", None):

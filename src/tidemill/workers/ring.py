@@ -9,7 +9,7 @@ import numpy as np
 from numpy import count_nonzero
 from numpy.typing import NDArray
 
-from tidemill.api.environment import Environment, Tick
+from tidemill.api.environment import Environment, NotReady, Tick
 from tidemill.api.experiment import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.cut import Part
@@ -159,12 +159,17 @@ class EnvTarget:
             return False
         return all(agent.has_room() for agent in self.agents)
 
-    def observe(self) -> None:
-        """Finish the tick: receive it, store its rows, post the requests."""
+    def observe(self) -> bool:
+        """Finish the tick: receive it, store its rows, post the requests. False where its
+        answer is lost: it is to be finished once it is ready again."""
         for agent, tick in self._pairs:
             agent.next_observation(tick)
         left = self._clock.enter("environment")
-        self._environment.recv(self._ticks)
+        try:
+            self._environment.recv(self._ticks)
+        except NotReady:
+            self._clock.enter(left)
+            return False
         self._clock.enter(left)
         self._stepping = False
         seconds = self._sending + self._clock.last
@@ -187,6 +192,7 @@ class EnvTarget:
             agent.observe(tick)
         self._reset = self._finished(lanes)
         self._ticked(seconds, resets > 0)
+        return True
 
     def unsent(self) -> int:
         """See `ServiceOrder`; of the agents that are furthest."""
@@ -206,13 +212,15 @@ class EnvTarget:
             return True
         return any(agent.waits_for_others() for agent in self._block_agents())
 
-    def wait(self) -> None:
-        """Wait until the environment has answered, if a tick is under way. Raises
-        `EnvironmentFault` where it does not."""
+    def wait(self) -> bool:
+        """Wait until the environment has answered, if a tick is under way. False where it
+        is away. Raises `EnvironmentFault` where it does not answer."""
         if not self._stepping or self._environment.ready():
-            return
+            return True
         until = awake() + self._patience
         while not self._environment.ready():
+            if self._environment.away:
+                return False
             if awake() > until:
                 doing = self._environment.doing()
                 raise EnvironmentFault(
@@ -221,15 +229,16 @@ class EnvTarget:
                     "deadline_s of the actor sets for how long"
                 )
             sleep(LOOK)
+        return True
 
     def _block_agents(self) -> list[BlockAgent]:
         return cast("list[BlockAgent]", self.agents)  # only a ring's targets are cut
 
     def state(self) -> Part:
-        """Return where the target is: its agents, its environment, its gate. Not in the
-        midst of a tick."""
-        assert not self._stepping
-        environment = self._environment.state()
+        """Return where the target is: its agents, its environment, its gate. In the midst
+        of a tick only where its environment is away, whose open episodes are cut then."""
+        assert not self._stepping or self._environment.away
+        environment = None if self._stepping else self._environment.state()
         return {
             "agents": {str(number): agent.state() for number, agent in enumerate(self._block_agents())},
             "environment": {} if environment is None else {"state": environment},
@@ -253,7 +262,7 @@ class EnvTarget:
         if held := state["environment"]:
             lost = dict(self._environment.load_state(held["state"]))
         else:
-            why = "it cannot tell the state of its episodes"
+            why = "it could not tell the state of its episodes"
             lost = dict.fromkeys(range(lanes), why)
         gone = np.zeros(lanes, np.bool_)
         gone[[*lost]] = True
@@ -326,7 +335,8 @@ class EnvRing(ServiceOrder):
         self.agents = [pair for target in targets for pair in enumerate(target.agents)]
         self._at = 0
         # A tick is over before the next target's turn, however long its environment
-        # takes: then all is drawn in one order, and none is under way between two polls.
+        # takes: then all is drawn in one order, and none is under way between two polls
+        # but where its environment is away.
         self._strict = parts.context.experiment.exact_resume and not self.granted
         self._flush, self._least = parts.flush, parts.config.flush_requests
         self._refresh = parts.refresh
@@ -371,13 +381,17 @@ class EnvRing(ServiceOrder):
                 elif target.ready_to_step():
                     target.step()
                     moved = True
-                if self._strict:
-                    target.wait()
+                if self._strict and not target.wait():
+                    self._at = target.number
+                    return
                 if target.ready_to_observe():
-                    target.observe()
-                    self.ticks += 1
-                    moved = True
-                    refresh.after_tick()
+                    if target.observe():
+                        self.ticks += 1
+                        moved = True
+                        refresh.after_tick()
+                    elif self._strict:  # it is away, as it turns out now
+                        self._at = target.number
+                        return
                 moved = flush(least) or moved
             if not moved and not flush(1):
                 return

@@ -9,10 +9,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tests.bridge.ends import Counting
+from tests.run.watching import wait_until
 
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Box, Dict, Discrete, MultiDiscrete, field_of, leaves
+from tidemill.bridge.protocol import handover
 from tidemill.bridge.protocol.tables import LAYOUTS
+from tidemill.bridge.trainer_side import process
+from tidemill.bridge.trainer_side import simulator as simulators
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.bridge.trainer_side.simulator import Simulator
 from tidemill.bridge.trainer_side.spaces import Group
@@ -20,8 +25,10 @@ from tidemill.core import step_deadlines
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import allocate, poison
 from tidemill.core.tally import summary
+from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.lane_restarts import LaneRestarts
 
+PATIENCE = 120.0
 SIMULATORS = str(Path(__file__).parents[1] / "simulators.py")
 
 
@@ -444,6 +451,80 @@ def test_a_simulator_that_can_be_started_again_has_a_deadline_by_what_its_steps_
             assert played.tick()[0].truncated.tolist() == [True]
         assert [played.tick()[0].truncated.tolist() for _ in range(2)] == [[False], [False]]
         assert len(lane.simulator._times._newest) == 3  # of both: nothing is known anew
+
+
+@pytest.mark.parametrize("kind", ["lingering", "outlived"])
+def test_a_simulator_that_lingers_is_not_waited_for_by_who_plays(kind, monkeypatch):
+    assert handover._LOOK + simulators._LAST_WORDS + process._QUIET < 1.0  # as is promised
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with Played(simulator(kind, start_seconds=240.0), restarts=2) as played:
+        (lane,) = played.environment._lanes
+        with monkeypatch.context() as patch:
+            patch.setattr(simulators, "_LINGERS", 1000.0)
+            played.play(3)
+            started = {child.pid for child in psutil.Process().children(recursive=True)} - before
+            assert played.tick()[0].truncated.tolist() == [True] and lane.starting
+            assert len(played.told) == 1 and played.environment.away
+            if kind == "lingering":  # it has its time to end by itself, and its end is waited for elsewhere
+                assert "closed the bridge" in played.told[0]
+                assert not lane._ended.wait(0.2) and started <= {
+                    child.pid for child in psutil.Process().children(recursive=True)
+                }
+                for pid in started:
+                    os.kill(pid, signal.SIGKILL)
+            else:
+                assert "ended with exit code 3" in played.told[0]
+            assert played.tick()[0].observation["obs"].tolist() == [[0.0]]
+        played.play(2)
+        assert played.tick()[0].truncated.tolist() == [True]
+        assert played.tick()[0].observation["obs"].tolist() == [[0.0]]
+        lane.close()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_an_editor_in_slots_is_waited_for_but_where_a_deadline_is_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(step_deadlines, "FIRST", 0.05)
+    monkeypatch.setattr(step_deadlines, "LEAST", 0.02)
+    monkeypatch.setattr("tidemill.envs.fault_tolerant.GRACE", 0.0)
+    stopped = threading.Event()
+
+    def plan(t, bridge, world):
+        if t == 3:
+            stopped.wait(PATIENCE)
+        world.request_decision(0).set_observation(0, [0, t])
+
+    editor = Counting(tmp_path / "ml-agents" / "default", agents=1, plan=plan)
+    editor.thread.start()
+    played = SimulatorEnvironment(same_step=False, start_seconds=PATIENCE)
+    slot = Slots(environment=played).build(1, 0)
+    try:
+        slot.watch(None)
+        slot.restart_lanes(lambda fault: 1)
+        slot.bind([[0]])
+        space = slot.agents[0].spaces
+        tick = Tick.allocate(space.observation, 1, {}, False)
+        actions = [
+            allocate({name: field_of(leaf) for name, leaf in leaves(space.action, "action").items()}, (1,))
+        ]
+        for number in range(4):
+            slot.send(actions, np.full(1, number == 0))
+            if number == 3:
+                break
+            wait_until(slot.ready, PATIENCE, "it answers")
+            slot.recv([tick])
+            assert tick.observation["obs"].tolist() == [[0, number]]
+        until = time.monotonic() + 0.5  # ten times what anything else would have
+        while time.monotonic() < until:
+            assert not slot.ready() and slot.faults == []
+        slot.watch(0.05)
+        wait_until(slot.ready, PATIENCE, "it is given up")
+        assert "0.05 s" in slot.faults[0]
+    finally:
+        stopped.set()
+        slot.close()
+        editor.thread.join(PATIENCE)
 
 
 def test_an_editor_that_nobody_opened_is_asked_for(tmp_path, monkeypatch):

@@ -47,8 +47,8 @@ class SimulatorEnvironment(EnvironmentConfig):
     same_step: an agent may begin an episode in the exchange that ends one. False, where
         that never happens, takes less memory
     start_seconds: how long a simulator may take until its groups are there
-    deadline_s: seconds that it may take over a step, or a later reset. None: as the
-        actor's `deadline_s` says, an editor any time where that is None, too
+    deadline_s: seconds that it may take over a step, or a later reset; inf: any time.
+        None: as the actor's `deadline_s` says, an editor any time where that is None, too
     max_episode_steps: a promise, where one is needed: no agent's episode has more steps;
         0: not known
 
@@ -82,7 +82,8 @@ class SimulatorEnvironment(EnvironmentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(max_episode_steps=0)
-        self.check_above_zero("start_seconds", "deadline_s")
+        self.check_above_zero("start_seconds")
+        self.check_deadlines("deadline_s")
         if self.path is None and self.arguments:
             raise ConfigError(
                 "arguments are for simulators that are started here; name one by path, or leave them out"
@@ -168,6 +169,7 @@ class SimulatorEnvironment(EnvironmentConfig):
 
     def _lane(self, number: int, seed: int) -> Lane:
         own = (seed + number) % SEEDS
+        # without an actor, which tells its own, it has any time
         times = StepTimes(inf if self.deadline_s is None else self.deadline_s)
         name = f"simulator {number} ({'an editor' if self.path is None else Path(self.path).name})"
 
@@ -191,6 +193,7 @@ class SimulatorEnvironment(EnvironmentConfig):
             [self._channel(channel) for channel in self.channels],
             self.framing,
             times,
+            self.deadline_s is not None,
             self.path is not None,
         )
         lane.engine.set(**self.engine)

@@ -65,6 +65,7 @@ class SimulatorLanes(Environment):
         )
         self.groups = {name: self._seats[name] for name in specs}
         """Groups by name, with their seats."""
+        self.times = tuple(lane.times for lane in lanes)
         self._pending: list[Lane] = []
         self._started = False
         self._waiter = Waiter("simulators")
@@ -223,6 +224,11 @@ class SimulatorLanes(Environment):
     def watch(self, deadline_s: float | None) -> None:
         for lane in self._lanes:
             lane.watch(deadline_s)
+
+    @property
+    def away(self) -> bool:  # type: ignore[override]
+        """See `Environment`."""
+        return any(lane.starting for lane in self._lanes)
 
     def restart(self) -> None:
         """Have the next `send` reset every simulator."""

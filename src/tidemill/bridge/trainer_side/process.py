@@ -1,12 +1,16 @@
 """The simulator's process: started, watched, ended, and what it last wrote."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
+import time
+from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +20,9 @@ from tidemill.core.killed_processes import await_end
 
 _LINES, _LINE_BYTES = 30, 2000  # of its output are kept
 _READING = 3.0  # seconds that what it wrote has for being read, once it has ended
+_QUIET = 0.2  # seconds without anything to read after which nothing more is waited for
+_ENDING = 5.0  # seconds that the kernel has for its end, on a busy machine
+_EXITING = 4  # the flag of a process that is ending, in /proc/PID/stat (PF_EXITING)
 # Waits for the end of its input, which nobody writes to: it comes when the process that
 # holds the other end is gone, however it went. What ends by itself then has time for it.
 # (A signal at the parent's death, PR_SET_PDEATHSIG, comes when the thread ends that
@@ -84,10 +91,8 @@ class SimulatorProcess:
 
     def ended(self, seconds: float = 0.0) -> str | None:
         """Return how it ended, as part of a sentence; None where it still runs after so
-        many seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        code = self._process.poll()
+        many seconds, and is not just ending."""
+        code = self._await(seconds)
         if code is None:
             return None
         if code < 0:
@@ -98,12 +103,44 @@ class SimulatorProcess:
     def output(self, seconds: float = 0.0) -> str:
         """Return the end of its output, as the last part of an error; all of it that
         there is once it has ended, for which this waits so long."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        if self._process.poll() is not None:
-            self._reader.join(_READING)  # something that it started itself may still hold the pipe
+        if self._await(seconds) is not None:
+            self._read_out()
         text = b"".join(self._lines).decode(errors="replace").strip()
         return f". The end of its output:\n{text}" if text else ". It wrote nothing"
+
+    def _await(self, seconds: float) -> int | None:
+        for limit in (seconds, _ENDING):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(limit)
+            if not self._ends():
+                break
+        return self._process.poll()
+
+    def _ends(self) -> bool:
+        """True where the kernel is at its end."""
+        try:
+            told = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return bool(int(told[6]) & _EXITING)
+
+    def _read_out(self) -> None:
+        """Let all that it wrote be read. Something that it started itself may still hold
+        the pipe."""
+        until = time.monotonic() + _READING
+        while self._reader.is_alive() and time.monotonic() < until:
+            empty = not self._unread()
+            self._reader.join(_QUIET)
+            if empty and not self._unread():
+                break
+
+    def _unread(self) -> int:
+        """Return how many bytes wait to be read."""
+        stream, count = self._process.stdout, array("i", [0])
+        assert stream is not None
+        with contextlib.suppress(OSError, ValueError):  # it was closed
+            fcntl.ioctl(stream.fileno(), termios.FIONREAD, count)
+        return count[0]
 
     def unguard(self) -> None:
         """Have it left alone where this process is killed."""

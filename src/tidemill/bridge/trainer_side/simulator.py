@@ -44,8 +44,11 @@ from tidemill.core.errors import (
 from tidemill.core.step_deadlines import StepTimes
 
 _GRACE = 5.0  # seconds that a simulator may take to end by itself
+_LINGERS = 1.0  # that one has for it which has closed the bridge itself, or left it
 _TIDIES = 2.0  # that one of another make may take to see our close and to delete the files
-_LAST_WORDS = _GRACE  # that one which left has for ending, so that how and why can be told
+# that one which left and is not at its end has for that, so that how and why can be told:
+# which is to be within a second, of which looks and what it wrote take 0.4
+_LAST_WORDS = 0.4
 
 
 @dataclass
@@ -249,20 +252,22 @@ class Simulator:
         if not self._waiting:
             raise SimulatorError("no step has begun")
         try:
-            self.wait()
-            if self._failure is not None:
-                raise self._failure
-            if self._answer == CLOSE:
-                raise PeerLost(f"{self._what} closed the bridge{self._output(_LAST_WORDS)}")
-            memory = self._open()
-            self._exchanges += 1
-            self._take(memory)
-        except DeadlineError:
-            self.close(0.0)  # it had its time
+            self.take()
+        except BaseException as error:
+            self.close(grace_after(error))
             raise
-        except BaseException:
-            self.close()
-            raise
+
+    def take(self) -> None:
+        """The same for who closes a simulator that fails himself, elsewhere: it may
+        linger."""
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self._answer == CLOSE:
+            raise PeerLost(f"{self._what} closed the bridge{self._output(_LAST_WORDS)}")
+        memory = self._open()
+        self._exchanges += 1
+        self._take(memory)
 
     def close(self, grace: float = _GRACE) -> None:
         """Tell the simulator, wait for its end (and end it after `grace` seconds), and
@@ -402,3 +407,11 @@ class Simulator:
 
     def _output(self, seconds: float = 0.0) -> str:
         return "" if self._process is None else self._process.output(seconds)
+
+
+def grace_after(error: BaseException) -> float:
+    """Return for how many seconds a simulator that failed so may go on, to end by
+    itself: one that hangs had its time."""
+    if isinstance(error, DeadlineError):
+        return 0.0
+    return _LINGERS if isinstance(error, PeerLost) else _GRACE

@@ -4,8 +4,7 @@ rows go."""
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from math import inf
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from tidemill.bridge.protocol.side_channels import (
 from tidemill.bridge.protocol.specs import ActionTuple, BehaviorSpec, DecisionSteps, TerminalSteps
 from tidemill.bridge.protocol.tables import RESET
 from tidemill.bridge.trainer_side.seats import Index, Seats
-from tidemill.bridge.trainer_side.simulator import Simulator
+from tidemill.bridge.trainer_side.simulator import Simulator, grace_after
 from tidemill.bridge.trainer_side.spaces import Form, describe
 from tidemill.core.clock import awake
 from tidemill.core.errors import (
@@ -197,12 +196,14 @@ class Lane:
         channels: Sequence[SideChannel],
         framing: Framing,
         times: StepTimes,
+        own: bool,
         repeatable: bool,
     ) -> None:
-        """`repeatable`: another simulator can be started in its place."""
+        """`own`: its deadline is set, whatever its actor's is; `repeatable`: another
+        simulator can be started in its place."""
         self.number, self.name, self._start, self.times = number, name, start, times
         self.permit: Callable[[Exception], int] | None = None
-        self._own, self._repeatable = times.given != inf, repeatable
+        self._own, self._repeatable = own, repeatable
         self.engine = EngineSettings()
         self.parameters = EnvironmentParameters()
         self.statistics = Statistics()
@@ -213,6 +214,8 @@ class Lane:
         self._simulator: Simulator | None = None
         self._starting: Future[Simulator] | None = None
         self._closed = False
+        self._ended = Event()  # the one before is
+        self._ended.set()
 
     def watch(self, deadline_s: float | None) -> None:
         """Break its steps off after so many seconds, or by what they take (None), unless
@@ -220,6 +223,11 @@ class Lane:
         waited for, but where a number is given."""
         if not self._own and (deadline_s is not None or self._repeatable):
             self.times.given = deadline_s
+
+    @property
+    def starting(self) -> bool:
+        """True while another simulator is being started."""
+        return self._starting is not None
 
     @property
     def simulator(self) -> Simulator:
@@ -260,7 +268,7 @@ class Lane:
             if self._starting is not None:
                 starting, self._starting = self._starting, None
                 self._simulator = starting.result()
-            self.simulator.finish()
+            self.simulator.take()
             self.newest_statistics = self.statistics.tally.take()
             self.tally.merge(self.newest_statistics)
             return True
@@ -270,26 +278,38 @@ class Lane:
 
     def revive(self, error: TidemillError) -> None:
         """Start another simulator, in a thread, for the one that is gone, or told what
-        is no number; or raise."""
-        if self._simulator is not None:
-            self._simulator.close()
-            self._simulator = None
-        fault = EnvironmentFault(f"{self.name}: {error}")
-        if self.permit is None or not self._repeatable or isinstance(error, (ImageError, ChannelError)):
-            raise fault from error
-        self.permit(fault)
+        is no number, and is ended there first; or raise."""
+        lost, self._simulator = self._simulator, None
+        try:
+            fault = EnvironmentFault(f"{self.name}: {error}")
+            if self.permit is None or not self._repeatable or isinstance(error, (ImageError, ChannelError)):
+                raise fault from error
+            self.permit(fault)
+        except BaseException:
+            if lost is not None:
+                lost.close(grace_after(error))
+            raise
         self.known, self.newest_statistics = 0, {}
         self.gone = self.gone or any(crowd.seats.taken.any() for crowd in self.crowds)
         self.resetting = True
         self.engine.repeat()
         self.parameters.repeat()
         self._starting = Future()
+        self._ended.clear()
         Thread(
-            target=self._start_again, args=(self._starting,), name=f"start of {self.name}", daemon=True
+            target=self._start_again,
+            args=(self._starting, lost, grace_after(error)),
+            name=f"start of {self.name}",
+            daemon=True,
         ).start()
 
-    def _start_again(self, starting: "Future[Simulator]") -> None:
+    def _start_again(self, starting: "Future[Simulator]", lost: Simulator | None, grace: float) -> None:
         try:
+            try:
+                if lost is not None:
+                    lost.close(grace)
+            finally:
+                self._ended.set()
             simulator = self._start(self.number, self._channels())
             if self._closed:
                 simulator.close()
@@ -307,6 +327,7 @@ class Lane:
             self._simulator.close(CLOSE_SECONDS)
         elif self._starting is not None and self._starting.done() and self._starting.exception() is None:
             self._starting.result().close(CLOSE_SECONDS)
+        self._ended.wait(CLOSE_SECONDS)
 
 
 def start_all(lanes: Sequence[Lane], seconds: float, declared: bool) -> Mapping[str, BehaviorSpec]:

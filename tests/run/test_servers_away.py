@@ -1,0 +1,187 @@
+"""Runs whose server is away for a while: that costs faults of the budget, and not the
+run, which can be ended meanwhile."""
+
+import os
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from tests.remote import test_openenv
+from tests.remote.served import away, client, port_of_ones_own, serving
+from tests.run.test_same_words import experiment, restarts, told
+from tests.run.watching import wait_until
+
+import tidemill
+from tidemill.core.errors import EnvironmentAway, RunError
+from tidemill.envs import lane_restarts
+from tidemill.envs.lane_restarts import Remaking
+from tidemill.remote.call_limits import Breaker
+from tidemill.training.train import resume
+
+PATIENCE = 120.0  # seconds
+
+
+class Walk(gymnasium.Env):
+    """Four steps long."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 4, False, {}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """Pauses are short, and calls are soon given up."""
+    monkeypatch.setattr(lane_restarts, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(lane_restarts, "LONGEST_PAUSE", 0.03)
+    monkeypatch.setattr("tidemill.remote.host._known", {})
+    monkeypatch.setattr("tidemill.remote.host.START_SECONDS", 0.01)
+    monkeypatch.setattr("tidemill.remote.host.Breaker", partial(Breaker, first=0.001, longest=0.001))
+    monkeypatch.setattr("tidemill.remote.calls.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tidemill.remote.calls.LONGEST_PAUSE", 0.001)
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    """The faults of all tries that failed as something was made anew."""
+    seen: list[Exception] = []
+    failed = Remaking.failed
+
+    def noted(remaking, fault):
+        failed(remaking, fault)
+        seen.append(remaking.fault)
+
+    monkeypatch.setattr(Remaking, "failed", noted)
+    return seen
+
+
+@contextmanager
+def a_server(kind):
+    """Yield an environment of this kind, and a context in which its server is away."""
+    with ExitStack() as stack:
+        if kind != "openenv":
+            server = stack.enter_context(serving(Walk))
+            yield client(server, form=kind, retries=0.0), partial(away, server)
+            return
+        port = stack.enter_context(port_of_ones_own())
+        served = [ExitStack()]
+        played, _ = served[0].enter_context(test_openenv.serving(port=port))
+
+        @contextmanager
+        def closed():
+            served[0].close()
+            try:
+                yield
+            finally:
+                served[0].enter_context(test_openenv.serving(port=port))
+
+        stack.callback(served[0].close)
+        yield played, closed
+
+
+class Absence:
+    """Called with each record of a run: takes the server away once, and `then` is called
+    in a thread once `over`; then the server is back."""
+
+    def __init__(self, gone, over, then=lambda: None):
+        self._gone, self._over, self._then = gone, over, then
+        self.thread = None
+
+    def __call__(self, record, control):
+        if self.thread is None:
+            context = self._gone()
+            context.__enter__()
+            self.thread = threading.Thread(target=self._end, args=(context,))
+            self.thread.start()
+
+    def _end(self, context):
+        try:
+            wait_until(self._over, PATIENCE, "it is tried again")
+            self._then()
+        finally:
+            context.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "launch", "exact"),
+    [
+        ("loop", "inline", True),
+        ("threads", "threads", True),
+        ("loop", "threads", False),
+        ("openenv", "inline", False),
+    ],
+)
+def test_a_run_outlives_a_server_that_is_away(kind, launch, exact, tries, tmp_path):
+    with a_server(kind) as (played, gone):
+        made = experiment("server", played, 60, lane_restarts=1000, deadline_s=PATIENCE)
+        trainer = made.workers["trainer"].replace(max_policy_lag=0)
+        made = made.replace(exact_resume=exact, workers={**made.workers, "trainer": trainer})
+        absence = Absence(gone, lambda: len(tries) >= 3)
+        result = tidemill.train(made, launch=launch, run_dir=tmp_path / "run", quiet=True, on_update=absence)
+        absence.thread.join(PATIENCE)
+        assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 60
+        assert all(isinstance(fault, EnvironmentAway) and fault.pause > 0 for fault in tries)
+        texts = told(tmp_path / "run")
+        assert any(
+            "it is tried again in 0 s, and later after longer pauses (restart " in text for text in texts
+        )
+        assert not any("silent" in text for text in texts)
+        assert restarts(tmp_path / "run") >= 4
+    if exact:  # the whole run is as good as any, and can be gone on from
+        assert (tmp_path / "run" / "cuts" / "actor-0").exists()
+
+
+def test_a_server_that_stays_away_ends_the_run_with_the_first_cause_and_the_last(tries, tmp_path):
+    with a_server("loop") as (played, gone):
+        made = experiment("server", played, 10_000, lane_restarts=3)
+        ended = threading.Event()
+        absence = Absence(gone, ended.is_set)
+        try:
+            with pytest.raises(
+                RunError,
+                match=r"(?s)step \d+ \(session.*Its actor's lanes were made anew 3 times within 600 s "
+                r"already.*the last fault: .*cannot be made anew now.*nothing answers there",
+            ):
+                tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=absence)
+        finally:
+            ended.set()
+            absence.thread.join(PATIENCE)
+        assert 2 <= len(tries) < 20
+
+
+@pytest.mark.parametrize(("launch", "exact"), [("inline", True), ("threads", True), ("inline", False)])
+def test_a_signal_ends_a_run_whose_server_is_away_with_a_checkpoint(
+    launch, exact, tries, monkeypatch, tmp_path
+):
+    """The pause would be longer than all else has."""
+    monkeypatch.setattr(lane_restarts, "FIRST_PAUSE", 1000.0)
+    with a_server("loop") as (played, gone):
+        made = experiment("server", played, 10_000, deadline_s=PATIENCE)
+        trainer = made.workers["trainer"].replace(max_policy_lag=0)
+        made = made.replace(exact_resume=exact, workers={**made.workers, "trainer": trainer})
+        absence = Absence(gone, lambda: tries, lambda: os.kill(os.getpid(), signal.SIGINT))
+        result = tidemill.train(made, launch=launch, run_dir=tmp_path / "run", quiet=True, on_update=absence)
+        absence.thread.join(PATIENCE)
+        assert result.summary["status"] == "interrupted"
+        updates = result.summary["updates"]
+        newest = max(
+            int(each.name.split("-")[1]) for each in Path(tmp_path, "run/checkpoints/policy").iterdir()
+        )
+        assert newest == updates
+        steps = result.summary["env_steps"] + 20
+        result = resume(tmp_path / "run", launch=launch, limits={"steps": steps}, quiet=True)
+        assert result.summary["status"] == "completed" and result.summary["env_steps"] >= steps
+        cut = [text for text in told(tmp_path / "run") if "open episodes of 1 of 1 lanes" in text]
+        assert len(cut) == exact
