@@ -11,12 +11,11 @@ from tidemill.core.user_code_loading import load_attribute
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = {
-    "policy_workers.py": "experiment",
     "population.py": "experiment",
     "self_play.py": "experiment",
     "curriculum.py": "experiment",
     "augmentation.py": "experiment",  # buffer workers
-    "impala.py": "served",
+    "impala.py": "served",  # policy workers
     "repeat_previous.py": "experiment",  # memory
     "simple_spread.py": "separate",  # several policies
     "hybrid_actions.py": "experiment",
