@@ -1,6 +1,7 @@
 """The socket that `tidemill pause|start|stop` speak to."""
 
 import os
+import select
 import socket as sockets
 import stat
 import subprocess
@@ -18,7 +19,7 @@ import tidemill
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Scripted, Trainer
 from tidemill.api.control_messages import Notice, pack, unpack_up
 from tidemill.core.errors import RunError
-from tidemill.run.control_socket import ControlSocket, _address, tell
+from tidemill.run.control_socket import ControlSocket, NoRun, _address, tell
 
 LINUX = sys.platform.startswith("linux")
 DEADLINE = 60.0  # seconds; nothing here takes a tenth of it
@@ -111,6 +112,16 @@ def test_one_folder_has_one_socket(tmp_path: Path) -> None:
 def test_where_nothing_runs_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run is going on there; go on with it by: tidemill resume"):
         tell(tmp_path, "pause")
+
+
+def test_a_run_that_ends_before_it_answers_is_none(tmp_path: Path) -> None:
+    socket = ControlSocket(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(tell, tmp_path, "status")
+        select.select([socket._socket], [], [], DEADLINE)
+        socket.close()
+        with pytest.raises(NoRun, match="no run is going on there"):
+            answer.result(DEADLINE)
 
 
 def test_who_hangs_up_before_the_answer_does_no_harm(tmp_path: Path) -> None:

@@ -396,6 +396,9 @@ def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function:
 
     run.main.send_signal(signal.SIGINT)
     wait_until(lambda: not awaited(run, signal.SIGINT), 60, "it has heard the first one")
+    if launch == "inline":  # whoever leads the run hangs itself
+        output = run.folder / "output.txt"
+        wait_until(lambda: "note: Ctrl-C has come: the run ends" in output.read_text(), 60, "that is told")
     time.sleep(interrupts.ONE + 1.0)
     run.main.send_signal(signal.SIGINT)
     status, text = run.ended()

@@ -289,6 +289,18 @@ def test_a_manifest_that_is_none_is_refused_and_passed_over(tmp_path: Path, mani
     assert read_newest(tmp_path)[0].name == "update-1"
 
 
+def test_one_whose_manifest_is_torn_is_passed_over_with_a_word_also_in_a_later_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "epoch_of", lambda folder: 2)
+    write(tmp_path, 1)
+    path = write(tmp_path, 2)
+    (path / MANIFEST).write_bytes((path / MANIFEST).read_bytes()[:50])
+    found = read_newest(tmp_path)
+    assert found.path.name == "update-1"
+    assert [str(path) in text for text in found.warnings] == [True]
+
+
 @pytest.mark.parametrize(
     "name", ["../policy.safetensors", "/etc/passwd", "a/../../b", "a/b/c", "a/..", "../b"]
 )

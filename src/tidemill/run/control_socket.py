@@ -116,13 +116,13 @@ def tell(folder: Path, command: str) -> str:
             while len(answer) < _LONGEST and (part := connection.recv(1 << 16)):
                 answer += part
             return answer.decode(errors="replace")
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionError):  # there is none, or it has ended just now
             if host := runner_elsewhere(folder):
                 return ask(folder, command, host)
             raise NoRun(
                 f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}"
             ) from None
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # or others wait for it already
             raise RunError(
                 f"{folder}: the run did not answer within {_TIMEOUT:.0f} s; its main process hangs"
             ) from None

@@ -127,6 +127,8 @@ class Controller:
             processes, launcher.stack, launcher.condition, report.notify, self._deaths.hangs
         )
         self._turns = TurnWatch(lambda text: alarm(report.mask(text)), self._ending.hurry)
+        if launcher.takes_turns:
+            state.interrupts.tell = alarm
         every = [[name for name, _ in experiment.members()]]  # in one process
         self._memory = MemoryWatch(
             processes if launcher.processes else every, launcher.own_bytes, report.notify

@@ -3,7 +3,7 @@ that takes too long) breaks off."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Self
@@ -16,6 +16,7 @@ GRACE = 18.0  # seconds from the first signal until a run that is still ending i
 # seconds in which signals are one: batch systems and `timeout` send it to the process and
 # to its group, some send another after it
 ONE = 1.0
+UNHEARD = 0.5  # seconds after which it is told that one has come, where nobody acts on it yet
 
 
 class BrokenOff(BaseException):
@@ -29,6 +30,9 @@ class Interrupts:
 
     first: the first signal, 0 while there was none
     overdue: whether the last of them came from here, `grace` seconds after the first
+    heard: whether whoever leads the run has taken note of the first
+    tell: function that tells the user, from another thread, that it has come, where the
+        main thread is in the midst of what takes long
     suspend: whether Ctrl-Z was noted (`noting_ctrl_z`)
     armed: whether a later one raises `BrokenOff`: while workers run, not while the run's
         last files are written
@@ -37,10 +41,11 @@ class Interrupts:
     def __init__(self) -> None:
         self.first = 0
         self.grace = GRACE
-        self.armed = self.overdue = self.suspend = self._abrupt = False
+        self.tell: Callable[[str], None] = lambda text: None
+        self.armed = self.overdue = self.heard = self.suspend = self._abrupt = False
         self._previous: dict[signal.Signals, Any] = {}
         self._at = 0.0  # when the first came
-        self._timer: threading.Timer | None = None
+        self._timers: list[threading.Timer] = []
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -51,8 +56,8 @@ class Interrupts:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -104,25 +109,36 @@ class Interrupts:
             self.first, self._at = number, awake()
             if self._abrupt:
                 raise BrokenOff
-            self._set_timer(self.grace)
+            self._after(UNHEARD, self._tell_unheard)
+            self._after(self.grace, self._remind)
         elif self.armed and (self.overdue or awake() - self._at > ONE):
             self.armed = False
             raise BrokenOff
 
-    def _set_timer(self, seconds: float) -> None:
-        """Have the signal come again after so long: only that wakes a main thread that
-        sits in somebody's code (an inline environment that hangs)."""
-        self._timer = threading.Timer(seconds, self._remind)
-        self._timer.daemon = True
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Have another thread act after so long."""
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        self._timers.append(timer)
         with suppress(RuntimeError):  # no more threads are allowed
-            self._timer.start()
+            timer.start()
+
+    def _tell_unheard(self) -> None:
+        if self.armed and not self.heard:
+            self.tell(
+                f"{signal_name(self.first)} has come: the run ends as soon as its main thread comes back, "
+                "which is in an update or in an environment; another one breaks it off, without a last "
+                "checkpoint"
+            )
 
     def _remind(self) -> None:
+        """Have the signal come again: only that wakes a main thread that sits in
+        somebody's code (an inline environment that hangs)."""
         main = threading.main_thread().ident
         if main is None or not self.armed:
             return
         if (left := self.grace - (awake() - self._at)) > ONE:  # the process was stopped meanwhile
-            self._set_timer(left)
+            self._after(left, self._remind)
             return
         self.overdue = True
         signal.pthread_kill(main, self.first)

@@ -60,6 +60,9 @@ class RunState:
 
     def note_signal(self) -> None:
         """Have the run end where a signal has come."""
-        if self.interrupts.first and not self.reason:
+        if not self.interrupts.first:
+            return
+        self.interrupts.heard = True
+        if not self.reason:
             self.interrupted = self.interrupts.first
             self.reason = signal_name(self.interrupted)

@@ -138,20 +138,25 @@ def _remove(path: Path) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint folders, oldest first: in the order of epochs, and in numeric
-    order within one."""
+    order within one. One whose manifest cannot be read counts as of the newest, so that
+    it is passed over with a word."""
     if not folder.is_dir():
         return []
     found = (p for p in folder.iterdir() if _place(p)[0] >= 0 and (p / MANIFEST).exists())
-    return sorted(found, key=lambda path: (_epoch(path), *_place(path)))
+    epochs = {path: _epoch(path) for path in found}
+    newest = max((epoch for epoch in epochs.values() if epoch is not None), default=0)
+    return sorted(epochs, key=lambda path: (newest if epochs[path] is None else epochs[path], *_place(path)))
 
 
-def _epoch(path: Path) -> int:
-    """Return the epoch in which a checkpoint was written; 0 where it does not say."""
+def _epoch(path: Path) -> int | None:
+    """Return the epoch in which a checkpoint was written, 0 where it does not say; None
+    where its manifest cannot be read."""
     with suppress(OSError, ValueError):
         manifest = read_json(read_plain(path / MANIFEST))
-        epoch = manifest.get("epoch") if isinstance(manifest, dict) else None
-        return epoch if type(epoch) is int else 0
-    return 0
+        if isinstance(manifest, dict):
+            epoch = manifest.get("epoch")
+            return epoch if type(epoch) is int else 0
+    return None
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
