@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from deaths import processes
+from fault_rows.runs import processes
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from tidemill import (

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from deaths import left_behind, processes
+from fault_rows.runs import left_behind, processes
 from faulty import FAULTS, Run, apart
 
 SHORT = 100  # updates of a run that gets one fault

@@ -33,7 +33,7 @@ from typing import Any
 import gymnasium
 import pettingzoo
 import psutil
-from deaths import left_behind, processes
+from fault_rows.runs import left_behind, processes
 from faulty import FAULTS, LASTING, LAYOUTS, Faulty, Run
 from faulty import __file__ as faulty_file
 

@@ -1,0 +1,108 @@
+"""Runs in which nothing comes any more, and memory that is not there."""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+from fault_rows.deaths import SAMPLE
+from fault_rows.row import Impossible, Row, Seen
+from fault_rows.runs import BrokenPromise, processes, run_of, started
+
+NO_UPDATE = 30.0  # seconds without one after which the run says why
+ROOM = 300 << 20  # bytes that a control group has more than the run takes
+
+
+def stopped_worker(launch: str, draw: Random) -> Iterator[Seen]:
+    """SIGSTOP of the only actor, for as long as it takes until that is told."""
+    with run_of("plain", launch) as run:
+        time.sleep(draw.uniform(0.5, 2.0))
+        actor = processes(run.main.pid)["actor-0"]
+        at = time.time()
+        actor.suspend()
+        try:
+            silent = run.event("told", "actor-0 is silent for .*stopped", at).time
+            chain = run.event("told", "no update for", at)
+        finally:
+            actor.resume()
+        if "trainer-0 waits for samples ← actor-0 is stopped" not in chain.cause:
+            raise BrokenPromise(f"the chain is: {chain.cause}")
+        run.wait_for_updates()
+        yield Seen({"silence told": silent - at, "chain told": chain.time - at})
+
+
+def hanging_thread(launch: str, draw: Random) -> Iterator[Seen]:
+    """An environment that never comes back, in an actor's thread that waits for it."""
+    with run_of("patient", launch) as run:
+        time.sleep(draw.uniform(0.5, 2.0))
+        at = run.suffer("hang")
+        silent = run.event("told", "actor-0 is silent for .*lane \\d", at).time
+        chain = run.event("told", "no update for", at)
+        if not re.search("trainer-0 waits for samples ← actor-0 is silent for .*environment", chain.cause):
+            raise BrokenPromise(f"the chain is: {chain.cause}")
+        yield Seen({"silence told": silent - at, "chain told": chain.time - at})
+
+
+@contextmanager
+def control_group() -> Iterator[Path]:
+    """A control group for memory, of version 1."""
+    group = Path(f"/sys/fs/cgroup/memory/tidemill-faults-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError:
+        raise Impossible("control groups of version 1 cannot be made here") from None
+    try:
+        yield group
+    finally:
+        for _ in range(100):
+            with suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def out_of_memory(launch: str, draw: Random) -> Iterator[Seen]:
+    """An environment takes all memory that the run's control group allows, and the system
+    kills its process."""
+    with control_group() as group, run_of("lanes", launch, group=group) as run:
+        time.sleep(draw.uniform(0.5, 2.0))
+        used = int((group / "memory.usage_in_bytes").read_text())
+        (group / "memory.limit_in_bytes").write_text(str(used + ROOM))
+        at = run.suffer("eat")
+        died = run.event("died", since=at)
+        lives = run.event("lives", since=at).time
+        if died.worker != "actor-0" or "out of memory: its control group has no more" not in died.cause:
+            raise BrokenPromise(f"{died.worker}: {died.cause}")
+        run.wait_for_updates()
+        yield Seen(
+            {"noticed": died.time - at, "lives": lives - at}, {"env steps of unfinished samples": died.steps}
+        )
+
+
+def too_large(launch: str, draw: Random) -> Iterator[Seen]:
+    """A plan that cannot fit."""
+    at = time.time()
+    with started("too_large", launch) as run:
+        status = run.ended()
+        told = time.time()
+        sums = re.search("this needs .* of memory, and .* are available", run.output.replace("\n", " "))
+        if status != 1 or not sums or run.path.exists():
+            raise BrokenPromise(f"status {status}: {run.output[-400:]}")
+        yield Seen({"refused": told - at})
+
+
+TOLD = {"silence told": 7.0, "chain told": NO_UPDATE + 2.0}
+
+ROWS = {
+    "stopped-worker": Row("SIGSTOP of the only actor", stopped_worker, TOLD, {}, ("processes",), 1),
+    "hanging-thread": Row("a step never comes back, without a deadline", hanging_thread, TOLD, {},
+                          ("threads",), 1),
+    "out-of-memory": Row(
+        "an actor takes more memory than there is", out_of_memory, {"noticed": 0.5},
+        {"env steps of unfinished samples": SAMPLE}, ("processes",), 2,
+    ),
+    "too-large": Row("a plan that cannot fit", too_large, times=1),
+}  # fmt: skip
