@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,10 +32,13 @@ from tidemill import (
     PolicyWorkers,
     Trainer,
 )
+from tidemill.api.algorithm import AlgorithmConfig
+from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.policy import PolicyConfig
 
-LOOK_EVERY = 64  # steps of a lane between looks at whether it is to have a fault
+LOOK_EVERY = 32  # steps of a lane between looks at whether it is to have a fault
 DEADLINE = 5.0  # seconds after which a step counts as hung
-LONGEST = 120.0  # seconds that something of a run may take
+LONGEST = 300.0  # seconds that something of a run may take, however busy the machine is
 ENVIRONMENT = ("raise", "nan", "huge", "hang")
 FAULTS = ("kill", "stop", *ENVIRONMENT)
 
@@ -70,22 +74,41 @@ class Faulty(CartPoleEnv):
 LASTING: dict[str, Any] = {"deadline_s": DEADLINE, "restarts": 1000, "lane_restarts": 1000}
 
 
-def _experiment(workers: dict[str, Any], agent: AgentSpec, **settings: Any) -> Experiment:
-    """Two actors whose environments suffer, trainers, and an evaluation."""
-    faulty = Gymnasium(
-        make=f"{__file__}:Faulty", kwargs={"faults": os.environ["FAULTS"]}, max_episode_steps=500
+SAVING: dict[str, Any] = {"checkpoint_seconds": 1.0, "checkpoint_share": 0.5}
+
+
+def faulty_cartpole(threads: int = 0) -> Gymnasium:
+    """CartPole with the faults of this run."""
+    return Gymnasium(
+        make=f"{__file__}:Faulty",
+        kwargs={"faults": os.environ["FAULTS"]},
+        max_episode_steps=500,
+        threads=threads,
     )
+
+
+def judged(
+    environment: EnvironmentConfig,
+    workers: dict[str, Any],
+    agent: AgentSpec,
+    judged_in: EnvironmentConfig,
+    policy: PolicyConfig | None = None,
+    lanes: tuple[int, int] = (16, 8),
+    **settings: Any,
+) -> Experiment:
+    """Two actors whose environments suffer, other `workers`, and an evaluation; so many
+    `lanes` of both."""
     judge = AgentSpec(
         inference="inline", parameters=Drawn(tag="evaluating"), samples="evaluation", mode="concise",
         deterministic=True,
     )  # fmt: skip
     return Experiment(
-        name="soak",
-        policies={"policy": ActorCritic()},
+        name="faulty",
+        policies={"policy": policy or ActorCritic()},
         workers={
-            "actor": Actors(count=2, environment=faulty, lanes=16, agents=(agent,), **LASTING),
+            "actor": Actors(count=2, environment=environment, lanes=lanes[0], agents=(agent,), **LASTING),
             **workers,
-            "judge": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=8, agents=(judge,), **LASTING),
+            "judge": Actors(environment=judged_in, lanes=lanes[1], agents=(judge,), **LASTING),
             "evaluation": Evaluation(games=16, restarts=1000),
         },
         limits=Limits(updates=100_000_000, stall_s=60.0),
@@ -93,48 +116,76 @@ def _experiment(workers: dict[str, Any], agent: AgentSpec, **settings: Any) -> E
     )
 
 
-def _trainer(count: int = 1) -> Trainer:
-    return Trainer(
-        count=count,
-        algorithm=PPO(minibatch_size=512),
-        restarts=1000,
-        checkpoint_seconds=1.0,
-        checkpoint_share=0.5,
-        database_seconds=1.0,
-    )
+def trainers(algorithm: AlgorithmConfig | None = None, count: int = 1) -> Trainer:
+    """Trainers that save and publish often."""
+    algorithm = algorithm or PPO(minibatch_size=512)
+    return Trainer(count=count, algorithm=algorithm, restarts=1000, database_seconds=1.0, **SAVING)
 
 
-def apart() -> Experiment:
+def apart(threads: int = 0) -> Experiment:
     """Two actors, a policy worker, a trainer and an evaluation, each in a process of its
     own."""
     server = PolicyWorkers(stream="inference", restarts=1000)
-    return _experiment(
-        {"server": server, "trainer": _trainer()}, AgentSpec(inference="inference", sample_steps=32)
+    return judged(
+        faulty_cartpole(threads),
+        {"server": server, "trainer": trainers()},
+        AgentSpec(inference="inference", sample_steps=32),
+        Gymnasium(id="CartPole-v1"),
     )
 
 
 def equal() -> Experiment:
     """Two processes, each an actor and an equal trainer by turns, beside an
     evaluation."""
-    return _experiment({"trainer": _trainer(2)}, AgentSpec(sample_steps=32), together=("actor", "trainer"))
+    return judged(
+        faulty_cartpole(),
+        {"trainer": trainers(count=2)},
+        AgentSpec(sample_steps=32),
+        Gymnasium(id="CartPole-v1"),
+        together=("actor", "trainer"),
+    )
+
+
+def in_threads() -> Experiment:
+    """The same as `apart`, with lanes that step in threads, so that one which hangs can
+    be left alone."""
+    return apart(threads=2)
 
 
 LAYOUTS = {"apart": apart, "equal": equal}
 
 
 class Run:
-    """A run of an experiment in a folder of its own, in processes."""
+    """A run of an experiment in a folder of its own, begun by `tidemill train`; what is
+    beside it may be a disk for its results, or somebody whom it needs."""
 
-    def __init__(self, folder: Path, function: Callable[[], Experiment], *more: str) -> None:
-        self.folder, self.path, self.faults = folder, folder / "run", folder / "faults"
-        self.faults.mkdir()
+    def __init__(
+        self,
+        folder: Path,
+        function: Callable[[], Experiment],
+        *words: str,
+        launch: str = "processes",
+        beside: Any = None,
+    ) -> None:
+        self.folder, self.beside = folder, beside
+        self.path = (beside if isinstance(beside, Path) else folder) / "run"
+        self.faults, self.temporary, self.output = folder / "faults", folder / "tmp", folder / "output.txt"
+        for made in (self.faults, self.temporary):
+            made.mkdir()
         file = Path(function.__code__.co_filename).resolve()
-        words = [f"{file}:{function.__name__}", "--launch", "processes", "--layout", "given", *more]
-        variables = {**os.environ, "TMPDIR": str(folder), "FAULTS": str(self.faults)}
-        with (folder / "output.txt").open("wb") as output:
+        # nothing said, the command has processes begin before it knows whose they will be
+        where = [] if launch == "processes" else ["--launch", launch]
+        self._words = [f"{file}:{function.__name__}", *where, "--layout", "given", *words]
+        self.begin()
+
+    def begin(self, *more: str) -> None:
+        """Begin it, or go on with it: the command is the same."""
+        command = [str(Path(sys.executable).with_name("tidemill")), "train", *self._words, *more]
+        variables = {**os.environ, "TMPDIR": str(self.temporary), "FAULTS": str(self.faults)}
+        with self.output.open("ab") as output:
             self.main = subprocess.Popen(
-                ["tidemill", "train", *words, "--run-dir", str(self.path), "--log", ""],
-                stdout=output, stderr=output, env=variables,
+                [*command, "--run-dir", str(self.path), "--log", ""],
+                stdout=output, stderr=output, env=variables, preexec_fn=_hear_signals,
             )  # fmt: skip
 
     def suffer(self, fault: str, draw: random.Random, whose: str = "") -> None:
@@ -148,15 +199,37 @@ class Run:
             process = workers[draw.choice(sorted(workers))]
             if fault == "kill":
                 process.kill()
-                return
-            process.suspend()
-            back = threading.Timer(draw.uniform(1.0, 8.0), self._resume, (process,))
-            back.daemon = True
-            back.start()
+            else:
+                stop_for(process, draw.uniform(1.0, 8.0))
 
-    def _resume(self, process: psutil.Process) -> None:
-        with suppress(psutil.Error):
-            process.resume()
+    def processes(self) -> list[psutil.Process]:
+        """Return everything that the run has started and that lives, itself among it."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it is gone, or another user's
+                if process.status() != psutil.STATUS_ZOMBIE and (
+                    process.environ().get("TMPDIR") == str(self.temporary)
+                ):
+                    found.append(process)
+        return found
+
+    @property
+    def process(self) -> psutil.Process:
+        """Its main process."""
+        return psutil.Process(self.main.pid)
+
+    def left(self, halves: bool = True) -> str:
+        """Return what the run has left, once it has ended, in words; "" where that is
+        nothing: processes, temporary files, and in its folder sockets and half-written
+        things (`halves`; who is killed leaves them to the next start)."""
+        files = [*self.temporary.iterdir()]
+        for path in self.path.rglob("*"):
+            half = path.name.startswith(".") or path.name.endswith((".tmp", "-journal"))
+            if path.is_socket() or (half and halves):
+                files.append(path)
+        processes = self.processes()
+        told = [f"{len(processes)} processes"] * bool(processes) + [path.name for path in files]
+        return ", ".join(told)
 
     def newest(self) -> dict[str, float]:
         """Return the newest record of an update."""
@@ -173,17 +246,48 @@ class Run:
         while not holds():
             if self.main.poll() is not None or time.monotonic() > until:
                 return False
-            time.sleep(0.002)
+            time.sleep(0.003)
         return True
 
-    def end(self, asks: bool, seconds: float = LONGEST) -> int | None:
-        """Wait for its end, which it is told if it `asks`. Return its exit status; None
-        where it had to be killed."""
-        if asks:
-            self.main.send_signal(signal.SIGTERM)
+    def end(self, number: int = 0, seconds: float = LONGEST) -> int | None:
+        """Wait for its end, which this signal asks for, if any. Return its exit status;
+        None where it had to be killed."""
+        if number:
+            self.main.send_signal(number)
         try:
             return self.main.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.main.kill()
-            self.main.wait()
+            self.kill()
             return None
+
+    def kill(self) -> None:
+        """Kill all that is left of it."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+        self.main.wait()
+
+    def said(self) -> str:
+        """Return why it ended, in the last words that it said."""
+        lines = self.output.read_text(errors="replace").strip().splitlines()
+        errors = [number for number, line in enumerate(lines) if "rror" in line]
+        return " ".join(lines[errors[-1] :][:4] if errors else lines[-2:])[:400]
+
+
+def stop_for(process: psutil.Process, seconds: float) -> None:
+    """Stop a process for so long, meanwhile."""
+
+    def resume() -> None:
+        with suppress(psutil.Error):
+            process.resume()
+
+    process.suspend()
+    back = threading.Timer(seconds, resume)
+    back.daemon = True
+    back.start()
+
+
+def _hear_signals() -> None:
+    """As in a terminal, whoever started this: a child of nohup is born deaf to some."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)

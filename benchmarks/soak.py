@@ -33,7 +33,7 @@ from typing import Any
 import gymnasium
 import pettingzoo
 import psutil
-from fault_rows.runs import left_behind, processes
+from fault_rows.runs import processes
 from faulty import FAULTS, LASTING, LAYOUTS, Faulty, Run
 from faulty import __file__ as faulty_file
 
@@ -147,7 +147,7 @@ def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: ran
         began = told = time.monotonic()
         had, before = Counter[str](), (time.time(), 0.0)
         if not run.wait_for(run.newest):
-            sys.exit(f"the run did not begin:\n{(run.folder / 'output.txt').read_text()}")
+            sys.exit(f"the run did not begin:\n{run.output.read_text()}")
         print("  time  faults      MB  descriptors  threads  files  update      steps/s", flush=True)
         while time.monotonic() - began < seconds and run.main.poll() is None:
             time.sleep(gap)
@@ -173,7 +173,7 @@ def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: ran
                 f"{files:>6} {record.get('update', 0):>7.0f} {(steps - last) / (now - at):>12,.0f}",
                 flush=True,
             )
-        status = run.end(asks=True)
+        status = run.end(signal.SIGTERM)
         lives = Counter(event.what for event in read_events(run.path))
         returns = [r["evaluation/return"] for r in read_metrics(run.path) if "evaluation/return" in r]
         counts = ", ".join(f"{count} {fault}" for fault, count in sorted(had.items()))
@@ -181,10 +181,10 @@ def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: ran
         print(
             f"{counts}: {lives['died']} workers died, {lives['lives']} live again, {lives['went back']} "
             f"times back to a checkpoint; status {status}; {len(returns)} evaluations, the best {best:.0f}; "
-            f"left: {left_behind(run.folder)} (one holds the faults)"
+            f"left: {run.left() or 'nothing'}"
         )
         if status != ASKED:
-            print((run.folder / "output.txt").read_text()[-3000:])
+            print(run.output.read_text()[-3000:])
 
 
 def marks(gap: float, draw: random.Random) -> None:
@@ -199,7 +199,7 @@ def marks(gap: float, draw: random.Random) -> None:
                 fault = draw.choice([fault for fault in FAULTS if fault != "huge"])  # returns have it
                 had[fault] += 1
                 run.suffer(fault, draw)
-            status = run.end(asks=run.main.poll() is None)
+            status = run.end(signal.SIGTERM)
             record, lives = run.newest(), Counter(event.what for event in read_events(run.path))
             reached = ", ".join(
                 f"{metric} {value:.0f}"
@@ -211,11 +211,11 @@ def marks(gap: float, draw: random.Random) -> None:
                 f"{function.__name__}: {reached} after {record.get('step', 0):,.0f} env steps and "
                 f"{time.monotonic() - began:.0f} s; {counts}: {lives['died']} workers died, {lives['lives']} "
                 f"live again, {lives['went back']} times back to a checkpoint; status {status}; left: "
-                f"{left_behind(run.folder)} (one holds the faults)",
+                f"{run.left() or 'nothing'}",
                 flush=True,
             )
             if status:
-                print((run.folder / "output.txt").read_text()[-3000:])
+                print(run.output.read_text()[-3000:])
 
 
 def main() -> None:
