@@ -366,15 +366,16 @@ def test_the_command_prints_tables_of_80_columns_and_writes_all_figures(tmp_path
     assert len(found["costs"]["env"]["each"]) == 6 * found["cores"]
 
 
-def test_policy_workers_and_native_vector_environments_are_measured_too() -> None:
+def test_policy_workers_are_measured_too_and_environments_of_another_kind_through_the_contract() -> None:
     workers = {"actor-0", "policy-0", "trainer-0"}
-    check(measured(experiment(GymnasiumVector(id="CartPole-v1"), inference="inference"), workers), workers)
-
-
-def test_environments_of_another_kind_are_measured_through_the_contract() -> None:
-    found = measured(experiment(Scripted(agents=2)), {"actor-0", "trainer-0"})
-    check(found, {"actor-0", "trainer-0"})
+    found = measured(experiment(Scripted(agents=2), inference="inference"), workers)
+    check(found, workers)
     assert found.facts["rows_per_step"] == 2
+
+
+def test_a_native_vector_environment_is_measured_as_it_is() -> None:
+    facts, parts = parts_of(experiment(GymnasiumVector(id="CartPole-v1")))
+    assert facts["environment_kind"] == "GymnasiumVector" and parts["env"]() > 0
 
 
 def test_the_tables_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
