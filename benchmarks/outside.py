@@ -246,10 +246,14 @@ def fill_disk(run: Run, draw: random.Random, whose: str) -> None:
 
 def forbid_disk(run: Run, draw: random.Random, whose: str) -> None:
     """Have the run's disk be read-only for some seconds."""
-    # over it, since what is open for writing keeps a disk from becoming so
-    _mount("--bind", run.beside, run.beside)
-    _mount("-o", "remount,bind,ro", run.beside)
+    # another one over it, since what is open for writing keeps a disk from becoming so
+    other = run.folder / "read-only"
+    other.mkdir()
+    _mount("--bind", run.beside, other)
+    _mount("-o", "remount,bind,ro", other)
+    _mount("--bind", other, run.beside)
     until = time.monotonic() + draw.uniform(0.5, 4.0)
     while time.monotonic() < until and run.main.poll() is None:
         time.sleep(0.01)
-    subprocess.run(["umount", "-l", run.beside], check=True)
+    for place in (run.beside, other):
+        subprocess.run(["umount", "-l", place], check=True)

@@ -208,6 +208,21 @@ def test_a_restart_of_the_server_loses_open_episodes_and_nothing_else():
         env.close()
 
 
+def test_who_answers_in_place_of_a_server_that_has_answered_is_asked_again():
+    with serving() as server:
+        config = client(server)
+        config.build(1, 0).close()
+        describe, foreign = server.sessions.describe, ["another", "another"]
+
+        def described(size):
+            told = describe(size)
+            return _replace(told, protocol=foreign.pop()) if foreign else told
+
+        server.sessions.describe = described
+        config.build(1, 1).close()
+        assert foreign == []
+
+
 def test_a_server_that_applies_what_is_sent_twice_is_never_sent_a_step_twice():
     with serving(faults=Script({2: "reply_lost", 6: "request_lost"})) as server:
         describe = server.sessions.describe

@@ -198,10 +198,10 @@ class Host:
                 reply = connection.send(
                     Send("GET", f"{PREFIX}/environment", b"", "application/json", seconds)
                 )
-                # One that answered before is starting anew; one that never did is named
-                # at once.
+                # One that answered before is starting anew, whoever answers in its place
+                # meanwhile; one that never did is named at once.
                 busy = (
-                    reply.status in (429, 502, 503, 504)
+                    reply.status in (429, 502, 503, 504) or (self.known.answered and _is_foreign(reply))
                     if isinstance(reply, HttpAnswer)
                     else reply.sent or self.known.answered
                 )
@@ -231,17 +231,28 @@ class Host:
         return described
 
 
+def _of_the_protocol(reply: HttpAnswer) -> dict[str, Any] | None:
+    """Return what a server of the protocol says of itself; None of any other one."""
+    try:
+        plain = msgspec.json.decode(reply.body) if reply.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return plain if isinstance(plain, dict) and plain.get("protocol") == PROTOCOL else None
+
+
+def _is_foreign(reply: HttpAnswer) -> bool:
+    """True of an answer that is no environment server's."""
+    return reply.status not in (401, 403) and _of_the_protocol(reply) is None
+
+
 def _read_description(url: str, reply: HttpAnswer) -> Description:
     if reply.status in (401, 403):
         raise ConfigError(
             f'url = "{url}": the server wants another token ({reply.status}); set token, or TIDEMILL_TOKEN, '
             "to what it was started with"
         )
-    try:
-        plain = msgspec.json.decode(reply.body) if reply.status == 200 else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        plain = None
-    if not isinstance(plain, dict) or plain.get("protocol") != PROTOCOL:
+    plain = _of_the_protocol(reply)
+    if plain is None:
         raise ConfigError(
             f'url = "{url}": what answers is no environment server (status {reply.status} at '
             f"{PREFIX}/environment); name the server's address without any path of its calls, or see "
