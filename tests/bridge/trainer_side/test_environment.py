@@ -229,14 +229,14 @@ def test_a_lane_begins_with_somebody_however_long_that_takes():
 @pytest.mark.parametrize("layout", ["0", "0.3.2"])
 def test_agents_that_only_a_reset_makes_are_trained(layout):
     with Simulator(
-        sys.executable, [SIMULATORS, "born"], layout=layout, start_seconds=20.0, deadline_s=20.0
+        sys.executable, [SIMULATORS, "born"], layout=layout, start_seconds=PATIENCE, deadline_s=PATIENCE
     ) as one:
         assert list(one.behavior_specs) == ["group"] and len(one.get_steps("group")[0]) == 0
         one.reset()
         for _ in range(3):
             assert one.get_steps("group")[0].obs[0].tolist() == [[1], [1]]
             one.step()
-    with Played(simulator("born", layout=layout, start_seconds=20.0)) as played:
+    with Played(simulator("born", layout=layout, start_seconds=PATIENCE)) as played:
         assert played.tick()[0].present.tolist() == [True, True]
 
 
