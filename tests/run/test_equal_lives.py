@@ -95,9 +95,10 @@ def test_who_does_not_answer_in_time_or_ends_begins_a_next_life(trainers: Traine
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None
     trainers.now += 0.2
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None  # what has come meanwhile is heard first
-    (told,) = trainers.lives.settle([SECOND], [FIRST, THIRD]).items()
     waited = ANSWER + SAVING * saving + 0.1
-    assert told == (FIRST, f"it has not answered for {waited:.0f} s since {SECOND} died")
+    assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == {
+        FIRST: f"it has not answered for {waited:.0f} s since {SECOND} died"
+    }
     trainers.members[THIRD].state = State.COMPLETED
     assert trainers.lives.settle([FIRST, SECOND], [THIRD]) == {
         THIRD: f"it had ended when {FIRST} and {SECOND} died"
@@ -114,11 +115,10 @@ def test_who_is_in_an_update_is_waited_for_but_not_for_ever(trainers: Trainers) 
 
     def waited() -> tuple[float, dict[str, str]]:
         """Return for how long it is waited for, and what is said then."""
-        began = trainers.now
-        while trainers.now - began < 10 * HUNG:
+        began, gone = trainers.now, dict[str, str]()
+        while not gone and trainers.now - began < 10 * HUNG:
             trainers.now += 0.5
-            if gone := trainers.lives.settle([SECOND], [FIRST, THIRD]):
-                break
+            gone = trainers.lives.settle([SECOND], [FIRST, THIRD]) or {}
         return trainers.now - began, gone
 
     seconds, gone = waited()
