@@ -76,7 +76,7 @@ def of_hurried() -> float:
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if metrics["update"] == WARM:
-            launcher = control._controller._launcher
+            launcher = control._controller.launcher
             assert isinstance(launcher, InlineLauncher)
             trainer = launcher._workers["trainer-0"]
             assert isinstance(trainer, TrainerWorker)
