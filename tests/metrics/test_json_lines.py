@@ -287,7 +287,7 @@ def full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-FLUSH = "tensorboard.summary.writer.record_writer.RecordWriter.flush"
+FLUSH = "tidemill.metrics.event_file.EventFile.flush"
 
 
 def test_sinks_that_cannot_write_are_tried_again_and_given_what_they_missed(

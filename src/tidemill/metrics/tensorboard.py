@@ -10,6 +10,7 @@ from typing import Any
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink, viewer_name
 from tidemill.core.private_files import private
+from tidemill.metrics.event_file import EventFile
 
 
 class TensorBoard(MetricSink):
@@ -20,7 +21,7 @@ class TensorBoard(MetricSink):
 
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)
-        self._writer: Any = None
+        self._writer: EventFile | None = None
         self._files = 0
 
     def write(self, record: Mapping[str, float]) -> None:
@@ -53,15 +54,14 @@ class TensorBoard(MetricSink):
         self._put(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
         self._writer.flush()
 
-    def _open(self) -> Any:
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
+    def _open(self) -> EventFile:
         self._files += 1
         number = f".{self._files}" if self._files > 1 else ""
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}{number}"
-        return RecordWriter(open(self.run.folder / name, "wb", opener=private))
+        return EventFile(open(self.run.folder / name, "wb", opener=private))
 
     def _put(self, event: Any) -> None:
+        assert self._writer is not None
         self._writer.write(event.SerializeToString())
 
     def close(self) -> None:
