@@ -198,9 +198,11 @@ def members(family: type[Config]) -> dict[str, type[Config]]:
 def member(family: type[Config], kind: str) -> type[Config] | None:
     """Return the subclass of `family` called `kind`, imported if need be; None if there
     is none."""
-    if kind in homes and kind not in members(family):
+    known = members(family)
+    if kind in homes and kind not in known:
         import_module(homes[kind])
-    return members(family).get(kind)
+        known = members(family)
+    return known.get(kind)
 
 
 def encode(value: Any, path: str = "experiment") -> Any:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +110,8 @@ def outside(settings: Mapping[str, Any]) -> list[Outside]:
 def _is_plugin(module: str) -> bool:
     """True for an installed package that Gymnasium imports by itself, as those that
     register environments have it do."""
+    from importlib.metadata import entry_points  # which takes long to import, and is rarely asked for
+
     plugins = {point.module.partition(".")[0] for point in entry_points(group="gymnasium.envs")}
     return module in plugins and all(is_installed(Path(file)) for file in module_file(module) or ("",))
 

@@ -140,9 +140,11 @@ def remember(found: TrustItems) -> None:
                 )
                 with open(descriptor, "w", encoding="utf-8") as file:
                     file.write(f"{text}\n")
-        kept = sorted(os.scandir(home), key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
-        for entry in kept[:-MOST]:
-            os.unlink(entry)
+        kept = list(os.scandir(home))
+        if len(kept) > MOST:  # each is asked for its age then alone: that takes long
+            kept.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
+            for entry in kept[:-MOST]:
+                os.unlink(entry)
 
 
 def links(folder: Path) -> list[TrustItem]:
