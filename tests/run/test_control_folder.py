@@ -28,7 +28,8 @@ def elsewhere() -> Iterator[Network]:
 
 
 def test_a_run_is_told_from_another_host_that_sees_its_folder(tmp_path: Path, elsewhere: Network) -> None:
-    run = Run(tmp_path, "cartpole")
+    often = "from tidemill.run import control_folder; control_folder._EVERY = 0.05"
+    run = Run(tmp_path, "cartpole", code=often)
     try:
         run.wait_for_updates()
         with elsewhere.on(0):

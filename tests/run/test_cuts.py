@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+from tests.run.cut_experiments import MANY, experiment
 from tests.run.watching import log_of
 
 from tidemill import (
@@ -66,8 +67,6 @@ from tidemill.transports.local import LocalBell, LocalLink
 from tidemill.workers.cut_files import go_back_together, has_part, number_of
 
 FILE = Path(__file__)
-MANY = 1_000_000
-"""Updates that no run comes to: it ends in another way."""
 
 
 class Drifting(gymnasium.Env[Any, Any]):
@@ -103,40 +102,6 @@ class Forgetting(Queue):
         buffer = super().build(source, demand)
         buffer.state = Buffer.state.__get__(buffer)
         return buffer
-
-
-def experiment(
-    lag: int | None = None,
-    updates: int = 6,
-    policy: Any = None,
-    algorithm: Any = None,
-    trainers: int = 1,
-    **actors: Any,
-) -> Experiment:
-    return Experiment(
-        name="cuts",
-        policies={"policy": policy or ActorCritic(hidden=(16,))},
-        workers={
-            "actor": Actors(
-                **{
-                    "environment": Gymnasium(id="CartPole-v1"),
-                    "lanes": 4,
-                    "ring": 2,
-                    "agents": (AgentSpec(sample_steps=16),),
-                    **actors,
-                }
-            ),
-            "trainer": Trainer(
-                algorithm=algorithm or PPO(minibatch_size=32, epochs=2),
-                max_policy_lag=lag,
-                checkpoints=100,
-                count=trainers,
-            ),
-        },
-        limits=Limits(updates=updates),
-        exact_resume=True,
-        seed=5,
-    )
 
 
 def two_policies(lag: int | None) -> Experiment:
@@ -185,13 +150,13 @@ INLINE = {
 
 @pytest.mark.parametrize(("launch", "trainers"), [("inline", 1), ("threads", 2), ("processes", 2)])
 def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str, trainers: int) -> None:
-    found = check_resume(experiment(lag=0, count=2, trainers=trainers), updates=6, launch=launch, source=FILE)
+    found = check_resume(experiment(lag=0, count=2, trainers=trainers), updates=6, launch=launch)
     assert found.exact and found.compared > 40, found
 
 
 @pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
 def test_several_policies_resume_exactly_all_of_them(launch: str, lag: int | None) -> None:
-    found = check_resume(two_policies(lag), updates=6, launch=launch, source=FILE)
+    found = check_resume(two_policies(lag), updates=6, launch=launch)
     assert found.exact and found.compared > 200, found
 
 
@@ -228,7 +193,7 @@ def self_play(lag: int | None, **trainer: Any) -> Experiment:
 
 @pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
 def test_drawn_opponents_are_drawn_again_and_evaluations_watch(launch: str, lag: int | None) -> None:
-    found = check_resume(self_play(lag), updates=10, launch=launch, source=FILE)
+    found = check_resume(self_play(lag), updates=10, launch=launch)
     assert found.exact and found.compared > 150, found
 
 
@@ -269,7 +234,7 @@ def served(lag: int | None, **workers: Any) -> Experiment:
 @pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
 def test_what_policy_workers_answer_follows_from_what_each_client_asks(launch: str, lag: int | None) -> None:
     """Whoever asks besides, and whenever the run is cut and goes on."""
-    found = check_resume(served(lag), updates=6, launch=launch, source=FILE)
+    found = check_resume(served(lag), updates=6, launch=launch)
     assert found.exact and found.compared > 100, found
 
 
@@ -490,10 +455,10 @@ def newest_update(folder: Path, policy: str = "policy") -> int:
 KILLED = """
 import sys
 from pathlib import Path
-from tests.run.test_cuts import FILE, MANY, experiment
+from tests.run.cut_experiments import MANY, experiment
 from tidemill import train
 made = experiment(0, MANY, count=2, trainers=2)
-train(made, launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
+train(made, launch="processes", run_dir=Path(sys.argv[1]), quiet=True)
 """
 
 
@@ -508,7 +473,7 @@ def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
     result = resume(killed, limits={"updates": updates}, quiet=True, trust=True)
     assert result.summary["status"] == "completed"
     made = experiment(0, updates, count=2, trainers=2)
-    train(made, launch="processes", run_dir=whole, source=FILE, quiet=True)
+    train(made, launch="processes", run_dir=whole, quiet=True)
     assert differences(whole, killed, "cuts/trainer-1") == []
     # it was put aside, and the run has come beyond it since
     assert not [*killed.glob("checkpoints/*/later-*"), *killed.glob("cuts/*/later-*")]
@@ -531,7 +496,7 @@ def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path
                 control.stop()
 
     with pytest.raises(TidemillError, match="trainer-1 is gone as the run ended"):
-        train(made, launch="processes", run_dir=killed, source=FILE, quiet=True, on_update=kill)
+        train(made, launch="processes", run_dir=killed, quiet=True, on_update=kill)
     died = [event.worker for event in read_events(killed) if event.what == "died"]
     assert died == ["actor-1", "trainer-1", "actor-0", "trainer-0"]
     updates = newest_update(killed) + 20

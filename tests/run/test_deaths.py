@@ -9,10 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from tests.run import watched_weights
+from tests.run.environments import Numbered
+from tests.run.watched_weights import Watched
 from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of, wait_until
 
 from tidemill import PPO, ActorCritic, Experiment, Gymnasium
@@ -78,7 +82,7 @@ def acted_rows(file: Path, versions: set[int]) -> list[tuple[int, ...]]:
     versions |= set((rows["version"][~final] >> 32).tolist())
     acted, following = where[:-1][~final[:-1]], where[1:][~final[:-1]]
     assert (following - acted == [0, 0, 1]).all()
-    assert (rows["reward"][:-1][~final[:-1]] == experiments.Numbered.paid(*following.T)).all()
+    assert (rows["reward"][:-1][~final[:-1]] == Numbered.paid(*following.T)).all()
     return list(map(tuple, acted.tolist()))
 
 
@@ -246,7 +250,7 @@ def test_weights_of_equal_trainers_are_the_same_to_the_last_bit_in_all_lives(tmp
     record.mkdir()
     made = experiments.experiment(
         Gymnasium(id="CartPole-v1"),
-        algorithm=experiments.Watched(record=str(record), minibatch_size=32),
+        algorithm=Watched(record=str(record), minibatch_size=32),
         checkpoint_seconds=60.0,
         count=2,
     )
@@ -267,7 +271,8 @@ def test_weights_of_equal_trainers_are_the_same_to_the_last_bit_in_all_lives(tmp
         if last[0] and metrics["update"] > last[0]:
             control.stop()
 
-    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update, layout="given")
+    settings: dict[str, Any] = {"source": watched_weights.__file__, "layout": "given", "quiet": True}
+    result = train(made, run_dir=path, on_update=on_update, **settings)
     assert result.summary["status"] == "completed"
     assert [event.worker for event in read_events(path) if event.what == "died"] == ["trainer-0"]
     assert [event.worker for event in read_events(path) if event.what == "lives"] == ["trainer-0"]

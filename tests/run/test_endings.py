@@ -85,7 +85,6 @@ def nothing_left() -> Iterator[None]:
 # However busy the machine is, trainers and the run as a whole have long enough to end
 # well. Those that hang are ended by force as soon as ever.
 PATIENT = """
-from tidemill.cli.main import app
 from tidemill.run import ending, interrupts
 ending.EXIT_DEADLINE, interrupts.GRACE = 60.0, 180.0
 """
@@ -96,21 +95,13 @@ ending.CLOSE_DEADLINE = trainer.DRAIN = 60.0
 """
 
 
-class PatientRun(Run):
-    """A run that has longer to end, as `code` says."""
-
-    def __init__(self, folder: Path, function: str, *arguments: str, launch: str, code: str) -> None:
-        words = (f"{EXPERIMENTS}:{function}", "--run-dir", "run", "--launch", launch, *arguments)
-        self._start(folder, "-c", f"{code}app()", "train", *words)
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def begin(function: str, *arguments: str, launch: str = "processes", code: str = PATIENT) -> Run:
         folder = tmp_path / str(len(runs))
-        runs.append(PatientRun(folder, function, *arguments, launch=launch, code=code))
+        runs.append(Run(folder, function, *arguments, launch=launch, code=code))
         return runs[-1]
 
     yield begin
@@ -408,26 +399,26 @@ def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function:
 
 
 def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..., Run]) -> None:
-    """Ten points from before the first worker to well into training; the last run is then
-    resumed."""
-    draw = random.Random(1)
-
-    def one(delay: float) -> Run:
-        run = start(draw.choice(["cartpole", "equal"]))
-        time.sleep(delay)
-        run.main.kill()
-        run.ended()
-        tidied(run)
-        return run
+    """Points from before the first worker to well into training, three runs at a time;
+    then one that has come far, whose folder nobody holds any more."""
+    draw, runs = random.Random(1), list[Run]()
 
     def tidied(run: Run) -> None:
         """What was being written aside at the kill goes with the next start."""
+        run.ended()
         if run.path.exists():
             wait_until(lambda: not run.processes(), 60, "no process of the run is left")
             RunFolder(run.path).tidy()
         run.nothing_is_left()
 
-    runs = [one(0.2 + 0.3 * (part + draw.random())) for part in range(6)]
+    for parts in (range(3), range(3, 6)):
+        begun = [(start(draw.choice(["cartpole", "equal"])), time.monotonic()) for _ in parts]
+        for part, (run, at) in zip(parts, begun, strict=True):
+            time.sleep(max(0.0, at + 0.2 + 0.3 * (part + draw.random()) - time.monotonic()))
+            run.main.kill()
+            runs.append(run)
+        for run, _ in begun:
+            tidied(run)
     run = start("cartpole")
     runs.append(run)
     run.wait_for_updates()
@@ -435,7 +426,6 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     versions = RunFolder(run.path).database().versions
     wait_until(lambda: len(versions("policy")) > 1, 60, "a second version in the database")
     run.main.kill()
-    run.ended()
     tidied(run)
     for run in runs:
         if (run.path / "checkpoints").exists():

@@ -1,48 +1,21 @@
 """Evaluation in whole runs: what is told is of the version that it names, a run can end
 by it, and goes on with it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from tests.run import telling_policy
+from tests.run.telling_policy import Tells
 from tests.run.watching import EXPERIMENTS
 
-from tidemill import Actors, AgentSpec, Drawn, Evaluation, Experiment, Limits, Policy, PolicyConfig, Scripted
+from tidemill import Actors, AgentSpec, Drawn, Evaluation, Experiment, Limits, Scripted
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder
 from tidemill.training.train import Result, resume, train
 
 experiments = load_file(EXPERIMENTS, "test")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tells(PolicyConfig):
-    """Its action is what its weights say, which the recording algorithm raises by 1 with
-    each update: the version's number, in four actions."""
-
-    def answer(self, spaces: Any) -> Any:
-        return experiments.ByObservation().answer(spaces)
-
-    def build(self, spaces: Any, seed: int) -> Policy:
-        return _Tells()
-
-
-class _Tells(Policy):
-    def __init__(self) -> None:
-        self.w = np.zeros(1)
-
-    def act(self, observation: Any, state: Any, deterministic: Any, out: Any) -> None:
-        count = len(observation["obs"])
-        out["action"][:count], out["log_prob"][:count], out["value"][:count] = self.w % 4, 0, 0
-
-    def parameters(self) -> Any:
-        return {"w": self.w}
-
-    def load(self, parameters: Any, version: int) -> None:
-        self.w[:], self.version = parameters["w"], version
 
 
 def evaluated(agents: int = 1, **limits: Any) -> Experiment:
@@ -60,7 +33,7 @@ def evaluated(agents: int = 1, **limits: Any) -> Experiment:
 
 
 def run(folder: Path, made: Experiment, launch: str) -> Result:
-    return train(made, launch=launch, run_dir=folder, source=__file__, quiet=True)
+    return train(made, launch=launch, run_dir=folder, source=telling_policy.__file__, quiet=True)
 
 
 def measured(folder: Path) -> list[dict[str, float]]:

@@ -1,30 +1,25 @@
 """Curricula of runs with `exact_resume` in lockstep: a stage begins at a definite round,
 whoever was quick, wherever the workers are and wherever the run is cut."""
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
 import psutil
 import pytest
-from tests.run.test_cuts import differences, experiment
-from tests.run.test_exact_versions import JUDGE, population, told
-from tests.run.watching import log_of, wait_until
+from tests.run.cut_experiments import population
+from tests.run.staged import STAGED, UPDATES, newest_cut, staged
+from tests.run.test_cuts import differences
+from tests.run.test_exact_versions import told
+from tests.run.watching import log_of
 
 from tidemill import (
-    Actors,
     AgentSpec,
-    Evaluation,
     Experiment,
     Gymnasium,
-    Limits,
     Stage,
     check_resume,
     resume,
@@ -34,71 +29,10 @@ from tidemill.api.control_messages import Episodes, Measured, RoundOver
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.run.events import read_events
 from tidemill.run.rounds import Rounds
-from tidemill.store.checkpoint import checkpoints
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
-from tidemill.workers.cut_files import number_of
-
-FILE = Path(__file__)
-UPDATES = 12
-
-
-class Widening(gymnasium.Env[Any, Any]):
-    """Its episodes are as wide, and as long, as their stage says."""
-
-    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.width, self.left = options["width"], options["length"]
-        return self._see(), {}
-
-    def _see(self) -> Any:
-        return self.np_random.uniform(-self.width, self.width, 2).astype(np.float32)
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        return self._see(), float(action), self.left == 0, False, {}
-
-
-class Uneven(Widening):
-    """The same, but some episodes are a step longer: of two lanes that have played as
-    many, one is in the midst of another one."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        seen = super().reset(seed=seed, options=options)
-        self.left += int(self.np_random.integers(2))
-        return seen
-
 
 LENGTHS = {1: (5, 6), 2: (9, 10), 3: (7, 8), 4: (5, 6)}
 """Of episodes of judges, by stage: from, to."""
-
-
-def staged(updates: int = UPDATES, trainers: int = 2) -> Experiment:
-    """Stages that end by episodes, by what these have reached, and by an evaluation."""
-    environment = Gymnasium(make=f"{FILE}:Widening")
-    spec = AgentSpec(sample_steps=8)
-    made = experiment(
-        0, updates, trainers=trainers, environment=environment, lanes=2, count=2, agents=(spec,)
-    )
-    trainer = made.workers["trainer"].replace(database_updates=1)
-    judge = Actors(environment=Gymnasium(make=f"{FILE}:Uneven"), lanes=2, agents=(JUDGE,))
-    return made.replace(
-        workers={
-            **made.workers,
-            "trainer": trainer,
-            "judge": judge,
-            "evaluation": Evaluation(games=3, updates=2),
-        },
-        curriculum=(
-            Stage(options={"width": 1, "length": 5}, until="episodes >= 24"),
-            Stage(options={"width": 4, "length": 9}, until="return/mean > 1 and update >= 5"),
-            Stage(options={"width": 2, "length": 7}, until="evaluation/return > 0"),
-            Stage(options={"width": 1, "length": 5}),
-        ),
-        limits=Limits(updates=updates, window=8),
-    )
 
 
 def known(folder: Path) -> list[Any]:
@@ -119,7 +53,7 @@ def found(folder: Path) -> dict[float, dict[str, float]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in threads that was never cut."""
     folder = tmp_path_factory.mktemp("stages") / "whole"
-    summary = train(staged(), launch="threads", run_dir=folder, source=FILE, quiet=True).summary
+    summary = train(staged(), launch="threads", run_dir=folder, quiet=True).summary
     assert summary["stage"] == "4 of 4"
     return folder
 
@@ -146,7 +80,7 @@ def test_a_run_that_ends_goes_on_in_its_stage(
 ) -> None:
     """Also where the next version begins a stage."""
     folder, settings = tmp_path / "ended", {"launch": launch, "quiet": True}
-    train(staged(ends[0]), run_dir=folder, source=FILE, **settings)
+    train(staged(ends[0]), run_dir=folder, **settings)
     for updates in (*ends[1:], UPDATES):
         result = resume(folder, limits={"updates": updates}, trust=True, **settings)
         assert result.summary["updates"] == updates
@@ -154,32 +88,27 @@ def test_a_run_that_ends_goes_on_in_its_stage(
 
 
 def test_check_resume_finds_no_difference() -> None:
-    result = check_resume(staged(), updates=8, launch="threads", source=FILE)
+    result = check_resume(staged(), updates=8, launch="threads")
     assert result.exact and result.compared > 100, result
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.run.test_exact_stages import FILE, newest_cut, staged
+from tests.run.staged import newest_cut, staged
 from tidemill import train
 folder = Path(sys.argv[1])
 def save(record, control):
     if newest_cut(folder) >= 3:
         os.kill(os.getpid(), signal.SIGKILL)
     control.save()
-train(staged(), launch="processes", run_dir=folder, source=FILE, quiet=True, on_update=save)
+train(staged(), launch="processes", run_dir=folder, quiet=True, on_update=save)
 """
-
-
-def newest_cut(folder: Path) -> int:
-    """Return the number of the newest cut of which the runner has written its part."""
-    return max((number_of(path) for path in checkpoints(folder / "cuts" / "runner")), default=0)
 
 
 def test_a_run_in_processes_that_is_killed_goes_on_in_its_stage(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    run = subprocess.run([sys.executable, "-c", KILLED, str(folder)], cwd=FILE.parents[2], check=False)
+    run = subprocess.run([sys.executable, "-c", KILLED, str(folder)], cwd=STAGED.parents[2], check=False)
     assert run.returncode == -signal.SIGKILL and newest_cut(folder) >= 3
     assert resume(folder, launch="threads", quiet=True, trust=True).summary["status"] == "completed"
     assert same(whole, folder)
@@ -198,42 +127,18 @@ def test_a_worker_that_is_killed_leads_all_back_to_the_stage_of_the_newest_cut(
             (process,) = (each for each in psutil.Process().children() if log_of(each) == log)
             process.kill()
 
-    train(staged(), launch="processes", run_dir=folder, source=FILE, quiet=True, on_update=kill)
+    train(staged(), launch="processes", run_dir=folder, quiet=True, on_update=kill)
     assert [event.worker for event in read_events(folder) if event.what == "died"] == killed == ["actor-1"]
     assert same(whole, folder)
-
-
-class Dies(Widening):
-    """The same. The first one that steps in the run in `folder` dies then, with its
-    process, once the run's first version is judged."""
-
-    def __init__(self, folder: str) -> None:
-        self.flag, self.database = (
-            Path(folder).with_name("died"),
-            ParameterDatabase(Path(folder) / PARAMETERS),
-        )
-
-    def judged(self) -> bool:
-        with suppress(DatabaseError):  # nothing was pushed yet
-            return "evaluation/return" in self.database.recorded("policy", 0)
-        return False
-
-    def step(self, action: Any) -> Any:
-        if not self.flag.exists():
-            wait_until(self.judged, 120, "the first version is judged")
-            with suppress(FileExistsError):
-                self.flag.open("x").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
 
 
 def test_a_worker_that_dies_before_the_first_cut_has_all_begin_anew(whole: Path, tmp_path: Path) -> None:
     """Judges, too, though it is known already what they have found."""
     folder, made = tmp_path / "anew", staged()
-    environment = Gymnasium(make=f"{FILE}:Dies", kwargs={"folder": str(folder)})
+    environment = Gymnasium(make=f"{STAGED}:Dies", kwargs={"folder": str(folder)})
     actor = made.workers["actor"].replace(environment=environment)
     made = made.replace(workers={**made.workers, "actor": actor})
-    train(made, launch="processes", layout="given", run_dir=folder, source=FILE, quiet=True)
+    train(made, launch="processes", layout="given", run_dir=folder, quiet=True)
     assert len([event for event in read_events(folder) if event.what == "died"]) == 1
     assert same(whole, folder)
 
@@ -250,7 +155,7 @@ def test_a_version_that_was_not_kept_is_pushed_again_also_where_stages_wait_for_
         push(database, policy, version, *rest)
 
     monkeypatch.setattr(ParameterDatabase, "push", fail_once)
-    train(staged(), launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    train(staged(), launch="threads", run_dir=tmp_path / "run", quiet=True)
     assert failed == [4] and same(whole, tmp_path / "run")
 
 
@@ -323,13 +228,13 @@ def test_stages_that_would_begin_at_any_time_are_refused_by_name(
     make: Callable[[], Experiment], match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=f"exact_resume = True cannot be had here: .*{match}"):
-        train(make(), launch="threads", run_dir=tmp_path / "run", quiet=True, source=FILE)
+        train(make(), launch="threads", run_dir=tmp_path / "run", quiet=True)
 
 
 def test_judges_by_updates_play_the_stage_of_a_version_also_where_nothing_is_exact(tmp_path: Path) -> None:
     made = staged(8, trainers=1).replace(exact_resume=False)
     first, second = Stage(options={"width": 1, "length": 5}, until="update >= 3"), made.curriculum[1]
     made = made.replace(curriculum=(first, second.replace(until="")))
-    train(made, launch="inline", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
     judged = {stage: means["evaluation/length"].mean for _, means, stage in known(tmp_path / "run") if means}
     assert [*judged] == [1, 2] and all(LENGTHS[i][0] <= judged[i] <= LENGTHS[i][1] for i in judged)

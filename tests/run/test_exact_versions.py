@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run.test_cuts import MANY, differences, experiment, kill_after_a_whole_cut
+from tests.run.cut_experiments import MANY, judged, population
+from tests.run.test_cuts import differences, kill_after_a_whole_cut
 
 from tidemill import (
     DQN,
-    Actors,
-    AgentSpec,
-    Drawn,
-    Evaluation,
     Experiment,
     Gymnasium,
     Limits,
@@ -23,7 +20,6 @@ from tidemill import (
     ReplayActors,
     ReplayTrainer,
     check_resume,
-    populate,
     resume,
     train,
 )
@@ -33,47 +29,18 @@ from tidemill.replay.replay import Replay
 from tidemill.store.checkpoint import read_newest
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 
-FILE = Path(__file__)
-JUDGE = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
 UNNAMED = shutil.ignore_patterns(".*")
-
-
-def judged(lag: int | None, updates: int = 6, judges: int = 1, **evaluation: Any) -> Experiment:
-    """Two targets of two lanes, judges that draw their actions likewise."""
-    made = experiment(lag, updates, lanes=2, max_episode_steps=30, agents=(AgentSpec(sample_steps=8),))
-    trainer = made.workers["trainer"].replace(database_updates=1)
-    judge = Actors(
-        environment=Gymnasium(id="CartPole-v1"),
-        lanes=2,
-        ring=2,
-        count=judges,
-        agents=(JUDGE,),
-        max_episode_steps=30,
-    )
-    own = Evaluation(**{"games": 7 * judges, "updates": 2, **evaluation})
-    return made.replace(workers={**made.workers, "trainer": trainer, "judge": judge, "evaluation": own})
 
 
 @pytest.mark.parametrize(("launch", "lag", "judges"), [("inline", None, 1), ("threads", 0, 2)])
 def test_what_an_evaluation_finds_is_found_again(launch: str, lag: int | None, judges: int) -> None:
-    found = check_resume(judged(lag, judges=judges), updates=8, launch=launch, source=FILE)
+    found = check_resume(judged(lag, judges=judges), updates=8, launch=launch)
     assert found.exact and found.compared > 100, found
-
-
-def population(lag: int | None, updates: int = 6) -> Experiment:
-    """Two members, compared by their evaluations: one of them learns nothing."""
-    made = judged(lag, updates, games=3)
-    judge = made.workers["judge"].replace(ring=1)
-    actor = made.workers["actor"].replace(ring=1)
-    made = made.replace(workers={**made.workers, "actor": actor, "judge": judge})
-    starts = [{"learning_rate": rate} for rate in (1e-2, 1e-6)]
-    explored = {"learning_rate": (1e-6, 1.0)}
-    return populate(made, starts, explore=explored, updates=2, resample=0.5, metric="evaluation/return")
 
 
 @pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
 def test_who_goes_on_from_whom_is_decided_again(launch: str, lag: int | None) -> None:
-    found = check_resume(population(lag), updates=8, launch=launch, source=FILE)
+    found = check_resume(population(lag), updates=8, launch=launch)
     assert found.exact and found.compared > 200, found
 
 
@@ -100,7 +67,7 @@ def killed_everywhere(made: Experiment, folder: Path) -> list[Path]:
             shutil.copytree(folder, images[-1], ignore=UNNAMED)
         control.save()
 
-    train(made, launch="inline", run_dir=folder, source=FILE, quiet=True, on_update=cut)
+    train(made, launch="inline", run_dir=folder, quiet=True, on_update=cut)
     return images
 
 
@@ -111,7 +78,7 @@ def stopped_everywhere(made: Experiment, folder: Path) -> int:
         control.stop()
 
     settings: dict[str, Any] = {"launch": "inline", "quiet": True, "on_update": at_once}
-    ended, times = train(made, run_dir=folder, source=FILE, **settings).summary, 1
+    ended, times = train(made, run_dir=folder, **settings).summary, 1
     while ended["updates"] < (made.limits.updates or 0):
         ended, times = resume(folder, trust=True, **settings).summary, times + 1
     return times
@@ -122,7 +89,7 @@ def test_a_run_that_is_killed_or_stopped_anywhere_finds_and_decides_the_same(
     make: Callable[[int | None], Experiment], tmp_path: Path
 ) -> None:
     whole, made = tmp_path / "whole", make(None)
-    train(made, launch="inline", run_dir=whole, source=FILE, quiet=True)
+    train(made, launch="inline", run_dir=whole, quiet=True)
     facts = told(whole)
     if make is judged:
         assert [each["evaluation/version"] for each in facts] == [0, 2, 4]
@@ -144,9 +111,9 @@ def test_a_run_that_is_killed_or_stopped_anywhere_finds_and_decides_the_same(
 KILLED = """
 import sys
 from pathlib import Path
-from tests.run.test_exact_versions import FILE, MANY, population
+from tests.run.cut_experiments import MANY, population
 from tidemill import train
-train(population(0, MANY), launch="processes", run_dir=Path(sys.argv[1]), source=FILE, quiet=True)
+train(population(0, MANY), launch="processes", run_dir=Path(sys.argv[1]), quiet=True)
 """
 
 
@@ -155,7 +122,7 @@ def test_a_population_in_processes_that_is_killed_decides_the_same(tmp_path: Pat
     updates = kill_after_a_whole_cut(KILLED, killed, made, *made.trained())
     went_on = resume(killed, limits={"updates": updates}, quiet=True, trust=True)
     assert went_on.summary["status"] == "completed"
-    train(population(0, updates), launch="threads", run_dir=whole, source=FILE, quiet=True)
+    train(population(0, updates), launch="threads", run_dir=whole, quiet=True)
     for policy in made.trained():
         assert differences(whole, killed, policy=policy) == []
     ends = [(read_newest(whole / "checkpoints" / policy).facts["steps"]) for policy in made.trained()]
@@ -207,7 +174,7 @@ def test_what_would_go_by_the_clock_is_refused_by_name(
     make: Callable[[], Experiment], match: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=match):
-        train(make(), launch="threads", run_dir=tmp_path / "run", quiet=True, source=FILE)
+        train(make(), launch="threads", run_dir=tmp_path / "run", quiet=True)
 
 
 def test_a_replay_memory_is_not_evaluated_by_updates() -> None:
@@ -221,6 +188,6 @@ def test_a_replay_memory_is_not_evaluated_by_updates() -> None:
 
 def test_versions_are_evaluated_one_after_the_other_also_where_nothing_is_exact(tmp_path: Path) -> None:
     made = judged(None, judges=2).replace(exact_resume=False)
-    train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    train(made, launch="threads", run_dir=tmp_path / "run", quiet=True)
     each = [record["evaluation/version"] for record in told(tmp_path / "run")]
     assert each[:3] == [0, 2, 4]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tidemill import (
     PPO,
@@ -24,6 +25,7 @@ from tidemill import (
     train,
 )
 from tidemill.bench.tune import Trial, Tuning, source_text
+from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.layouts.layout import Costs, layout_of
 
@@ -76,14 +78,17 @@ def nothing_tells(*folders: Path) -> None:
     assert [path for path in files if SECRET.encode() in path.read_bytes() or SECRET in path.name] == []
 
 
-def test_a_secret_of_a_command_line_is_nowhere_and_is_asked_for_again(tmp_path: Path) -> None:
+def test_a_secret_of_a_command_line_is_nowhere_and_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment(tmp_path)
-    home = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
     def tidemill(*words: str, **more: str) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "tidemill.cli.main", *words], cwd=tmp_path,
-            env={**os.environ, **home, **more}, capture_output=True, text=True, timeout=240,
+            env={**os.environ, **more}, capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         assert "Traceback" not in done.stderr and (done.returncode == 0) == ("error: " not in done.stderr), (
             done.stderr
@@ -108,8 +113,9 @@ def test_a_secret_of_a_command_line_is_nowhere_and_is_asked_for_again(tmp_path: 
     ]
     assert kwargs == {"token": "env:TIDEMILL_TOKEN", "url": "env:TIDEMILL_URL"}
     assert "token=<secret>" in json.loads((tmp_path / "run" / "versions.json").read_bytes())["command"]
-    for words in (("eval", "run", "--episodes", "2"), ("resume", "run", "--max-steps", "100000")):
-        said += (refused := tidemill(*words))
+    run = str(tmp_path / "run")
+    for words in (("eval", run, "--episodes", "2"), ("resume", run, "--max-steps", "100000")):
+        said += (refused := " ".join(CliRunner().invoke(app, words).output.split()))
         assert refused.startswith(
             "error: token is read from the environment variable TIDEMILL_TOKEN, which is not set; secrets "
             "are not saved with runs"

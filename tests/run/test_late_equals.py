@@ -75,7 +75,7 @@ def test_who_hangs_as_an_equal_one_dies_is_told_and_who_is_in_an_update_is_waite
     late = [text for text in notices if text.startswith(f"{held[1]} is gone: it has not answered for ")]
     assert len(late) == hangs and flag.with_suffix(".over").exists() != hangs
     if hangs:
-        assert died[held[0]] == died[held[1]] and "step (experiments.py:" in died[held[1]]
+        assert died[held[0]] == died[held[1]] and "step (environments.py:" in died[held[1]]
         assert f"since {other.split('+')[1]} died" in died[held[1]]
         assert f"; life 2 of {held[1]} begins with {other.replace('+', ', ')}" in late[0]
     assert any(event.what == "went back" for event in read_events(path)) == hangs

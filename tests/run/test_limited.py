@@ -617,7 +617,10 @@ def test_a_run_in_which_every_step_is_lost_fails_and_says_so(
         failed(made, tmp_path / "run")
 
 
-def test_the_limit_of_seconds_holds_also_when_nothing_comes(tmp_path: Path) -> None:
+def test_the_limit_of_seconds_holds_also_when_nothing_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.replay_training.trainer.DRAIN", 0.05)  # nothing in flight comes
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs={"hangs": list(range(20, 30))}, threads=1)
     load_attribute(walk.name, "make").steps = 0
     made = limited.experiment(environment=walk, slots=2)

@@ -294,7 +294,7 @@ def test_an_environment_that_hangs_costs_its_actor_a_life(tmp_path: Path) -> Non
     (died,) = (event for event in events if event.what == "died")
     assert died.worker == "actor-0"
     assert "its environment has not come back for" in died.cause
-    assert " s: lane 0 of target 0 of actor-0: step (experiments.py:" in died.cause
+    assert " s: lane 0 of target 0 of actor-0: hold (environments.py:" in died.cause
     assert [(event.worker, event.life) for event in events if event.what == "lives"] == [("actor-0", 2)]
     assert leftovers(tmp_path / "run") == []
 
@@ -331,7 +331,7 @@ def test_a_lane_that_hangs_in_a_thread_costs_its_step_alone(tmp_path: Path, laun
     (tmp_path / "hung.over").touch()
     events = read_events(tmp_path / "run")
     (text,) = (event.cause for event in events if event.what == "told" and "has not come back" in event.cause)
-    assert " has not come back from a step for " in text and "step (experiments.py:" in text
+    assert " has not come back from a step for " in text and "step (environments.py:" in text
     assert not [event for event in events if event.what == "died"]
     assert seen[0]["time/actor-0/lanes/hanging"] == seen[0]["time/actor-0/lanes/restarts"] == 1
     assert leftovers(tmp_path / "run") == []

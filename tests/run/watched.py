@@ -16,8 +16,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+import tidemill
 from tidemill import (
-    AsyncTrainRunner,
     Experiment,
     Gymnasium,
     Limits,
@@ -381,7 +381,7 @@ def live(folder: Path, resume: bool) -> None:
     if not os.environ.get(KILL, "").endswith("once"):
         workers = {name: config.replace(restarts=None) for name, config in made.workers.items()}
         made = made.replace(workers=workers)
-    runner = AsyncTrainRunner(
+    runner = tidemill.AsyncTrainRunner(
         made, num_slots=3, ratio="3/2", num_iterations=5, training_steps=100, launch="processes"
     )
     runner.run(folder / "run", source=__file__, quiet=True, resume=resume)

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tidemill.store.checkpoint import read_newest
 
 EXPERIMENTS = Path(__file__).with_name("experiments.py")
 MARK = "TIDEMILL_TEST_RUN"
+SLOWER = dict.fromkeys(("cartpole", "equal"), ("--set", "workers.trainer.algorithm.seconds=0.02"))
+"""What has a run that is only to go on leave the processor to others."""
 
 
 def wait_until(true: Callable[[], Any], seconds: float, what: str) -> None:
@@ -40,22 +43,15 @@ def _hear_signals() -> None:
 
 class Run:
     """`tidemill train` of one of EXPERIMENTS, in a session of its own (a terminal's
-    foreground group) and an empty folder."""
+    foreground group) and an empty folder. `code` is run before the command begins."""
 
-    def __init__(self, folder: Path, function: str, *arguments: str, launch: str = "processes") -> None:
-        what = f"{EXPERIMENTS}:{function}"
-        self._start(
-            folder,
-            "-m",
-            "tidemill.cli.main",
-            "train",
-            what,
-            "--run-dir",
-            "run",
-            "--launch",
-            launch,
-            *arguments,
-        )
+    def __init__(
+        self, folder: Path, function: str, *arguments: str, launch: str = "processes", code: str = ""
+    ) -> None:
+        words = (f"{EXPERIMENTS}:{function}", "--run-dir", "run", "--launch", launch)
+        words += (*SLOWER.get(function, ()), *arguments)
+        command = f"from tidemill.cli.main import app\n{code}\napp()"
+        self._start(folder, *(("-c", command) if code else ("-m", "tidemill.cli.main")), "train", *words)
 
     def _start(self, folder: Path, *command: str, **environment: str) -> None:
         self.path, self.temporary = folder / "run", folder / "tmp"
@@ -71,13 +67,11 @@ class Run:
     def processes(self) -> list[psutil.Process]:
         """Everything that this run started, also what lost its parent; itself included
         while it lives."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-            except psutil.Error:
-                continue
+        own, found = f"{MARK}={self.mark}".encode(), []
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, psutil.Error):  # of a zombie there is nothing to read
+                if own in (place / "environ").read_bytes().split(b"\0"):
+                    found.append(psutil.Process(int(place.name)))
         return found
 
     def wait_for_worker(self, name: str) -> psutil.Process:

@@ -9,7 +9,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from tests.run import experiments
+from tests.run import experiments, watched_weights
+from tests.run.watched_weights import Watched
 
 import tidemill
 from tidemill import (
@@ -263,7 +264,7 @@ def test_a_callback_changes_settings_at_one_update_of_equal_trainers_and_after_a
 
     made = experiments.experiment(
         Gymnasium(id="CartPole-v1"),
-        algorithm=experiments.Watched(record=str(record), minibatch_size=32),
+        algorithm=Watched(record=str(record), minibatch_size=32),
         count=2,
     )
     made = made.replace(
@@ -271,7 +272,8 @@ def test_a_callback_changes_settings_at_one_update_of_equal_trainers_and_after_a
         workers={**made.workers, "actor": made.workers["actor"].replace(count=2)},
     )
     how: dict[str, Any] = {"launch": "processes", "quiet": True}
-    tidemill.train(made, run_dir=tmp_path / "run", source=FILE, layout="given", on_update=on_update, **how)
+    source = watched_weights.__file__
+    tidemill.train(made, run_dir=tmp_path / "run", source=source, layout="given", on_update=on_update, **how)
     one, other = ([line.split() for line in file.read_text().splitlines()] for file in record.iterdir())
     both = min(len(one), len(other))
     assert one[:both] == other[:both]

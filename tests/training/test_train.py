@@ -181,7 +181,10 @@ def test_environments_that_are_made_one_after_another_have_the_deadline_of_a_sta
     """By a clock on which each takes most of that."""
     monkeypatch.chdir(tmp_path)
     later, told, over = [0.0], threading.Event(), threading.Event()
-    starts, take = load_attribute(f"{EXPERIMENTS}:Starts", "test"), worker_messages.WorkerMessages.take
+    starts, take = (
+        load_attribute(f"{experiments.ENVIRONMENTS}:Starts", "test"),
+        worker_messages.WorkerMessages.take,
+    )
     silent: list[Any] = []
 
     def make(environment: Any) -> None:

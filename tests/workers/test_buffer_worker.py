@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.run.watching import EXPERIMENTS
+from tests.workers.adding_processor import Add
 from tests.workers.world import KnownPolicy, Sink, answer_of
 
 from tidemill import (
@@ -30,7 +31,7 @@ from tidemill.api.control_messages import Facts, SampleFacts
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy
-from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.api.processing import ProcessorConfig
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError
 from tidemill.core.schema import Arrays, Field, Schema, poison, schema_of
@@ -41,6 +42,7 @@ from tidemill.training.train import train
 from tidemill.transports.local import local_endpoints
 
 experiments = load_file(EXPERIMENTS, "test")
+SOURCE = Path(__file__).with_name("adding_processor.py")
 
 SEATS, STEPS, BURN_IN, SLOTS = 2, 4, 1, 2
 ROWS = BURN_IN + STEPS + 1
@@ -51,34 +53,6 @@ ANSWERED = {
     "log_prob": Field((), "float32"),
     "value": Field((), "float32"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Add(ProcessorConfig):
-    """Adds to every reward, in place or not. What it does wrong: "field" (a new one),
-    "shape"."""
-
-    amount: float = 1.0
-    in_place: bool = True
-    wrong: str = ""
-
-    def build(self, schema: Schema, policy: Policy | None, seed: int) -> Processor:
-        return _Add(self)
-
-
-class _Add(Processor):
-    def __init__(self, config: Add) -> None:
-        self._config = config
-
-    def process(self, sample: Sample) -> None:
-        if self._config.in_place:
-            sample["reward"] += self._config.amount
-        else:
-            sample["reward"] = sample["reward"] + self._config.amount
-        if self._config.wrong == "field":
-            sample["bonus"] = sample["reward"]
-        if self._config.wrong == "shape":
-            sample["reward"] = np.zeros((3, 3, 3), np.float32)
 
 
 # ---- one worker at a time: both of its ends are the test's -----------------------------
@@ -429,7 +403,7 @@ def gathered(
         made.replace(limits=Limits(updates=4)),
         launch=launch,
         run_dir=folder / "run",
-        source=__file__,
+        source=SOURCE,
         quiet=True,
     )
     return [dict(np.load(folder / f"sample-{i}.npz")) for i in range(4)]
@@ -485,7 +459,7 @@ def test_several_actors_buffer_workers_and_trainers_train_full_batches(tmp_path:
         workers={**made.workers, "trainer": made.workers["trainer"].replace(count=2)},
         limits=Limits(updates=12),
     )
-    result = train(made, launch=launch, run_dir=tmp_path / "run", source=__file__, quiet=True)
+    result = train(made, launch=launch, run_dir=tmp_path / "run", source=SOURCE, quiet=True)
     assert result.summary["updates"] == 12 and result.summary["dropped"] == 0
     steps = [record["step"] for record in read_metrics(tmp_path / "run")]
     full = 4 * 4 * 16  # outlets x lanes x steps, some of which are final rows
@@ -501,7 +475,7 @@ def test_what_buffer_workers_have_done_is_among_the_metrics(tmp_path: Path) -> N
         if metrics.get("time/one-0/samples", 0) > 0 and metrics.get("time/one-0/version", 0) > 0:
             control.stop("both were told")
 
-    run = {"launch": "threads", "run_dir": tmp_path / "run", "source": __file__, "quiet": True}
+    run = {"launch": "threads", "run_dir": tmp_path / "run", "source": SOURCE, "quiet": True}
     assert train(made, **run, on_update=on_update).summary["reason"] == "both were told"
     last = read_metrics(tmp_path / "run")[-1]
     assert last["time/one-0/samples"] > 0 and last["time/one-0/version"] > 0
@@ -513,7 +487,7 @@ def test_rows_are_as_old_as_their_actor_s_version_re_analysed_or_not(tmp_path: P
         made.replace(limits=Limits(updates=30)),
         launch="inline",
         run_dir=tmp_path / "run",
-        source=__file__,
+        source=SOURCE,
         quiet=True,
     )
     records = read_metrics(tmp_path / "run")
@@ -527,7 +501,7 @@ def test_the_recurrent_policy_is_trained_on_re_analysed_samples(tmp_path: Path) 
         algorithm=PPO(chunk_steps=8, minibatch_size=32, epochs=1),
     )
     made = made.replace(policies={"policy": RecurrentActorCritic()}, limits=Limits(updates=3))
-    result = train(made, launch="inline", run_dir=tmp_path / "run", source=__file__, quiet=True)
+    result = train(made, launch="inline", run_dir=tmp_path / "run", source=SOURCE, quiet=True)
     assert result.summary["updates"] == 3
     assert all(np.isfinite(value) for value in read_metrics(tmp_path / "run")[-1].values())
 

@@ -1,16 +1,16 @@
 """Populations: who goes on from whom, with which settings, and that weights, samples and
 settings are those that were meant."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from tests.run.watching import EXPERIMENTS, wait_until
+from tests.workers.paid_members import Adding
 from tests.workers.world import KnownPolicy
 
 from tidemill import (
@@ -29,13 +29,10 @@ from tidemill import (
     WorkerConfig,
     populate,
 )
-from tidemill.api.algorithm import Algorithm, AlgorithmConfig, Sample
 from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay, Status, unpack_up
 from tidemill.api.edges import Port
 from tidemill.api.experiment import Context
-from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError, DatabaseError, RunError
-from tidemill.core.schema import Array, Arrays
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import ending
@@ -46,6 +43,7 @@ from tidemill.workers import population
 from tidemill.workers.population import PopulationWorker, choose_donor, explore
 
 experiments = load_file(EXPERIMENTS, "test")
+SOURCE = Path(__file__).with_name("paid_members.py")
 
 # ---- ranking and perturbing ------------------------------------------------------------
 
@@ -292,56 +290,9 @@ def test_a_version_is_kept_no_longer_than_the_run(tmp_path: Path, clean: bool) -
 # ---- real runs -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adding(AlgorithmConfig):
-    """Adds to every weight, and tells what it was trained on."""
-
-    amount: float = 1.0
-
-    def build(self, policy: Policy, seed: int) -> Algorithm:
-        return _Adding(policy, self.amount)
-
-
-class _Adding(Algorithm):
-    def __init__(self, policy: Policy, amount: float) -> None:
-        self.policy, self.amount, self.updates = policy, amount, 0
-
-    def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
-        self.policy.parameters()["w"][...] += self.amount  # type: ignore[index]
-        self.updates += 1
-        return {
-            "oldest_min": float(min(sample["version"][sample.trained()].min() for sample in samples)),
-            "since": float(self.updates),
-        }
-
-    def state(self) -> Arrays:
-        return {"updates": np.array(self.updates)}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        self.updates = int(state["updates"])
-
-
-class Paying(gymnasium.Env[Any, Any]):
-    """Episodes of 5 steps, each paid alike."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, pay: float) -> None:
-        self.pay = pay
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return np.zeros(1, np.float32), self.pay, self.steps == 5, False, {}
-
-
 def one(**trainer: Any) -> Experiment:
     made: Experiment = experiments.experiment(
-        Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 1.0}), algorithm=Adding(), **trainer
+        Gymnasium(make=f"{SOURCE}:Paying", kwargs={"pay": 1.0}), algorithm=Adding(), **trainer
     )
     return made
 
@@ -359,7 +310,7 @@ def two(until: str) -> Experiment:
         resample=0.0,
     )
     better = made.workers["actor-0"].replace(
-        environment=Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 2.0})
+        environment=Gymnasium(make=f"{SOURCE}:Paying", kwargs={"pay": 2.0})
     )
     return made.replace(workers={**made.workers, "actor-0": better}, limits=Limits(until=until))
 
@@ -412,7 +363,7 @@ def test_a_member_goes_on_from_the_weights_and_settings_of_a_better_one(
 ) -> None:
     monkeypatch.setattr(ending, "CLOSE_DEADLINE", 120.0)  # nobody is ended by force, and leaves a tag
     result = train(
-        two("population/1/version > 20"), launch=launch, run_dir=tmp_path, source=__file__, quiet=True
+        two("population/1/version > 20"), launch=launch, run_dir=tmp_path, source=SOURCE, quiet=True
     )
     assert result.summary["reason"] == "population/1/version > 20"
     assert check_run(tmp_path) > 0
@@ -421,7 +372,7 @@ def test_a_member_goes_on_from_the_weights_and_settings_of_a_better_one(
 
 
 def test_a_resumed_population_goes_on(tmp_path: Path) -> None:
-    train(two("population/1/version > 20"), launch="inline", run_dir=tmp_path, source=__file__, quiet=True)
+    train(two("population/1/version > 20"), launch="inline", run_dir=tmp_path, source=SOURCE, quiet=True)
     before, database = lineage(tmp_path), ParameterDatabase(tmp_path / PARAMETERS)
     last = database.versions("policy-1")[-1]
     resume(
@@ -534,7 +485,7 @@ def test_members_in_different_spaces_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match='members "policy-0" and "policy-1" of the population play in different spaces'
     ):
-        train(made, launch="inline", run_dir=tmp_path / "run", source=__file__, quiet=True)
+        train(made, launch="inline", run_dir=tmp_path / "run", source=SOURCE, quiet=True)
 
 
 def test_a_policy_is_a_member_of_one_population() -> None:
@@ -561,12 +512,12 @@ def test_members_are_compared_by_their_evaluations(tmp_path: Path) -> None:
         metric="evaluation/return",
     )
     better = made.workers["judge-0"].replace(
-        environment=Gymnasium(make=f"{__file__}:Paying", kwargs={"pay": 2.0})
+        environment=Gymnasium(make=f"{SOURCE}:Paying", kwargs={"pay": 2.0})
     )
     made = made.replace(
         workers={**made.workers, "judge-0": better}, limits=Limits(until="population/1/version > 0")
     )
-    train(made, launch="inline", run_dir=tmp_path, source=__file__, quiet=True)
+    train(made, launch="inline", run_dir=tmp_path, source=SOURCE, quiet=True)
     assert {source for source, _, _ in lineage(tmp_path)} == {0}
     records = read_metrics(tmp_path)
     for number, reached in ((0, 10.0), (1, 5.0)):

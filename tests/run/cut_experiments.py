@@ -1,0 +1,83 @@
+"""Experiments that are cut and go on exactly, for several files of tests. A process that
+imports them needs nothing that tests alone need."""
+
+from typing import Any
+
+from tidemill import (
+    PPO,
+    ActorCritic,
+    Actors,
+    AgentSpec,
+    Drawn,
+    Evaluation,
+    Experiment,
+    Gymnasium,
+    Limits,
+    Trainer,
+    populate,
+)
+
+MANY = 1_000_000
+"""Updates that no run comes to: it ends in another way."""
+JUDGE = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
+
+
+def experiment(
+    lag: int | None = None,
+    updates: int = 6,
+    policy: Any = None,
+    algorithm: Any = None,
+    trainers: int = 1,
+    **actors: Any,
+) -> Experiment:
+    return Experiment(
+        name="cuts",
+        policies={"policy": policy or ActorCritic(hidden=(16,))},
+        workers={
+            "actor": Actors(
+                **{
+                    "environment": Gymnasium(id="CartPole-v1"),
+                    "lanes": 4,
+                    "ring": 2,
+                    "agents": (AgentSpec(sample_steps=16),),
+                    **actors,
+                }
+            ),
+            "trainer": Trainer(
+                algorithm=algorithm or PPO(minibatch_size=32, epochs=2),
+                max_policy_lag=lag,
+                checkpoints=100,
+                count=trainers,
+            ),
+        },
+        limits=Limits(updates=updates),
+        exact_resume=True,
+        seed=5,
+    )
+
+
+def judged(lag: int | None, updates: int = 6, judges: int = 1, **evaluation: Any) -> Experiment:
+    """Two targets of two lanes, judges that draw their actions likewise."""
+    made = experiment(lag, updates, lanes=2, max_episode_steps=30, agents=(AgentSpec(sample_steps=8),))
+    trainer = made.workers["trainer"].replace(database_updates=1)
+    judge = Actors(
+        environment=Gymnasium(id="CartPole-v1"),
+        lanes=2,
+        ring=2,
+        count=judges,
+        agents=(JUDGE,),
+        max_episode_steps=30,
+    )
+    own = Evaluation(**{"games": 7 * judges, "updates": 2, **evaluation})
+    return made.replace(workers={**made.workers, "trainer": trainer, "judge": judge, "evaluation": own})
+
+
+def population(lag: int | None, updates: int = 6) -> Experiment:
+    """Two members, compared by their evaluations: one of them learns nothing."""
+    made = judged(lag, updates, games=3)
+    judge = made.workers["judge"].replace(ring=1)
+    actor = made.workers["actor"].replace(ring=1)
+    made = made.replace(workers={**made.workers, "actor": actor, "judge": judge})
+    starts = [{"learning_rate": rate} for rate in (1e-2, 1e-6)]
+    explored = {"learning_rate": (1e-6, 1.0)}
+    return populate(made, starts, explore=explored, updates=2, resample=0.5, metric="evaluation/return")
