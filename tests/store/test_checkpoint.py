@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidemill.core.errors import CheckpointError
+from tidemill.core.errors import CheckpointError, NewerCheckpoint
 from tidemill.store import checkpoint
 from tidemill.store.checkpoint import (
     MANIFEST,
@@ -20,6 +20,7 @@ from tidemill.store.checkpoint import (
     put_aside,
     read_checkpoint,
     read_newest,
+    readable,
     write_checkpoint,
 )
 
@@ -274,7 +275,8 @@ def test_an_altered_checksum_is_noticed(tmp_path: Path) -> None:
         "null",
         "3",
         "{}",
-        '{"format": 99, "facts": {}, "sha256": {}}',
+        '{"format": 0, "facts": {}, "sha256": {}}',
+        '{"format": "2", "facts": {}, "sha256": {}}',
         '{"format": 1, "facts": {}}',
         '{"format": 1, "sha256": []}',
         "\xff",
@@ -299,6 +301,15 @@ def test_one_whose_manifest_is_torn_is_passed_over_with_a_word_also_in_a_later_e
     found = read_newest(tmp_path)
     assert found.path.name == "update-1"
     assert [str(path) in text for text in found.warnings] == [True]
+
+
+def test_what_a_newer_version_has_written_is_named_and_not_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (write(tmp_path, 2) / MANIFEST).write_text('{"format": 99, "else": []}')
+    for read in (read_newest, lambda folder: list(readable(folder))):
+        with pytest.raises(NewerCheckpoint, match=r"update-2 has format 99; .* reads 1: a newer one"):
+            read(tmp_path)
+    assert [path.name for path in checkpoints(tmp_path)] == ["update-1", "update-2"]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,11 @@ class CheckpointError(TidemillError):
     """A checkpoint is missing, torn, or belongs to another experiment."""
 
 
+class NewerCheckpoint(CheckpointError):
+    """A newer version of Tidemill has written the checkpoint: it is whole, and nothing
+    that could be passed over."""
+
+
 class DatabaseError(TidemillError):
     """A parameter database, or a version in it, is damaged or cannot be written."""
 

@@ -37,7 +37,7 @@ from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import check_revealed, hide, known
 from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.core.user_code_loading import expect, load_file, own_code
-from tidemill.run.source_info import source_file, versions
+from tidemill.run.source_info import installed, source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
 from tidemill.store.checkpoint import checkpoints
 from tidemill.store.fence import check, let_go, take
@@ -325,7 +325,17 @@ class RunFolder:
                 print(f"note: {self.path / CONFIG}: {text}", file=sys.stderr)
             return OpenedRun(decode(Experiment, content), source, found.files)
         except ConfigError as error:
-            raise RunError(f"{self.path / CONFIG}: {error}") from None
+            raise RunError(f"{self.path / CONFIG}: {error}{self._begun_by_another()}") from None
+
+    def _begun_by_another(self) -> str:
+        """Return by which version of Tidemill the run was begun, "" if by this one, or if
+        that is not known: to follow a message."""
+        own, other = installed("tidemill"), None
+        with suppress(RunError, KeyError, TypeError):
+            other = self.read(VERSIONS)["packages"]["tidemill"]
+        if not isinstance(other, str) or other == own:
+            return ""
+        return f" (the run was begun by Tidemill {other:.20}, and this is {own})"
 
     def checkpoints(self, policy: str) -> Path:
         """Return the folder of a policy's checkpoints."""

@@ -91,7 +91,7 @@ def versions(secrets: Collection[str] = ()) -> dict[str, Any]:
     without `secrets`."""
     return {
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: installed(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "cores": cores(),
         "command": hide_words(sys.argv, secrets),
@@ -100,7 +100,8 @@ def versions(secrets: Collection[str] = ()) -> dict[str, Any]:
 
 
 @cache
-def _version(package: str) -> str:
+def installed(package: str) -> str:
+    """Return the version of a package that is installed, or that none is."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -19,7 +19,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidemill.core.errors import CheckpointError, Overtaken, SchemaError
+from tidemill.core.errors import CheckpointError, NewerCheckpoint, Overtaken, SchemaError
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.resource_shortage import why
 from tidemill.core.safetensors_io import pack, unpack
@@ -163,7 +163,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
     """Return (arrays by file name, facts). Files in folders are checked, and left to
     whoever wrote them.
 
-    Raises `CheckpointError` when a file is missing, torn or altered.
+    Raises `CheckpointError` when a file is missing, torn or altered, and
+    `NewerCheckpoint`.
     """
     try:
         if path.is_symlink():
@@ -171,9 +172,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Arrays], dict[str, Any]]:
                 f"checkpoint {path} is a link; put the folder itself there, or name where it leads"
             )
         manifest = read_json(read_plain(path / MANIFEST))
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}"
+        if (number := manifest["format"]) != FORMAT:
+            text = f"checkpoint {path} has format {number!r:.20}; this version of Tidemill reads {FORMAT}"
+            if type(number) is not int or number < FORMAT:
+                raise CheckpointError(text)
+            raise NewerCheckpoint(
+                f"{text}: a newer one has written it. Go on with that; or move this checkpoint away, and the "
+                "one before is the newest"
             )
         arrays: dict[str, Arrays] = {}
         for file, checksum in manifest["sha256"].items():
@@ -214,12 +219,15 @@ class FoundCheckpoint(NamedTuple):
 def read_newest(folder: Path) -> FoundCheckpoint:
     """Return the newest readable checkpoint.
 
-    Raises `CheckpointError` when there is none: never silently from scratch.
+    Raises `CheckpointError` when there is none: never silently from scratch; and
+    `NewerCheckpoint`.
     """
     warnings: list[str] = []
     for path in reversed(checkpoints(folder)):
         try:
             return FoundCheckpoint(path, *read_checkpoint(path), warnings)
+        except NewerCheckpoint:
+            raise
         except CheckpointError as error:
             warnings.append(str(error))
     raise CheckpointError(
@@ -228,10 +236,14 @@ def read_newest(folder: Path) -> FoundCheckpoint:
 
 
 def readable(folder: Path) -> Iterator[FoundCheckpoint]:
-    """Yield the readable checkpoints, the newest first."""
+    """Yield the readable checkpoints, the newest first. Raises `NewerCheckpoint`."""
     for path in reversed(checkpoints(folder)):
-        with suppress(CheckpointError):
+        try:
             yield FoundCheckpoint(path, *read_checkpoint(path), [])
+        except NewerCheckpoint:
+            raise
+        except CheckpointError:
+            continue
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -38,7 +38,7 @@ from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import HEARTBEAT, PollResult, Worker
-from tidemill.workers.cut_files import has_cut, has_part, read_part, write_part
+from tidemill.workers.cut_files import has_cut, has_part, own_part, write_part
 from tidemill.workers.evaluation import judge_of
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
@@ -154,12 +154,13 @@ class ActorWorker(Worker):
         for client in self._clients.values():
             client.state()  # so that a policy which cannot tell its random stream is refused now
         if has_cut(self.context):
-            part = read_part(self.context)
-            self._stages.load_state(part)
-            for number, client in enumerate(self._clients.values()):
-                client.load_state(part["clients"][str(number)])
-            self._refresh.load_state(part["refresh"])
-            for target, lanes in self._ring.load_state(part["ring"]).items():
+            with own_part(self.context) as part:
+                self._stages.load_state(part)
+                for number, client in enumerate(self._clients.values()):
+                    client.load_state(part["clients"][str(number)])
+                self._refresh.load_state(part["refresh"])
+                lost = self._ring.load_state(part["ring"])
+            for target, lanes in lost.items():
                 for why in sorted(set(lanes.values())):
                     cut = [lane for lane in lanes if lanes[lane] == why]
                     self._tell(

@@ -31,7 +31,7 @@ from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_cut, read_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part, write_part
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.sample_writers.base import MOST_SLOTS
 
@@ -151,11 +151,11 @@ class BufferWorker(Worker):
                 "exact_resume"
             )
         if has_cut(self.context):
-            part = read_part(self.context)
-            self._consumer.load_state(part["taken"])
-            self._producer.load_state(part["sent"])
-            for number, processor in enumerate(self._processors):
-                processor.load_state(part["processors"][str(number)])
+            with own_part(self.context) as part:
+                self._consumer.load_state(part["taken"])
+                self._producer.load_state(part["sent"])
+                for number, processor in enumerate(self._processors):
+                    processor.load_state(part["processors"][str(number)])
 
     def _save_part(self, checkpoints: Mapping[str, int]) -> None:
         part = {

@@ -1,13 +1,14 @@
 """The parts of cuts on disk: what a worker has of a run that resumes exactly besides the
 checkpoints, in a folder of its own per worker, a file per cut."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tidemill.api.edges import group_of, number
 from tidemill.api.experiment import Context, Experiment
 from tidemill.core.cut import Part, flatten, unflatten
-from tidemill.core.errors import CheckpointError
+from tidemill.core.errors import CheckpointError, SchemaError, TidemillError
 from tidemill.replay.queue import Queue
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, read_newest, write_checkpoint
 from tidemill.workers.actor_config import ActorConfig, Actors
@@ -110,10 +111,30 @@ def write_part_of(run: Path, name: str, part: Part, number: int, goes_with: Mapp
     write_checkpoint(folder, checkpoint_name(number), {PART: arrays}, told, KEPT)
 
 
-def read_part(context: Context) -> Part:
-    """Return the worker's part of the newest cut. Raises `CheckpointError`."""
+@contextmanager
+def by_other_code(what: str) -> Iterator[None]:
+    """Let what the block raises, as it goes on from `what`, be a `CheckpointError`: of
+    code that has changed since, most likely."""
+    try:
+        yield
+    except SchemaError as error:  # it says what does not fit
+        raise CheckpointError(f"{what} cannot be gone on from: {error}; or train anew (--anew)") from None
+    except TidemillError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{what} cannot be gone on from: {type(error).__name__}: {error}. Most likely other code has "
+            "written it: go on with that, or train anew (--anew)"
+        ) from error
+
+
+@contextmanager
+def own_part(context: Context) -> Iterator[Part]:
+    """Yield the worker's part of the newest cut, to go on from in the block. Raises
+    `CheckpointError`, also of what the block raises (`by_other_code`)."""
     assert context.folder is not None
-    return read_part_of(Path(context.folder), context.name)
+    with by_other_code(f"what {context.name} had in hand when the run was cut"):
+        yield read_part_of(Path(context.folder), context.name)
 
 
 def read_part_of(run: Path, name: str) -> Part:

@@ -77,7 +77,7 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counted_episodes import counted_of
-from tidemill.workers.cut_files import has_cut, read_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part, write_part
 from tidemill.workers.elo_rating import performance
 from tidemill.workers.info_numbers import FIELD, Numbers, by_name, means, unpack
 from tidemill.workers.trainer_config import check_pushed
@@ -293,7 +293,8 @@ class EvaluationWorker(Worker):
             f"{config.name}/{what}" for what in ("return", "elo", "beats", "stage")
         )
         if self._exact and has_cut(context):
-            self._load_part(read_part(context))
+            with own_part(context) as part:
+                self._load_part(part)
         elif self._exact and context.life:  # all begin anew, and so do the judges' games
             with suppress(VersionGone):  # nothing was pushed yet
                 self._database.set_records(config.policy, f"{config.name}/", NO_RECORDS)

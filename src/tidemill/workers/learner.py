@@ -59,6 +59,7 @@ from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult
 from tidemill.workers.checkpoint_pace import CheckpointPace
+from tidemill.workers.cut_files import by_other_code
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
@@ -186,7 +187,8 @@ class Learner:
         if context.resume is not None or (context.life and self._folder and checkpoints(self._folder)):
             assert self._folder is not None
             self.found = read_newest(self._folder)
-            check_weights(policy, self.spaces, self.found.arrays.get("policy", {}))
+            with by_other_code(f"the weights of checkpoint {self.found.path}"):
+                check_weights(policy, self.spaces, self.found.arrays.get("policy", {}))
         return source
 
     def demand(self, rows: int | None, max_lag: int | None = None) -> Demand:
@@ -280,8 +282,12 @@ class Learner:
         self._changed = found.facts.get("settings", {})
         with placeholder_weights():
             self.algorithm = self._build_algorithm()
-        self.policy.load(found.arrays["policy"], self.version)
-        self.algorithm.load_state(found.arrays["algorithm"] if self.own_state is None else self.own_state)
+        with by_other_code(f"the weights of checkpoint {found.path}"):
+            self.policy.load(found.arrays["policy"], self.version)
+        with by_other_code(
+            f"checkpoint {found.path}, which {type(self.algorithm).__name__} is to take back,"
+        ):
+            self.algorithm.load_state(found.arrays["algorithm"] if self.own_state is None else self.own_state)
         try:
             self.returns.extend(map(float, found.facts.get("returns", ())))
         except (TypeError, ValueError) as error:

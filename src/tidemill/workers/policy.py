@@ -31,7 +31,7 @@ from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_cut, read_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part, write_part
 from tidemill.workers.mapping import MappingThread
 
 
@@ -290,9 +290,9 @@ class PolicyWorker(Worker):
         )
         self._served = list(self._service_order)
         if context.experiment.exact_resume and has_cut(context):
-            part = read_part(context)
-            for number, served in enumerate(self._served):
-                served.load_state(part[str(number)])
+            with own_part(context) as part:
+                for number, served in enumerate(self._served):
+                    served.load_state(part[str(number)])
         if config.threaded:
             # The queues hold one batch each: a bound on delay.
             self._gathered: queue.Queue[_Batch] = queue.Queue(1)

@@ -34,7 +34,7 @@ from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Ver
 from tidemill.store.query import Query
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_cut, read_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part, write_part
 from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.trainer_config import TrainerConfig, check_pushed
 from tidemill.workers.version_metadata import field_of, with_settings
@@ -233,7 +233,8 @@ class PopulationWorker(Worker):
         self._database = ParameterDatabase(Path(self.context.folder) / PARAMETERS)
         self._watch = DatabaseWatch(self._database.folder)
         if self.context.experiment.exact_resume and has_cut(self.context):
-            self._load_part(read_part(self.context))
+            with own_part(self.context) as part:
+                self._load_part(part)
         return Facts()
 
     # ---- a cut -------------------------------------------------------------------------

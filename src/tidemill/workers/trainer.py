@@ -37,7 +37,7 @@ from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.streams.all_reduce import SumBroken
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_part, holds_samples, read_part, write_part
+from tidemill.workers.cut_files import by_other_code, has_part, holds_samples, own_part, write_part
 from tidemill.workers.learner import Learner
 from tidemill.workers.stages import StagesByRound, stages_by_round
 from tidemill.workers.trainer_config import Trainer
@@ -84,12 +84,12 @@ class TrainerWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, learner = self._config, self.learner
         source = self._source = learner.connect(facts)
-        part: Part = {}
+        held: Part | None = None
         if learner.found is not None and self._has_part:
-            part = read_part(self.context)
-            if "taken" in part:
-                source.load_state(part["taken"])
-            learner.own_state = part.get("algorithm")
+            with own_part(self.context) as part:
+                if "taken" in part:
+                    source.load_state(part["taken"])
+                learner.own_state, held = part.get("algorithm"), part.get("buffer")
         if learner.samples.mode == "transitions":
             raise ConfigError(
                 f'sample stream "{config.samples}" has steps that are sent one by one, for a replay memory; '
@@ -97,7 +97,7 @@ class TrainerWorker(Worker):
             )
         demand = learner.demand(config.batch_size, config.max_policy_lag)
         self._buffer = returned(config.buffer.build(source, demand), Buffer, config.buffer.build)
-        self._load_buffer(part.get("buffer"))
+        self._load_buffer(held)
         needs = *learner.build(), *self._buffer.needs
         if self._rounds is not None:
             self._rounds.number = learner.counters.rounds
@@ -116,8 +116,9 @@ class TrainerWorker(Worker):
                 "or leave out exact_resume"
             )
         if state is not None:
-            buffer.load_state(state["held"])
-            buffer.counts = SampleCounts(**state["counts"])
+            with by_other_code(f"what {type(buffer).__name__} held when the run was cut"):
+                buffer.load_state(state["held"])
+                buffer.counts = SampleCounts(**state["counts"])
 
     def start(self) -> None:
         if self.state is State.READY:
