@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
+from numbers import Real
 from typing import ClassVar, TypeVar
 
 from tidemill.api.conditions import PROGRESS, check_condition, check_measured, episode_metrics
@@ -78,9 +79,9 @@ class Limits(Config):
             check_condition("limits.until", self.until)
         for name in ("seconds", "mean_return"):
             value = getattr(self, name)
-            if value is not None and not isfinite(value):
+            if value is not None and not (isinstance(value, Real) and isfinite(value)):
                 raise ConfigError(
-                    f"limits.{name} = {value} is not a finite number; leave it out for no limit"
+                    f"limits.{name} = {value!r} is not a finite number; leave it out for no limit"
                 )
         self.check_above_zero("steps", "updates", "seconds", "window", "stall_s")
         if self.return_of and self.mean_return is None:
@@ -168,10 +169,7 @@ class WorkerConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_least(count=1, math_threads=1)
-        if self.restarts is not None and self.restarts < 1:
-            raise ConfigError(
-                f"restarts = {self.restarts} must be at least 1; None has the first death end the run"
-            )
+        self.check_least("; None has the first death end the run", restarts=1)
         self.check_above_zero("restarts_within_s")
         if self.math_threads > MOST_THREADS:
             raise ConfigError(

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -91,12 +92,23 @@ class Config:
             if WHEN in each.metadata and not each.metadata[WHEN](self):
                 self.refuse_idle(each.name, each.metadata[IDLE])
 
-    def check_least(self, **least: float) -> None:
-        """Raise `ConfigError` for a setting, None aside, that is below the `least` that
-        it can be."""
+    def check_least(self, otherwise: str = "", /, **least: float) -> None:
+        """Raise `ConfigError` for a setting, None aside, that is no number of its type,
+        or below the `least` that it can be; `otherwise` names what to do instead."""
         for name, number in least.items():
-            if (value := getattr(self, name)) is not None and value < number:
-                raise ConfigError(f"{name} = {value} must be at least {number}")
+            if (value := getattr(self, name)) is None:
+                continue
+            whole = "whole " * self._is_whole(name)
+            kind: Any = Integral if whole else Real
+            if not isinstance(value, kind):
+                raise ConfigError(f"{name} = {value!r} must be a {whole}number, at least {number}")
+            if not value >= number:
+                raise ConfigError(f"{name} = {value} must be at least {number}{otherwise}")
+
+    @classmethod
+    def _is_whole(cls, name: str) -> bool:
+        hint = cls.__dataclass_fields__[name].type
+        return {int, float} & {hint, *typing.get_args(hint)} == {int}
 
     def check_above_zero(self, *names: str) -> None:
         """Raise `ConfigError` for a setting, None aside, that is not a number above 0."""

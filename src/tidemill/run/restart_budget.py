@@ -20,15 +20,18 @@ class NoLifeLeft(RunError):
 class RestartBudget:
     """The budget of a run's groups of workers: so many lives within so many seconds
     (`WorkerConfig.restarts`, `WorkerConfig.restarts_within_s`). Whoever dies twice before
-    it ever ran has no other."""
+    it ever ran has no other, nor has a group of which two die before any has run: what
+    all die of as they begin is one error."""
 
     def __init__(self, launcher: Launcher, members: Mapping[str, Member]) -> None:
         self._launcher, self._members = launcher, members
         self._deaths: dict[str, deque[float]] = {}  # when, by group
         self._stillborn: set[str] = set()  # who died before it ran, and has not run since
+        self._ran: set[str] = set()  # groups of which somebody has run
 
     def note_running(self, name: str) -> None:
         """Take note that a life of `name` runs."""
+        self._ran.add(group_of(name))
         self._stillborn.discard(name)
 
     def spend(self, name: str, dead: Sequence[str], cause: str, ran: bool) -> float:
@@ -43,9 +46,17 @@ class RestartBudget:
             raise NoLifeLeft(
                 f"{name} is gone, for the second time before it ran, whatever restarts allows: {cause}"
             )
+        elif group_of(name) not in self._ran and (before := self._stillborn_of(group_of(name))):
+            raise NoLifeLeft(
+                f"{name} is gone, as {before[0]} was before, and no worker of {group_of(name)} has run yet, "
+                f"whatever restarts allows: {cause}"
+            )
         else:
             self._stillborn.add(name)
         return pause
+
+    def _stillborn_of(self, group: str) -> list[str]:
+        return sorted(name for name in self._stillborn if group_of(name) == group)
 
     def _count(self, group: str, said: str, counts: bool) -> float:
         """Count a death in `group`, if it `counts`, and return the seconds that its next

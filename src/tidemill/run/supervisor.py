@@ -339,8 +339,8 @@ class Supervisor:
         member = self._members[name]
         if state is State.RUNNING:
             self._ran.add(name)
-        if state is State.RUNNING and member.died_at:
             self._budget.note_running(name)
+        if state is State.RUNNING and member.died_at:
             gone = awake() - member.died_at
             self._losses.note(Event(time(), "lives", name, member.life + 1, seconds=round(gone, 3)))
             member.died_at = 0.0

@@ -102,7 +102,7 @@ class ActorConfig(WorkerConfig):
         self.check_deadlines("deadline_s")
         self.check_above_zero("lane_restarts_within_s")
         if isinstance(self.lane_restarts, int):
-            self.check_least(lane_restarts=1)
+            self.check_least("; None has the first fault end the run", lane_restarts=1)
         elif self.lane_restarts not in ("auto", None):
             raise ConfigError(
                 f'lane_restarts = {self.lane_restarts!r} must be a whole number, "auto" or None'

@@ -78,10 +78,10 @@ class TrainerConfig(WorkerConfig):
         self.check_above_zero("checkpoint_seconds", "checkpoint_share", "database_seconds")
         self.check_shares("checkpoint_share")
         check_device(self.device)
-        factor = self.fault_rate_factor
-        if factor is not None and not 0 < factor < 1:
+        factor: Any = self.fault_rate_factor
+        if factor is not None and not (isinstance(factor, (int, float)) and 0 < factor < 1):
             raise ConfigError(
-                f"fault_rate_factor = {factor} must lie between 0 and 1, so that learning rates become "
+                f"fault_rate_factor = {factor!r} must lie between 0 and 1, so that learning rates become "
                 "smaller; 0.5 is usual, None leaves them as they are"
             )
 

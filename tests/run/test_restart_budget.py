@@ -1,0 +1,57 @@
+"""How many more lives groups of workers have, and how long each waits to begin."""
+
+from unittest.mock import Mock
+
+import pytest
+
+from tidemill import Actors, Scripted
+from tidemill.core.errors import RunError
+from tidemill.run.member import Member
+from tidemill.run.restart_budget import RestartBudget
+
+
+class Clock:
+    """A budget of eight actors, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("tidemill.run.restart_budget.awake", lambda: self.now)
+        actors = Actors(environment=Scripted(), count=8, restarts=100)
+        members = {f"actor-{number}": Member(actors, Mock()) for number in range(8)}
+        self.budget = RestartBudget(Mock(restarts=True, moves=lambda name: False), members)
+
+    def dies(self, name: str, ran: bool) -> float:
+        """Return the seconds that its next life waits, and let these go by."""
+        pause = self.budget.spend(name, [name], "it was killed", ran)
+        self.now += pause
+        return pause
+
+
+def test_next_lives_of_a_group_that_dies_again_and_again_wait_longer_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    clock.budget.note_running("actor-0")
+    assert [clock.dies("actor-0", ran=True) for _ in range(8)] == [0, 0, 1, 2, 4, 8, 16, 30]
+    clock.now += 61.0
+    assert clock.dies("actor-0", ran=True) == 0
+
+
+def test_of_a_group_that_never_ran_two_deaths_are_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.dies("actor-3", ran=False)
+    with pytest.raises(
+        RunError, match="actor-5 is gone, as actor-3 was before, and no worker of actor has run"
+    ):
+        clock.dies("actor-5", ran=False)
+
+
+def test_else_two_of_one_worker_are_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.budget.note_running("actor-0")
+    for name in ("actor-3", "actor-5"):
+        clock.dies(name, ran=False)
+    clock.budget.note_running("actor-3")
+    clock.dies("actor-3", ran=False)
+    with pytest.raises(RunError, match="actor-5 is gone, for the second time before it ran"):
+        clock.dies("actor-5", ran=False)
