@@ -1,6 +1,7 @@
 """`tidemill doctor` tells what the machine has, and what mends what it lacks."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,3 +87,25 @@ def test_a_run_that_was_kept_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     kept = found()["kept run"]
     assert "tidemill-run-0123" in kept.message and kept.cure.startswith("tidemill resume")
+
+
+MEETING = """
+import os
+from tidemill.bridge.protocol.files import Rendezvous, create_file
+meeting = Rendezvous.own(1)
+create_file(meeting.path, 10).close()
+print(meeting.path.parent, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looked for on Linux alone")
+def test_memory_files_of_a_trainer_that_was_killed_are_named() -> None:
+    said = subprocess.run([sys.executable, "-c", MEETING], capture_output=True, text=True)
+    folder = Path(said.stdout.strip())
+    try:
+        cures = [finding.cure for finding in examine_machine() if finding.name == "memory files"]
+        # unless another test's trainer was quicker to remove it
+        assert f"rm -r {folder} (the next run with a simulator does it, too)" in cures or not folder.exists()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tidemill.bridge.protocol.files import folders_of_the_dead
 from tidemill.core.control_groups import memory_kills, processors
 from tidemill.core.cores import cores
 from tidemill.core.memory import available, size
@@ -194,7 +195,8 @@ def _extras() -> Iterator[Finding]:
 
 
 def _leftovers() -> Iterator[Finding]:
-    """Workers whose run is gone, and runs that are kept in the temporary directory."""
+    """Workers whose run is gone, memory files of simulators whose trainer is, and runs
+    that are kept in the temporary directory."""
     import psutil
 
     alone = []
@@ -216,6 +218,13 @@ def _leftovers() -> Iterator[Finding]:
         )
     else:
         yield Finding("processes", "ok", "no worker lives, nor what one started, whose run is gone")
+    for folder in folders_of_the_dead():
+        yield Finding(
+            "memory files",
+            "warn",
+            f"{folder} is what a trainer that is gone and its simulator exchanged",
+            f"rm -r {folder} (the next run with a simulator does it, too)",
+        )
     kept = [
         path
         for path in Path(tempfile.gettempdir()).glob("tidemill-*")

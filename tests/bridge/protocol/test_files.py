@@ -67,6 +67,8 @@ def test_folders_of_the_dead_are_removed_and_others_are_not(root):
     os.utime(old, (0, 0))
     os.utime(other, (0, 0))
     (root / f"tidemill-{os.getuid()}-link").symlink_to(other)
+    assert dead.path.parent in files.folders_of_the_dead()
+    assert not {living.path.parent, young, other} & {*files.folders_of_the_dead()}
     third = Rendezvous.own(1)
     assert not dead.path.parent.exists() and not old.exists()
     assert living.path.exists() and third.path.parent.exists() and young.exists() and other.exists()

@@ -330,20 +330,38 @@ def remove_dead(path: Path) -> None:
             path.parent.rmdir()  # which stays where anything else is in it: it was somebody's then
 
 
+def folders_of_the_dead() -> list[Path]:
+    """Return this user's folders of memory files whose trainers have died, wherever
+    `Rendezvous.own` makes them. The next one there removes them."""
+    roots = [_MEMORY]
+    with contextlib.suppress(ConfigError):
+        roots += [shared_folder().parent, shared_folder()]
+    found = (folder for root in dict.fromkeys(roots) for folder in root.glob(f"{_FOLDER}{os.getuid()}-*"))
+    return [folder for folder in found if _is_of_the_dead(folder)]
+
+
+def _is_of_the_dead(folder: Path) -> bool | None:
+    """Return whether a folder is that of a trainer that has died; None of one without a
+    lock: it is just being made, or was not made to the end."""
+    with contextlib.suppress(OSError):
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return False
+        if (watch := PeerWatch.find(folder / f"memory{TRAINER_SUFFIX}")) is None:
+            return None
+        dead = not watch.alive()
+        watch.close()
+        return dead
+    return False
+
+
 def _sweep(root: Path, prefix: str) -> None:
-    """Remove the folders of trainers that died. One without a lock is just being made, or
-    was not made to the end."""
+    """Remove the folders of trainers that died."""
     for folder in root.glob(prefix + "*"):
+        dead = _is_of_the_dead(folder)
         with contextlib.suppress(OSError, ConfigError, SimulatorError):  # ConfigError: it lives
-            about = folder.lstat()
-            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-                continue
-            watch = PeerWatch.find(folder / f"memory{TRAINER_SUFFIX}")
-            if watch is not None:
-                dead = not watch.alive()
-                watch.close()
-                if dead:
-                    Rendezvous(folder / "memory", folder).leave()
-            elif time.time() - about.st_mtime > _YOUNG:
+            if dead:
+                Rendezvous(folder / "memory", folder).leave()
+            elif dead is None and time.time() - folder.lstat().st_mtime > _YOUNG:
                 (folder / f"memory{TRAINER_SUFFIX}").unlink(missing_ok=True)
                 folder.rmdir()
