@@ -4,10 +4,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.run.watching import wait_until
 
 from tidemill.core.control_groups import MemoryKills, free_memory, memory_kills, processors
 
@@ -24,6 +27,7 @@ OWN = {1: OWN_V1, 2: "0::{name}\n", 3: OWN_V1 + "0::{name}\n"}
 MOUNTS = {1: V1, 2: V2, 3: HYBRID}
 LARGEST = "9223372036854771712"
 NO_LIMIT = {1: LARGEST, 2: "max"}
+ROOT_OF_GROUPS = Path("/sys/fs/cgroup")
 
 
 class System:
@@ -186,18 +190,47 @@ print(child.returncode, memory_kills().here - before.here)
 """
 
 
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:  # somebody in it is still ending
+        return False
+    return True
+
+
+@contextmanager
+def memory_group(most: int) -> Iterator[Path]:
+    """Make a control group that has at most so many bytes of memory, of version 1 or 2.
+    Skip the test where that cannot be."""
+    root, limit, swap, least = ROOT_OF_GROUPS, "memory.max", "memory.swap.max", 0
+    if (root / "memory").exists():
+        root, limit, swap, least = (
+            root / "memory",
+            "memory.limit_in_bytes",
+            "memory.memsw.limit_in_bytes",
+            most,
+        )
+    group = root / f"tidemill-test-memory-{os.getpid()}"
+    try:
+        (root / "cgroup.procs").stat()
+        group.mkdir()
+    except OSError:
+        pytest.skip("control groups cannot be made here")
+    try:
+        if not (group / limit).exists():
+            pytest.skip("control groups that are made here have no limit of memory")
+        (group / limit).write_text(f"{most}")
+        if (group / swap).exists():
+            (group / swap).write_text(f"{least}")
+        yield group
+    finally:
+        wait_until(partial(_removed, group), 60, "nobody is in the group any more")
+
+
 def test_a_kill_of_this_machine_s_kernel_is_counted() -> None:
     """Where a group can be made."""
-    group = Path(f"/sys/fs/cgroup/memory/tidemill-test-memory-{os.getpid()}")
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(f"{1 << 27}")
-    except OSError:
-        pytest.skip("control groups of version 1 cannot be made here")
-    try:
+    with memory_group(1 << 27) as group:
         said = subprocess.run(
             [sys.executable, "-c", OUT_OF_MEMORY, str(group)], capture_output=True, text=True, check=True
         )
         assert said.stdout.split() == ["-9", "1"]
-    finally:
-        group.rmdir()

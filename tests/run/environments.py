@@ -215,9 +215,50 @@ class HangsInEvaluation(HangsOnce):
         return super().step(action)
 
 
+class EndlessGame(Talker):
+    """Its third game does not end. It says so, by a file in the working directory."""
+
+    games = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.games += 1
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, over, cut, info = super().step(action)
+        if self.games == 3:
+            Path("evaluating").touch()
+            time.sleep(0.01)
+        return seen, reward, over and self.games < 3, cut, info
+
+
+class SlowInEvaluation(Talker):
+    """Takes a while for a step in an evaluation of the replay trainer's, and says so, by
+    a file in the working directory."""
+
+    def step(self, action: Any) -> Any:
+        if any(call.file.endswith("iteration_evaluation.py") for call in stack_of(threading.get_ident())):
+            Path("evaluating").touch()
+            time.sleep(0.01)
+        return super().step(action)
+
+
 class Dawdles(Talker):
     def step(self, action: Any) -> Any:
         time.sleep(0.25)
+        return super().step(action)
+
+
+class Hoards(Talker):
+    """Takes memory from step 200 on, until the system ends its process, and no other one;
+    but where there is a file `hoarded`."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 200 and not Path("hoarded").exists():
+            Path("hoarded").touch()
+            Path("/proc/self/oom_score_adj").write_text("1000")
+            taken = [np.ones(1 << 22) for _ in range(1 << 7)]
+            raise MemoryError(f"{len(taken)} pieces of 32 MB were to be had")
         return super().step(action)
 
 

@@ -329,6 +329,23 @@ def hangs_once(flag: str) -> Experiment:
     return made.replace(limits=made.limits.replace(updates=100))
 
 
+def awaits_an_evaluation() -> Experiment:
+    """Its training waits for the evaluation of a version whose games do not end."""
+    made = experiment(Gymnasium(make=f"{ENVIRONMENTS}:Talker"), database_updates=3)
+    spec = AgentSpec(parameters=tidemill.Drawn(tag="evaluating"), samples="evaluation", mode="concise")
+    judge = Actors(environment=Gymnasium(make=f"{ENVIRONMENTS}:EndlessGame"), lanes=1, agents=(spec,))
+    return made.replace(
+        workers={**made.workers, "judge": judge, "evaluation": tidemill.Evaluation(games=2, updates=3)}
+    )
+
+
+def evaluates_for_long() -> Experiment:
+    """Its replay trainer takes minutes for the evaluation after the first iteration."""
+    made = from_memory(Gymnasium(make=f"{ENVIRONMENTS}:SlowInEvaluation"))
+    trainer = made.workers["trainer"].replace(iteration_steps=100, evaluation_steps=100_000)
+    return made.replace(workers={**made.workers, "trainer": trainer})
+
+
 def hangs_in_an_evaluation(flag: str) -> Experiment:
     """Its replay trainer's environment hangs in an evaluation, once: then there is a file
     `flag`."""
@@ -358,6 +375,13 @@ def dawdles() -> Experiment:
     """Takes a quarter of a second for each step."""
     made = experiment(Gymnasium(make=f"{ENVIRONMENTS}:Dawdles"), lanes=1, sample_steps=4)
     return made.replace(limits=Limits(updates=4))
+
+
+def hoards() -> Experiment:
+    """Its environment takes all the memory that there is, once."""
+    made = experiment(Gymnasium(make=f"{ENVIRONMENTS}:Hoards"), lanes=1)
+    actor = made.workers["actor"].replace(deadline_s=240.0)  # to fill it takes as long as it does
+    return made.replace(workers={**made.workers, "actor": actor}, limits=Limits(updates=40))
 
 
 def hangs() -> Experiment:

@@ -1,6 +1,7 @@
 """Runs with `exact_resume` go on as if they had never ended: after a clean end at every
 update, after a kill at any moment, in all modes; and what cannot is named."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import psutil
 import pytest
 from tests.run.cut_experiments import MANY, experiment
 from tests.run.watching import log_of
+from typer.testing import CliRunner
 
 from tidemill import (
     DQN,
@@ -52,6 +54,7 @@ from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.buffer import Buffer
 from tidemill.api.control_messages import Hold, Holding, Save, Saved, State, unpack_down
 from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.cli.main import app
 from tidemill.core.cut import generator_state, set_generator_state
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.launchers.inline import InlineLauncher
@@ -408,28 +411,6 @@ def waiting_in_stages() -> Experiment:
     return in_stages(made.replace(workers={**made.workers, "trainer": trainer}), *options)
 
 
-KILLED_INLINE = """
-import signal, sys
-from pathlib import Path
-from tests.run.test_cuts import FILE, Interrupted, waiting_in_stages
-from tidemill import train
-Interrupted.rounds, Interrupted.by = 9, signal.SIGKILL
-made, save = waiting_in_stages(), lambda record, control: control.save()
-train(made, launch=Interrupted, run_dir=Path(sys.argv[1]), source=FILE, quiet=True, on_update=save)
-"""
-
-
-def test_an_inline_run_that_is_killed_goes_on_from_its_newest_cut(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train(waiting_in_stages(), launch="inline", run_dir=whole, source=FILE, quiet=True)
-    run = subprocess.run([sys.executable, "-c", KILLED_INLINE, str(killed)], cwd=FILE.parents[2], check=False)
-    assert run.returncode == -signal.SIGKILL
-    assert len(cuts_of(killed, "runner")) > 1
-    result = resume(killed, launch="inline", quiet=True, trust=True)
-    assert result.summary["updates"] == 14
-    assert differences(whole, killed, *(f"cuts/{path.name}" for path in (whole / "cuts").iterdir())) == []
-
-
 def kill_after_a_whole_cut(script: str, folder: Path, made: Experiment, *policies: str) -> int:
     """Have a script train without an end in `folder`, and kill it once all workers have
     written their part of a cut. Return after how many updates a run has more behind it
@@ -516,16 +497,28 @@ def test_without_a_whole_cut_nothing_is_guessed(tmp_path: Path) -> None:
         resume(tmp_path / "run", limits={"updates": 8}, quiet=True, trust=True)
 
 
-def test_an_environment_that_cannot_be_brought_back_is_named() -> None:
-    made = experiment(environment=Gymnasium(make=Drifting), max_episode_steps=20)
-    found = check_resume(made, source=FILE)
-    assert not found.exact and found.differences and "random numbers from elsewhere" in found.cause
+def drifting() -> Experiment:
+    return experiment(environment=Gymnasium(make=f"{FILE}:Drifting"), max_episode_steps=20)
 
 
-def test_an_algorithm_that_forgets_is_named() -> None:
-    found = check_resume(experiment(algorithm=ForgetfulPPO(minibatch_size=32)), source=FILE)
-    assert not found.exact
-    assert "load_state() does not take back all" in found.cause and "algorithm/adam" in found.cause
+def forgetful() -> Experiment:
+    return experiment(algorithm=ForgetfulPPO(minibatch_size=32))
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "said"),
+    [
+        ("experiment", 0, "exact: 6 updates, and "),
+        ("drifting", 1, "Likely cause: .*random numbers from elsewhere"),
+        ("forgetful", 1, r"Likely cause: .*load_state\(\) does not take back all .*algorithm/adam"),
+    ],
+)
+def test_the_command_says_whether_a_run_resumes_exactly_or_why_not(
+    function: str, status: int, said: str
+) -> None:
+    told = CliRunner().invoke(app, ["check-resume", f"{FILE}:{function}", "--updates", "6"])
+    assert told.exit_code == status, told.output
+    assert re.search(said, told.output), told.output
 
 
 def test_a_replay_memory_that_is_exact_keeps_its_open_episodes_itself() -> None:

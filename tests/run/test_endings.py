@@ -193,6 +193,8 @@ PHASES = {
     "hanging in slots": ("slots_hang", "hanging"),
     "warming up": ("warming_up", "stepped"),
     "saving": ("slow_saving", "saving"),
+    "waiting for an evaluation": ("awaits_an_evaluation", "evaluating"),
+    "evaluating between iterations": ("evaluates_for_long", "evaluating"),
 }
 
 
@@ -206,6 +208,8 @@ PHASES = {
         ("training by turns", signal.SIGINT, False),
         ("warming up", signal.SIGINT, False),
         ("saving", signal.SIGTERM, False),
+        ("waiting for an evaluation", signal.SIGTERM, True),
+        ("evaluating between iterations", signal.SIGINT, False),
         ("training in slots", signal.SIGINT, True),
         ("hanging in slots", signal.SIGTERM, False),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.core.test_control_groups import memory_group
 from tests.run.watching import EXPERIMENTS, ended_well
 
 from tidemill.api.experiment import Experiment
@@ -21,6 +22,7 @@ from tidemill.core.errors import RunError
 from tidemill.core.memory import resident_bytes
 from tidemill.core.user_code_loading import load_file
 from tidemill.layouts.memory_plan import MemoryPlan
+from tidemill.run.events import read_events
 from tidemill.training.train import train
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
@@ -113,6 +115,20 @@ def test_a_limit_of_files_too_small_for_shared_memory_is_one_error(tmp_path: Pat
         "no file or piece of shared memory may be larger (the limit is 10,240 bytes); raise it: ulimit -f "
         "unlimited" in done.stderr
     )
+
+
+def test_a_worker_that_the_system_kills_for_want_of_memory_lives_again_and_the_cause_is_told(
+    tmp_path: Path,
+) -> None:
+    """Where a control group can be made."""
+    with memory_group(768 << 20) as group:
+        words = [*TRAIN[:3], "train", f"{EXPERIMENTS}:hoards", "--layout", "given", "--run-dir", "run"]
+        done = run(words, tmp_path, lambda: (group / "cgroup.procs").write_text(str(os.getpid())))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended_well(tmp_path / "run", "completed", "40 updates")
+    events = {event.what: event for event in read_events(tmp_path / "run") if event.worker == "actor-0"}
+    assert events["lives"].life == 2
+    assert "out of memory: its control group has no more; make lanes, slots" in events["died"].cause
 
 
 def no_threads(*_: Any) -> None:

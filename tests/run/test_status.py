@@ -2,6 +2,7 @@
 that was killed."""
 
 import io
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,17 +46,18 @@ def test_a_run_tells_how_it_is_while_it_goes_on_and_how_it_ended(start: Callable
     run.wait_for_worker("actor-0").kill()
 
     def second_life() -> bool:
+        """All run, and have told since where their time goes."""
         status = read_status(RunFolder.open(run.path))
         assert status is not None
-        return [(w.name, w.life) for w in status.workers if w.state == "running"] == [
-            ("actor-0", 2), ("server-0", 1), ("trainer-0", 1)
-        ]  # fmt: skip
+        lives = [(w.name, w.life) for w in status.workers if w.state == "running" and w.does and w.shares]
+        return lives == [("actor-0", 2), ("server-0", 1), ("trainer-0", 1)] and status.lag is not None
 
     wait_until(second_life, 60, "the actor lives again")
     status = read_status(RunFolder.open(run.path))
     assert status is not None and status.state == "running" and status.updates > 0
     text = shown(run.path)
-    assert "a crash would cost" in text and "actor-0" in text
+    assert "a crash would cost" in text and "versions on average" in text
+    assert re.search(r"actor-0 +2 +running +(works|waits for|is silent) .*%", text), text
     # events are written now and then
     wait_until(lambda: "it did not run for" in shown(run.path), 60, "its next life is an event")
     assert "its process was killed by SIGKILL" in shown(run.path)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, ended_well, wait_until, worker_name
 
+from tidemill.core import clock
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.transports.shared import SocketLink
 
@@ -22,17 +23,16 @@ pytestmark = [
         not sys.platform.startswith("linux"), reason="looks into /proc, and processes need Linux"
     ),
 ]
-IMPATIENT = (
-    "from tidemill.run import stall_watch; stall_watch.STALL = 10.0; from tidemill.cli.main import app; app()"
-)
-SLEPT = 12.0
+# who is silent is told sooner than in 5 s
+WATCHFUL = "from tidemill.run import silence; silence.LEAST = 0.5; from tidemill.cli.main import app; app()"
+STOP = clock.TICK + clock.LATE + 1.0  # seconds: longer than looks at the time are apart without a stop
 
 
 def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-c",
-        IMPATIENT,
+        WATCHFUL,
         "train",
         f"{EXPERIMENTS}:cartpole",
         "--run-dir",
@@ -72,16 +72,15 @@ def _stop_in_all_ways(
     workers = {worker_name(child): child.pid for child in psutil.Process(main.pid).children()}
     assert set(workers) == {"actor-0", "server-0", "trainer-0"}
 
-    # all of it, as a batch system does: that is no time of training, and nobody stalls
+    # all of it, as a batch system does: that is no time of training
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in (main.pid, *workers.values()):
             os.kill(pid, number)
-        time.sleep(SLEPT if number == signal.SIGSTOP else 0)
+        time.sleep(STOP if number == signal.SIGSTOP else 0)
     for _ in range(5):  # beyond what was under way
         goes_on()
-    # of the time since the command was given the stop is left out, but for a second
-    assert seconds() < time.monotonic() - began - (SLEPT - 1.0)
-    assert "no update" not in output()
+    # of the time since the command was given the stop is left out, but for a look
+    assert seconds() < time.monotonic() - began - (STOP - clock.TICK)
 
     # Ctrl-Z reaches the main process alone: the workers pause with it
     os.kill(main.pid, signal.SIGTSTP)
@@ -91,21 +90,17 @@ def _stop_in_all_ways(
 
     def idle() -> bool:
         busy = sum(psutil.Process(pid).cpu_times().user for pid in workers.values())
-        time.sleep(1.0)
-        return sum(psutil.Process(pid).cpu_times().user for pid in workers.values()) - busy < 0.3
+        time.sleep(0.3)
+        return sum(psutil.Process(pid).cpu_times().user for pid in workers.values()) - busy < 0.1
 
     wait_until(idle, 60, "the workers pause")
     os.kill(main.pid, signal.SIGCONT)
     goes_on()
-    assert "no update" not in output()
 
     # one worker alone: it is named, and its environment is not
     os.kill(workers["actor-0"], signal.SIGSTOP)
     wait_until(lambda: "actor-0 is stopped" in output(), 60, "a notice")
-    assert (
-        f"let it go on by: kill -CONT {workers['actor-0']}" in output()
-        and "stuck in its environment" not in output()
-    )
+    assert f"let it go on by: kill -CONT {workers['actor-0']}" in output()
     os.kill(workers["actor-0"], signal.SIGCONT)
     goes_on()
 
