@@ -101,7 +101,7 @@ ALWAYS = {
     "Limits": "steps updates seconds mean_return window until stall_s",
     "Stage": "options until",
     "WorkerConfig": "count restarts one_core math_threads",
-    "ActorConfig": "environment lanes ring max_episode_steps deadline_s",
+    "ActorConfig": "environment lanes ring max_episode_steps deadline_s lane_fault_records",
     "Actors": "agents",
     "ReplayActors": "policy inference samples frame_stack",
     "BytesSetting": "scaled_bytes",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.run import spoilt
 
 import tidemill
 from tidemill.metrics.json_lines import read_metrics
@@ -56,9 +57,9 @@ def await_pushes() -> None:
             thread.join(60)
 
 
-def run(folder: Path, updates: int, on_update, **settings):
+def run(folder: Path, updates: int, on_update, what="CartPole-v1", **settings):
     return tidemill.train(
-        "CartPole-v1", steps=10**6, launch="inline", layout="given", run_dir=folder, log="csv", quiet=True,
+        what, steps=10**6, launch="inline", layout="given", run_dir=folder, log="csv", quiet=True,
         on_update=on_update, lanes=4, sample_steps=16, minibatch_size=32, checkpoint_seconds=1e-9,
         checkpoint_share=1, database_seconds=1e-9, **{"limits.updates": updates, **settings},
     )  # fmt: skip
@@ -98,6 +99,35 @@ def test_on_a_full_disk_training_goes_on_and_when_there_is_room_all_catches_up(
     assert told.count("versions are kept again") == 1
     # of each file without room in its last block: once, and once when it is over
     assert len({record.getMessage() for record in caplog.records}) == len(caplog.records) in (2, 4)
+
+
+def test_a_step_that_fails_on_a_full_disk_is_counted_and_a_later_one_is_recorded_again(
+    disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.workers.step_faults.MOST_A_MINUTE", 10_000)
+    found = []
+
+    def on_update(metrics, control):
+        await_pushes()
+        if metrics["update"] in (3, 8):
+            found.append([path.name for path in checkpoints(disk / "run/faults/actor-0")])
+        match metrics["update"]:
+            case 3:
+                fill(disk)
+            case 8:
+                (disk / "filler").unlink()
+
+    what = tidemill.Gymnasium(make=f"{spoilt.__file__}:Spoilt", kwargs={"fault": "raise"})
+    settings = {"lane_restarts": 10_000, "lane_fault_records": 3}
+    result = run(disk / "run", 12, on_update, what, **settings)
+    assert result.summary.status == "completed"
+    then, still = found
+    assert len(then) == 3 and {*still} <= {*then}
+    assert checkpoints(disk / "run/faults/actor-0")[0].name not in then
+    told = capsys.readouterr().err
+    assert told.count("Steps that environments fail in are counted, and not recorded") == 1
+    last = read_metrics(disk / "run")[-1]
+    assert 0 < last["time/actor-0/lanes/unrecorded"] < last["time/actor-0/lanes/restarts"]
 
 
 def test_at_the_end_on_a_full_disk_the_last_weights_go_elsewhere_and_can_be_gone_on_from(

@@ -82,7 +82,7 @@ def test_records_are_bounded(tmp_path, spoil):
     records = tmp_path / "run" / "faults" / "trainer-0"
     assert [path.name for path in checkpoints(records)] == ["update-5", "update-6"]
     with pytest.raises(
-        RunError, match=r"there is no record of update 3 .* there are: trainer-0 5, trainer-0 6"
+        RunError, match=r"there is no record 3 in .* there are: trainer-0 update-5, trainer-0 update-6"
     ):
         replay_fault(tmp_path / "run", 3)
 

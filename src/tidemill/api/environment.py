@@ -257,8 +257,20 @@ class Environment(ABC):
         return ""
 
     def keep_episodes(self) -> None:
-        """Keep from now on what `state` needs of open episodes. Called before the first
-        `send`, in runs that resume exactly."""
+        """Keep from now on what `state` and `episode` need of open episodes. Called
+        before the first `send`, in runs that resume exactly."""
+
+    def episode(self, lane: int) -> Part | None:
+        """Return how the open episode of a lane began, and what was done in it until now,
+        for the record of a fault: ``seed`` and ``generator`` (of its reset; None: none,
+        or not known), ``steps``, and ``actions``, GROUP:NAME → [steps, seats of a lane,
+        ...]. That of a tick that failed is the last one. None where that is not kept."""
+        return None
+
+    def begin_like(self, episode: Part) -> None:
+        """Have the next reset of lane 0 begin an episode as this one did (see `episode`).
+        Called after `enter_stage`."""
+        self.seed(episode["seed"])
 
     def state(self) -> Part | None:
         """Return all that its ticks to come depend on besides what they are sent: its

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, Wrap, changed, experiment_from, pairs
 from tidemill.cli.cluster import Hosts, Insecure, Place, RayAddress, doctor_cluster, places
@@ -37,6 +38,9 @@ from tidemill.core.errors import ConfigError
 from tidemill.launchers.table import LAUNCHERS, with_options
 from tidemill.metrics.writer import SINKS
 from tidemill.presets.experiments import ALGORITHMS
+
+if TYPE_CHECKING:
+    from tidemill.trained.replay_step import StepReport
 
 app = typer.Typer(
     name="tidemill",
@@ -341,21 +345,32 @@ def retrain(
 def replay_fault(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     number: Annotated[
-        int | None, typer.Argument(metavar="N", help="The update; by default the last.")
+        int | None,
+        typer.Argument(metavar="N", help="The update, or the actor's record; by default the newest."),
     ] = None,
     worker: Annotated[
-        str | None, typer.Option(help="The trainer (trainer-0), when several left out update N.")
+        str | None, typer.Option(help="The trainer (trainer-0) or actor, when several have a record N.")
     ] = None,
     debugger: Annotated[
-        bool, typer.Option("--pdb", help="Stop in Python's debugger at the first number that is not finite.")
+        bool,
+        typer.Option(
+            "--pdb",
+            help="Stop in Python's debugger at the first number that is not finite, or where an environment "
+            "raised.",
+        ),
     ] = False,
     trust: TrustFlag = False,
 ) -> None:
-    """Do a step of an update again that was not finite, and show where that begins."""
+    """Do a step of an update again that was not finite, and show where that begins; or
+    show a step that an environment failed in, and play it again."""
     from tidemill.trained.replay_fault import replay_fault as look
+    from tidemill.trained.replay_step import StepReport
 
     found = look(run, number, worker=worker, debugger=debugger, trust=word(trust))
     print(f"{found.record}: {found.error}")
+    if isinstance(found, StepReport):
+        _show_step(found)
+        return
     table = Table("", "", "largest", "not finite", box=SIMPLE_HEAD)
     for line in found.lines:
         table.add_row(line.kind, line.name, f"{line.largest:.4g}", f"{line.wrong:,} of {line.size:,}")
@@ -364,6 +379,22 @@ def replay_fault(
         print("all of it is finite this time: on this machine, or with other versions, sums differ")
         raise typer.Exit(1)
     print(f"first: {found.where}")
+
+
+def _show_step(found: "StepReport") -> None:
+    print(found.where)
+    if found.first:
+        print(f"first: {found.first}")
+    if found.lines:
+        table = Table("agent", "saw or chose", "", box=SIMPLE_HEAD)
+        for line in found.lines:
+            table.add_row(*map(Text, (line.agent, line.name, line.values)))  # brackets are no markup
+        print_table(table)
+    if found.traceback:
+        print(found.traceback)
+    print(found.again)
+    if found.same is False:
+        raise typer.Exit(1)
 
 
 COMMANDS = {

@@ -34,7 +34,7 @@ TidemillError
 """
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Self, TypeVar
@@ -61,13 +61,23 @@ class EnvironmentFault(TidemillError):
     """An environment raised, or returned what its own spaces forbid (shape, dtype, NaN).
 
     lane: in which lane that was; None where it was none, or nobody knows
+    told: what the environment told in that step, as it was, as far as that is known: of
+        each agent, by its name, a mapping with ``obs`` (or its leaves by name),
+        ``reward``, ``terminated``, ``truncated``, ``info``, and ``before``, the
+        observation that it had told before
     """
 
     lane: int | None = None
+    told: Mapping[str, Mapping[str, Any]] = {}
 
     def in_lane(self, lane: int) -> Self:
         """Say which lane it was, and return this."""
         self.lane = lane
+        return self
+
+    def telling(self, told: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Say what the environment told, and return this."""
+        self.told = told
         return self
 
 

@@ -24,6 +24,7 @@ from tidemill.api.environment import Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
+from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
 from tidemill.core.schema import Arrays
 from tidemill.core.step_deadlines import StepTimes, take_over
@@ -323,6 +324,9 @@ class SlotEnvironment(Wrapper):
         until = awake() + seconds
         return all(lost.wait_closed(max(0.0, until - awake())) for lost in self._lost)
 
+    def episode(self, lane: int) -> Part | None:
+        return None if self._inner is None else self._inner.episode(lane)
+
     def episode_infos(self, group: int, seats: Sequence[int]) -> Sequence[Any]:
         return (
             [None] * len(seats)
@@ -346,7 +350,9 @@ class SlotEnvironment(Wrapper):
         config = self._config
         what = "reset" if self._reset[0] else "step"
         self.faults.append(f"a {what} is lost: {text_of(error)}")
-        self._permit(EnvironmentFault(self.faults[-1]))
+        fault = EnvironmentFault(self.faults[-1])
+        fault.__cause__ = error
+        self._permit(fault)
         self._lately.append(True)
         if sum(self._lately) >= config.failures:
             self.rests += not self.resting

@@ -457,6 +457,20 @@ class LaneLoop(Environment):
         if not all(map(tells_state, self.envs)):
             self._kept = KeptEpisodes(self.lanes)
 
+    def episode(self, lane: int) -> Part | None:
+        if self._kept is None or not (self._stepper is None or isinstance(self._stepper, LaneThreads)):
+            return None
+        kept = self._kept.state(lane)
+        if kept is None:
+            return None
+        return {**kept, "actions": {f"0:{name}": array[:, None] for name, array in kept["actions"].items()}}
+
+    def begin_like(self, episode: Part) -> None:
+        self._seeds = {} if episode["seed"] is None else {0: episode["seed"]}
+        if episode["generator"] is not None:
+            reset_env(self.envs[0], 0, self._options)
+            draw_from(self.envs[0], episode["generator"])
+
     def state(self) -> Part | None:
         if self._stepper is not None and not isinstance(self._stepper, LaneThreads):
             return None
@@ -650,12 +664,20 @@ class LaneLoop(Environment):
                 self._look(result, f"{self.name}: lane {lane}")
             except EnvironmentFault as fault:
                 fault.__cause__ = error
-                return fault.in_lane(lane)
+                return fault.in_lane(lane).telling(self._told(lane))
         if isinstance(error, EnvironmentFault):
-            return error
+            return error if error.lane is None else error.telling(self._told(error.lane))
         unknown = EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}")
         unknown.__cause__ = error
         return unknown
+
+    def _told(self, lane: int) -> dict[str, dict[str, Any]]:
+        """Return what a lane returned, for its fault."""
+        result = self._results[lane]
+        names, told = ("obs", "reward", "terminated", "truncated", "info"), {"before": self._last[lane]}
+        if not isinstance(result, tuple) or len(result) != len(names):
+            return {"agent": {**told, "answer": result}}
+        return {"agent": {**told, **dict(zip(names, result, strict=True))}}
 
     def _look(self, result: Any, where: str) -> None:
         """Raise `EnvironmentFault` for what no step may return."""

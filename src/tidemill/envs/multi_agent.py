@@ -205,13 +205,14 @@ class AgentLanes(Environment):
                     self._begin_anew(lane, seed)
                 elif self._living[lane]:
                     self._step_on(lane, given)
-            except EnvironmentFault:
+            except EnvironmentFault as fault:
+                fault.in_lane(lane)
                 raise
             except Exception as error:
                 doing = "resetting" if begins else self._doing(lane, given)
                 raise EnvironmentFault(
                     f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
-                ) from error
+                ).in_lane(lane) from error
 
     def _tell_nothing(self, seats: slice) -> None:
         """Forget what these seats were told in the tick before."""
@@ -315,6 +316,9 @@ class AgentLanes(Environment):
             number, _, name = key.partition(":")
             found[int(number)][name] = array.reshape(-1, *array.shape[2:])
         return found
+
+    def episode(self, lane: int) -> Part | None:
+        return None if self._kept is None else self._kept.state(lane)
 
     def state(self) -> Part:
         return {
@@ -501,13 +505,34 @@ class AgentLanes(Environment):
         been."""
         for row, seat in enumerate(group.seats):
             where, agent = f"{self.name}: lane {seat // self._count}", group.names[row % len(group.names)]
-            check_number(self._rewards[seat], f"reward of agent {agent}", where)
-            if self._present[seat]:
-                for source, reader in group.readers:
-                    reader.check(self._observed[source][seat], where, agent)
+            try:
+                check_number(self._rewards[seat], f"reward of agent {agent}", where)
+                if self._present[seat]:
+                    for source, reader in group.readers:
+                        reader.check(self._observed[source][seat], where, agent)
+            except EnvironmentFault as fault:
+                lane = seat // self._count
+                raise fault.in_lane(lane).telling(self._told(lane)) from error
         if isinstance(error, EnvironmentFault):
-            raise error
+            raise error if error.lane is None else error.telling(self._told(error.lane))
         raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
+
+    def _told(self, lane: int) -> dict[str, dict[str, Any]]:
+        """Return what a lane told its agents, for its fault."""
+        told = {}
+        for number, agent in enumerate(self.agents):
+            seat = lane * self._count + number
+            names = {
+                source: "obs" if reader.path else reader.name for source, reader in self._readers[number]
+            }
+            seen = {name: self._observed[source][seat] for source, name in names.items()}
+            told[agent.name] = {
+                **(seen if self._present[seat] else {}),
+                "reward": self._rewards[seat],
+                "terminated": self._done[seat],
+                "truncated": self._truncated[seat],
+            }
+        return told
 
 
 def joined_mask(space: Space, mask: Any) -> Array:

@@ -15,7 +15,8 @@ from tidemill.envs.space_values import brief
 _NUMPY = [kind for kind in np.sctypeDict.values() if issubclass(kind, (np.integer, np.floating))]
 NUMBERS = frozenset((float, int, bool, np.bool_, *_NUMPY))  # types of which everything is a number
 FLAGS = frozenset((bool, np.bool_))
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest reward that a row can hold."""
 
 
 def is_number(value: Any) -> bool:
@@ -38,10 +39,10 @@ def check_number(value: Any, what: str, where: str) -> None:
         raise EnvironmentFault(
             f"{where}: {what} is {brief(value)}; it must be one number, as float(…) returns"
         )
-    if abs(value) > _LARGEST and (isinstance(value, int) or np.isfinite(value)):
+    if abs(value) > LARGEST and (isinstance(value, int) or np.isfinite(value)):
         raise EnvironmentFault(
             f"{where}: {what} is {brief(value)}; rewards are stored as float32, which holds up to "
-            f"{_LARGEST:.4g}: scale or clip it"
+            f"{LARGEST:.4g}: scale or clip it"
         )
 
 
@@ -75,24 +76,25 @@ class TickCheck:
     def __call__(self, tick: Tick) -> None:
         """Raise `EnvironmentFault` naming lane, agent and value for what `tick` must not
         hold."""
-        self._finite(tick.reward, "reward")
+        self._finite(tick, tick.reward, "reward")
         for name in self._floats:
-            self._finite(tick.observation[name], name)
+            self._finite(tick, tick.observation[name], name)
         for name, leaf, dtype, least in self._choices:
-            self._among(tick.observation[name], name, leaf, dtype, least)
+            self._among(tick, tick.observation[name], name, leaf, dtype, least)
         if tick.final and tick.restarted.any():
             again = tick.restarted.nonzero()[0]  # rows of other seats hold anything
             for name in self._floats:
-                self._finite(tick.final[name][again], f"final {name}", again)
+                self._finite(tick, tick.final[name][again], f"final {name}", again)
             for name, leaf, dtype, least in self._choices:
-                self._among(tick.final[name][again], f"final {name}", leaf, dtype, least, again)
+                self._among(tick, tick.final[name][again], f"final {name}", leaf, dtype, least, again)
 
-    def _finite(self, array: Array, name: str, seats: Array | None = None) -> None:
+    def _finite(self, tick: Tick, array: Array, name: str, seats: Array | None = None) -> None:
         finite = np.isfinite(array)
         if 0 not in finite.tobytes():  # `all` takes four times as long for few rows
             return
         row = int(np.argmin(finite.reshape(len(array), -1).all(axis=1)))
         raise self._fault(
+            tick,
             name,
             row,
             seats,
@@ -101,7 +103,14 @@ class TickCheck:
         )
 
     def _among(
-        self, array: Array, name: str, leaf: Space, dtype: str, least: Any, seats: Array | None = None
+        self,
+        tick: Tick,
+        array: Array,
+        name: str,
+        leaf: Space,
+        dtype: str,
+        least: Any,
+        seats: Array | None = None,
     ) -> None:
         wrong = array.view(dtype) >= least
         if 1 not in wrong.tobytes():
@@ -109,12 +118,21 @@ class TickCheck:
         row = int(np.argmax(wrong.reshape(len(array), -1).any(axis=1)))
         start = leaf.start if isinstance(leaf, Discrete) else 0
         says = f"is {_short(array[row] + start)}; the observation space says {leaf}"
-        raise self._fault(name, row, seats, says)
+        raise self._fault(tick, name, row, seats, says)
 
-    def _fault(self, name: str, row: int, seats: Array | None, says: str) -> EnvironmentFault:
-        lane, agent = divmod(row if seats is None else int(seats[row]), len(self._agents))
+    def _fault(self, tick: Tick, name: str, row: int, seats: Array | None, says: str) -> EnvironmentFault:
+        seat = row if seats is None else int(seats[row])
+        lane, agent = divmod(seat, len(self._agents))
         text = f"{self._what}: {name} of agent {self._agents[agent]} in lane {lane} {says}"
-        return EnvironmentFault(text).in_lane(lane)
+        starts = {leaf: space.start for leaf, space, *_ in self._choices if isinstance(space, Discrete)}
+        told = {
+            **{leaf: array[seat] + starts.get(leaf, 0) for leaf, array in tick.observation.items()},
+            **({} if seats is None else {f"final {leaf}": array[seat] for leaf, array in tick.final.items()}),
+            "reward": tick.reward[seat],
+            "terminated": tick.done[seat],
+            "truncated": tick.truncated[seat],
+        }
+        return EnvironmentFault(text).in_lane(lane).telling({self._agents[agent]: told})
 
 
 def _limit(leaf: Space) -> tuple[str, Any] | None:

@@ -306,7 +306,11 @@ class VectorLanes(Environment):
             self._check(tick)
         except EnvironmentFault:  # what cannot be stored is told as it was
             for lane, each in enumerate(reward.tolist()):
-                check_number(each, "reward of agent agent", f"{self.name}: lane {lane}")
+                try:
+                    check_number(each, "reward of agent agent", f"{self.name}: lane {lane}")
+                except EnvironmentFault as larger:
+                    larger.in_lane(lane).telling({"agent": {"reward": each}})
+                    raise
             for reader in self._readers:
                 reader.check_rows(reader.of(observation), self.name, range(self.lanes))
             raise
@@ -509,7 +513,11 @@ class _Reader(LeafReader):
     def check_rows(self, values: NDArray[Any], name: str, lanes: Sequence[int]) -> None:
         """Raise `EnvironmentFault` where a lane has not what the space declares."""
         for lane, each in zip(lanes, values, strict=True):
-            self.check_leaf(each, f"{name}: lane {lane}")
+            try:
+                self.check_leaf(each, f"{name}: lane {lane}")
+            except EnvironmentFault as fault:
+                fault.in_lane(lane).telling({"agent": {self.name: each}})
+                raise
 
     def finals(self, final: Any, finished: NDArray[np.bool_], observation: Any, name: str) -> NDArray[Any]:
         """Return this leaf of the lanes that finished, from one array of all lanes or, as

@@ -88,6 +88,12 @@ class Wrapper(Environment):
     def keep_episodes(self) -> None:
         self._inner.keep_episodes()
 
+    def episode(self, lane: int) -> Part | None:
+        return self._inner.episode(lane)
+
+    def begin_like(self, episode: Part) -> None:
+        self._inner.begin_like(episode)
+
     def state(self) -> Part | None:
         inner, own = self._inner.state(), self._own_state()
         return None if inner is None or own is None else {"inner": inner, "own": own}
@@ -113,3 +119,10 @@ class Wrapper(Environment):
 
     def render(self) -> NDArray[np.uint8] | None:
         return self._inner.render()
+
+
+def innermost(environment: Environment) -> Environment:
+    """Return what all wrappers around `environment` hold."""
+    while isinstance(environment, Wrapper) and environment._inner is not None:
+        environment = environment._inner
+    return environment

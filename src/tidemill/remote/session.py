@@ -131,7 +131,7 @@ class Session:
                 f"reward is not finite but {reward}: NaN or infinite (null in JSON), or none at all. "
                 "Tidemill trains on finite numbers only; find where the environment divides by zero or "
                 "overflows, or write 0 where nothing is earned",
-            )
+            ).telling(self._told(result))
         return self._observation(result), reward, terminated, truncated, result.info
 
     def repeat(self) -> Plan[Step]:
@@ -220,7 +220,17 @@ class Session:
                 f"step {self.step}",
                 f"{error}. The server must answer what its spaces say: mend its environment, or start it "
                 "anew with one environment only",
-            ) from None
+            ).telling(self._told(result)) from None
+
+    def _told(self, result: StepResult) -> dict[str, dict[str, Any]]:
+        """Return what an answer tells, for its fault; an observation that cannot be read
+        as it came."""
+        try:
+            seen = {"obs": self.host.observations.read(result.observation)}
+        except EnvironmentFault:
+            seen = {"observation": result.observation}
+        flags = {"terminated": result.terminated, "truncated": result.truncated}
+        return {"agent": {**seen, "reward": result.reward, **flags}}
 
     def _key(self) -> str:
         return f"session {self.name}, episode {self.episode}"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import Environment, Tick
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import Clock, awake
+from tidemill.core.errors import EnvironmentFault
 from tidemill.core.schema import Arrays
 from tidemill.core.thread_loop import run_ready
 from tidemill.replay_training.granted_order import GrantedOrder, credits_of
@@ -24,6 +25,7 @@ from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.replay_training.transitions import TransitionAgent
 from tidemill.streams.credits import Credits
 from tidemill.workers.actor_context import ActorContext
+from tidemill.workers.agent import Agent
 from tidemill.workers.info_numbers import InfoReader, Numbers
 from tidemill.workers.sample_writers.base import Seats
 
@@ -50,6 +52,7 @@ class ReadyBatch(GrantedOrder):
     least: requests that are buffered before they are flushed
     credits: the credits that steps need; None: nobody limits them
     ticked: as in `ActorContext`; a tick is what is received, or sent, together
+    failed: as in `ActorContext`
     """
 
     one_target: ClassVar[bool] = True
@@ -65,6 +68,7 @@ class ReadyBatch(GrantedOrder):
         least: int = 1,
         credits: Credits | None = None,
         ticked: Callable[[float, bool], None] = lambda seconds, resets: None,
+        failed: Callable[[int, Exception], None] = lambda target, fault: None,
     ) -> None:
         agent.hear = self._hear
         self.agents = [(0, agent)]
@@ -72,7 +76,7 @@ class ReadyBatch(GrantedOrder):
         self._agent = agent
         self._tick = tick
         self._clock = clock
-        self._credits, self._ticked = credits, ticked
+        self._credits, self._ticked, self._failed = credits, ticked, failed
         self._lanes = lanes = environments[0].lanes
         agent.next_observation(tick)
         self._members = [
@@ -113,6 +117,7 @@ class ReadyBatch(GrantedOrder):
             config.flush_requests,
             credits_of(parts.context, spec),
             parts.ticked,
+            parts.failed,
         )
         made.faults = SlotFaults(environments, False, parts.tell)
         for number, environment in enumerate(environments):
@@ -174,7 +179,11 @@ class ReadyBatch(GrantedOrder):
         left = self._clock.enter("environment")
         for target in numbers:
             member = members[target]
-            member.environment.recv(member.ticks)
+            try:
+                member.environment.recv(member.ticks)
+            except EnvironmentFault as fault:
+                self._failed(target, fault)
+                raise
             away[target] = False
         self._clock.enter(left)
         seconds = self._clock.last
@@ -203,8 +212,16 @@ class ReadyBatch(GrantedOrder):
                 self._look_at(number)
 
     def _look_at(self, number: int) -> None:
-        if self._away[number] and number not in self._back and self._members[number].environment.ready():
-            self._back.add(number)
+        try:
+            if self._away[number] and number not in self._back and self._members[number].environment.ready():
+                self._back.add(number)
+        except EnvironmentFault as fault:
+            self._failed(number, fault)
+            raise
+
+    def seats(self, target: int, lane: int | None) -> Sequence[tuple[Agent, Seats]]:
+        seats = self._seats((target,))
+        return [(self._agent, seats if lane is None else seats[lane : lane + 1])]
 
     def _seats(self, numbers: Sequence[int]) -> Seats:
         first = np.array(numbers, np.intp)
@@ -270,7 +287,11 @@ class ReadyBatch(GrantedOrder):
         left = self._clock.enter("environment")
         for target in numbers:
             member = self._members[target]
-            member.environment.send(member.actions, member.reset)
+            try:
+                member.environment.send(member.actions, member.reset)
+            except EnvironmentFault as fault:
+                self._failed(target, fault)
+                raise
             self._away[target] = True
             self._look_at(target)
         self._clock.enter(left)

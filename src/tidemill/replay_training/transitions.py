@@ -50,6 +50,8 @@ class TransitionAgent(Agent):
     requests may wait for credits. `voids` says that steps of its environments may be lost
     (`Environment.voids`)."""
 
+    in_place = True
+
     def __init__(
         self,
         schema: Schema,
@@ -158,6 +160,11 @@ class TransitionAgent(Agent):
         self.acts = int(count_nonzero(self._acts))
         for flags in (tick.done, tick.truncated, tick.voided):
             flags.fill(False)
+
+    def _shown(self, seats: Seats) -> Arrays:
+        """See `Agent`. Where environments have told something since, it is that."""
+        answers = {name: self._answers[name][seats] for name in ("version", "policy")}
+        return {**{name: seen[seats] for name, seen in self._newest.items()}, **answers}
 
     def begins(self, seat: int) -> bool:
         """True when the seat's next step is the first one of its episode."""

@@ -9,6 +9,7 @@ memory.json      what it takes, as planned when it began
 metrics.jsonl    of updates (and TensorBoard events)
 logs/            what workers printed, tracebacks
 checkpoints/     POLICY/update-N
+faults/          TRAINER/update-N, ACTOR/step-N: what led to what was not finite
 epochs/          which runner leads it (`store/fence.py`)
 parameters/      the parameter database
 episodes.json    the last ones before its checkpoints
@@ -195,8 +196,9 @@ class RunFolder:
             *self.path.glob("metrics.tmp"),
             *self.path.glob("checkpoints/*/.update-*"),
             *self.path.glob("cuts/*/.update-*"),
+            *self.path.glob("faults/*/.*-*"),
         ):
-            if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.update-\d+\.\d+", path.name):
+            if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.(update|step)-\d+\.\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         with suppress(TidemillError):  # what is wrong with it is said to whoever uses it
             self.database().tidy()

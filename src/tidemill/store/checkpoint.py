@@ -6,6 +6,7 @@ synced, the manifest last, and the folder renamed. Names sort by number, and a f
 without a valid manifest is never taken for a checkpoint. One of the same name is renamed
 first (`REPLACED`) and removed last: where a writer is killed between, it still counts.
 Those of a newer epoch of the run count as newer, whatever their numbers (`fence.py`).
+Records of faults (`workers/fault_records.py`) are written, numbered and removed likewise.
 One that is undone, since its run has gone back behind it, is put aside (`LATER`) until
 the run has come as far again: what it went back to might turn out to be damaged.
 """
@@ -32,6 +33,9 @@ REPLACED = "replaced"
 LATER = "later-"
 MOST_LATER = 4  # that are put aside in a folder, the newest ones
 FORMAT = 1
+STEP = "step"
+"""What records of an actor are called by; those of a trainer are by their update, as
+checkpoints are."""
 
 
 def checkpoint_name(update: int) -> str:
@@ -39,11 +43,16 @@ def checkpoint_name(update: int) -> str:
     return f"update-{update}"
 
 
+def step_name(number: int) -> str:
+    """Return the name of an actor's record of a fault."""
+    return f"{STEP}-{number}"
+
+
 def _place(path: Path) -> tuple[int, bool]:
     """Return a checkpoint's number, -1 for what is none, and whether it is not the one
     that was replaced: so those of an epoch sort by age."""
     head, _, number = path.stem.rpartition("-")
-    named = head == "update" and number.isdigit() and path.suffix in ("", f".{REPLACED}")
+    named = head in ("update", STEP) and number.isdigit() and path.suffix in ("", f".{REPLACED}")
     return int(number) if named else -1, not path.suffix
 
 

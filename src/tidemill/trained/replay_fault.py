@@ -1,6 +1,9 @@
-"""Looks again at an update that was left out, since what it computed was not finite: the
-step is done once more from its record (`workers.update_faults`), and the first number
-that is not finite is found."""
+"""Looks again at a fault of a run, from its record.
+
+An update that was left out, since what it computed was not finite, is done once more
+(`workers.update_faults`), and the first number that is not finite is found. A step that
+an environment failed in is shown, and played again where that can be (`replay_step`).
+"""
 
 import pdb
 from collections.abc import Iterator, Mapping
@@ -19,9 +22,10 @@ from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
-from tidemill.store.checkpoint import checkpoints, read_checkpoint
+from tidemill.store.checkpoint import STEP, checkpoints, read_checkpoint
+from tidemill.trained.replay_step import StepReport, replay_step
+from tidemill.workers.fault_records import FAULTS
 from tidemill.workers.trainer_config import TrainerConfig
-from tidemill.workers.update_faults import FAULTS
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,25 @@ def replay_fault(
     worker: str | None = None,
     debugger: bool = False,
     trust: Trust = False,
-) -> FaultReport:
-    """Do the step again at which an update of the run in folder `run` was left out.
+) -> FaultReport | StepReport:
+    """Do the step again at which an update of the run in folder `run` was left out; or
+    show a step that an environment failed in, with what led to it, and play its episode
+    again where the record has all of it.
 
-    number: that of the update; None: the newest record
-    worker: the trainer, where several have a record of this number
+    number: that of the update, or of the actor's record; None: the newest record
+    worker: the trainer or actor, where several have a record of this number
     debugger: whether to stop in Python's debugger where the first number that is not
-        finite was computed
-    trust: as in `tidemill.load`
+        finite was computed; of an environment where it raised, or its step begins
+    trust: as in `tidemill.load`. Without it an episode is not played again in an
+        environment that the user has not had run before
 
     Raises `RunError` or `CheckpointError` where there is no such record, or it cannot be
     read.
     """
     folder = RunFolder.open(Path(run))
     path = _record(folder.path, number, worker)
+    if path.name.startswith(STEP):
+        return replay_step(folder, path, debugger, trust)
     experiment = folder.experiment(None, trust, environments=False).experiment
     arrays, facts = read_checkpoint(path)
     try:
@@ -112,18 +121,19 @@ def _record(run: Path, number: int | None, worker: str | None) -> Path:
     found = [path for folder in sorted((run / FAULTS).glob(worker or "*")) for path in checkpoints(folder)]
     if not found:
         raise RunError(
-            f"{run} has no record of an update that was left out{f' by {worker}' if worker else ''}: its "
-            "updates were finite, or fault_records was 0"
+            f"{run} has no record of an update that was left out, or a step that an environment failed in"
+            f"{f', by {worker}' if worker else ''}: there was none, or fault_records (of actors "
+            "lane_fault_records) was 0"
         )
     if number is None:
         return max(found, key=lambda path: path.stat().st_mtime)
-    chosen = [path for path in found if path.name == f"update-{number}"]
+    chosen = [path for path in found if path.name.rpartition("-")[2] == str(number)]
     if len(chosen) == 1:
         return chosen[0]
-    known = ", ".join(f"{path.parent.name} {path.name.removeprefix('update-')}" for path in found)
+    known = ", ".join(f"{path.parent.name} {path.name}" for path in found)
     raise RunError(
-        f"{'several trainers have' if chosen else 'there is no'} record of update {number} in "
-        f"{run / FAULTS}; there are: {known}" + ("; say which one with --worker" if chosen else "")
+        f"{'several workers have a' if chosen else 'there is no'} record {number} in {run / FAULTS}; there "
+        f"are: {known}" + ("; say which one with --worker" if chosen else "")
     )
 
 

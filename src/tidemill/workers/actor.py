@@ -9,7 +9,6 @@ flushed when enough are buffered, or when nothing can proceed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from time import monotonic
 
 from tidemill.api.control_messages import (
@@ -46,6 +45,7 @@ from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
 from tidemill.workers.ring import EnvRing
 from tidemill.workers.stages import ActorStages
+from tidemill.workers.step_faults import StepFaults
 
 __all__ = ["INLINE", "MAX_POLL_STEPS", "ActorWorker", "Actors", "AgentSpec", "match_agents"]
 
@@ -88,6 +88,7 @@ class ActorWorker(Worker):
             # of slots every fault is told (`replay_training.slot_fault_notices`)
             tell = (lambda text: None) if self._slots else self._tell
             self._restarts = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell)
+        self._faults = StepFaults(context, config, self.clock, self._tell)
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
@@ -122,12 +123,14 @@ class ActorWorker(Worker):
                 self._tell,
                 self._stages,
                 self._ticked,
+                self._faults.ends,
             )
         )
         if context.experiment.exact_resume and has_part(context.experiment, context.name):
             assert isinstance(self.order, EnvRing)  # where steps are granted, trainers keep what is open
             self._ring = self.order
             self._ring.keep_episodes()  # from the first stage on
+        self._faults.watch(self.order, self._environments, groups, self._ring is not None)
         self._stages.begin()
         self._go_on_from_cut()
         return Facts(
@@ -207,9 +210,19 @@ class ActorWorker(Worker):
 
     def _permit(self, number: int) -> Callable[[Exception], int] | None:
         """Return what a target's environment asks before it makes a lane anew."""
-        if self._restarts is None or self._config.ring == 1:
-            return self._restarts
-        return partial(self._restarts, where=f"{'slot' if self._slots else 'target'} {number}: ")
+        restarts, several = self._restarts, self._config.ring > 1
+        if restarts is None:
+            return None
+        where = f"{'slot' if self._slots else 'target'} {number}: " * several
+
+        def permit(fault: Exception) -> int:
+            record = self._faults.note(number, fault)
+            try:
+                return restarts(fault, where)
+            finally:
+                self._faults.tell(record)
+
+        return permit
 
     def start(self) -> None:
         self._refresh.start()
@@ -255,7 +268,7 @@ class ActorWorker(Worker):
                 self.report(EnvironmentStatistics(told))
         restarts = {} if self._restarts is None else self._restarts.stats()
         hanging = {"lanes/hanging": float(HANGING.count)} if HANGING.count else {}
-        return self.order.stats() | restarts | hanging
+        return self.order.stats() | restarts | hanging | self._faults.stats()
 
     def _progress(self) -> int:
         return self.order.ticks + self.order.steps

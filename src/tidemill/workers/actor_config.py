@@ -57,6 +57,8 @@ class ActorConfig(WorkerConfig):
         lane anew makes all of them anew; one of which there is only one, and
         `ReplayActors` but for slots and simulators, end with the first
     lane_restarts_within_s: seconds within which restarts are counted
+    lane_fault_records: how many steps that an actor's lanes lost so are kept in the run's
+        folder with what led to them and what was told, the newest ones; 0: none
     """
 
     order: ClassVar[int] = 6
@@ -80,6 +82,7 @@ class ActorConfig(WorkerConfig):
         lambda actors: actors.lane_restarts is not None,
         "without lane_restarts: the first fault ends the run",
     )
+    lane_fault_records: int = 10
     flush_requests: int = acting(
         1,
         lambda actors: actors.ring * len(actors.agents) > 1,
@@ -98,7 +101,9 @@ class ActorConfig(WorkerConfig):
         """The agents that they play, by policy."""
 
     def __post_init__(self) -> None:
-        self.check_least(lanes=1, ring=1, max_episode_steps=0, flush_requests=1, slots=1)
+        self.check_least(
+            lanes=1, ring=1, max_episode_steps=0, flush_requests=1, slots=1, lane_fault_records=0
+        )
         self.check_deadlines("deadline_s")
         self.check_above_zero("lane_restarts_within_s")
         if isinstance(self.lane_restarts, int):

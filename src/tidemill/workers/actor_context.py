@@ -35,6 +35,8 @@ class ActorContext:
     stages: says in which stage of the curriculum episodes begin
     ticked: takes how many seconds of the actor's thread an environment has taken for a
         tick, and whether any lane was reset in it
+    failed: takes the fault that an environment, by the number of its target, is about to
+        end the actor with
     """
 
     context: Context
@@ -50,6 +52,7 @@ class ActorContext:
     tell: Callable[[str], None]
     stages: ActorStages
     ticked: Callable[[float, bool], None]
+    failed: Callable[[int, Exception], None]
 
     def client(self, spec: PlayerSpec, target: int) -> InferenceClient:
         """Return who answers the requests of `spec` in `target`."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,11 @@ class Agent(ABC):
     deterministic: ask for the mode of the policy's distribution
     client: where requests go
     writer: where rows go
+
+    in_place: environments write what they tell over what the seats saw before
     """
+
+    in_place: ClassVar[bool] = False
 
     def __init__(
         self, schema: Schema, seats: int, deterministic: bool, client: InferenceClient, writer: SampleWriter
@@ -88,6 +92,25 @@ class Agent(ABC):
     @abstractmethod
     def observe(self, tick: Tick) -> None:
         """Take in a tick: write its rows."""
+
+    @abstractmethod
+    def _shown(self, seats: Seats) -> Arrays:
+        """Return copies of what these seats saw last, and of ``version`` and ``policy``,
+        which chose their actions then."""
+
+    def newest(self, seats: Seats) -> Arrays:
+        """Return copies of the newest row of these seats, for the record of a fault: what
+        they saw, their actions (once `get_action` has returned them), ``version`` and
+        ``policy`` of who chose these; ``steps``, the actions in their episodes before;
+        ``stage``, in which those began; ``finished``: they are in none, and the rest
+        means nothing."""
+        return {
+            **self._shown(seats),
+            **{name: action[seats] for name, action in self._actions.items()},
+            "steps": self._length[seats],
+            "stage": self._stages[seats],
+            "finished": self.finished[seats],
+        }
 
     def _begin(self, seats: Seats) -> None:
         """An episode's first row: the default state, counts from 0."""

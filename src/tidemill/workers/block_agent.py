@@ -263,6 +263,14 @@ class BlockAgent(Agent):
             )
             self._request = self.client.post_request(observation, state, self._deterministic)
 
+    def _shown(self, seats: Seats) -> Arrays:
+        writer = self.writer
+        if isinstance(writer, AlignedBlock):
+            block, rows = writer.newest, np.full(len(seats), writer.position - 1)
+        else:
+            block, rows = writer.arrays, writer.position[seats] - 1
+        return {name: block[name][rows, seats] for name in (*self._observation_names, "version", "policy")}
+
     # ---- a cut -------------------------------------------------------------------------
 
     def state(self) -> Part:

@@ -61,10 +61,11 @@ from tidemill.workers.base import PollResult
 from tidemill.workers.checkpoint_pace import CheckpointPace
 from tidemill.workers.cut_files import by_other_code
 from tidemill.workers.data_parallel import EqualTrainers
+from tidemill.workers.fault_records import FaultRecords
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
 from tidemill.workers.trainer_counters import Counters, TrainingLimits
-from tidemill.workers.update_faults import FAULTS, IN_A_ROW, UpdateFaults, not_finite
+from tidemill.workers.update_faults import IN_A_ROW, UpdateFaults, not_finite
 from tidemill.workers.version_metadata import STAGE, TrainingReturns, field_of, settings_of, with_settings
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
@@ -127,8 +128,8 @@ class Learner:
         self.returns = TrainingReturns()
         self.equal_trainers = EqualTrainers(clock)
         self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
-        records = Path(context.folder) / FAULTS / context.name if context.folder else None
-        self._faults = UpdateFaults(records, config.fault_records, self.notice)
+        instead = "Updates that are left out are counted, and not recorded"
+        self._faults = UpdateFaults(FaultRecords(context, config.fault_records, self.notice, instead))
         self._returns = 0  # since the newest checkpoint
         self.goes_back = True
         """Whether training may go back to a checkpoint: a run whose weights follow from

@@ -25,7 +25,7 @@ from tidemill.workers.evaluation import judge_of
 from tidemill.workers.info_numbers import InfoReader, Numbers
 from tidemill.workers.judge_rounds import RoundGate
 from tidemill.workers.lockstep import LockstepGate, lockstep_writer
-from tidemill.workers.sample_writers.base import Columns
+from tidemill.workers.sample_writers.base import Columns, Seats
 from tidemill.workers.sample_writers.fixed import AlignedBlock
 from tidemill.workers.service_order import ServiceOrder
 
@@ -194,6 +194,14 @@ class EnvTarget:
         self._ticked(seconds, resets > 0)
         return True
 
+    def seats(self, lane: int | None) -> list[tuple[Agent, Seats]]:
+        """See `ServiceOrder`."""
+        every = [(agent, np.arange(len(agent.finished))) for agent in self.agents]
+        if lane is None:
+            return every
+        lanes = self._environment.lanes
+        return [(agent, seats.reshape(lanes, -1)[lane]) for agent, seats in every]
+
     def unsent(self) -> int:
         """See `ServiceOrder`; of the agents that are furthest."""
         lanes = self._environment.lanes
@@ -339,7 +347,7 @@ class EnvRing(ServiceOrder):
         # but where its environment is away.
         self._strict = parts.context.experiment.exact_resume and not self.granted
         self._flush, self._least = parts.flush, parts.config.flush_requests
-        self._refresh = parts.refresh
+        self._refresh, self._failed = parts.refresh, parts.failed
 
     @classmethod
     def check(cls, context: Context, config: ActorConfig, environment: Environment) -> None:
@@ -359,6 +367,9 @@ class EnvRing(ServiceOrder):
     def steps(self) -> int:
         return sum(target.steps for target in self.targets)
 
+    def seats(self, target: int, lane: int | None) -> Sequence[tuple[Agent, Seats]]:
+        return self.targets[target].seats(lane)
+
     def unsent(self) -> int:
         return sum(target.unsent() for target in self.targets)
 
@@ -374,24 +385,28 @@ class EnvRing(ServiceOrder):
                 if self._strict and target.waits_for_others():
                     self._at = target.number  # nobody is served before it: so all ask in one order
                     return
-                if target.all_done():
-                    refresh.before_episodes(target.number)
-                    target.reset()
-                    moved = True
-                elif target.ready_to_step():
-                    target.step()
-                    moved = True
-                if self._strict and not target.wait():
-                    self._at = target.number
-                    return
-                if target.ready_to_observe():
-                    if target.observe():
-                        self.ticks += 1
+                try:
+                    if target.all_done():
+                        refresh.before_episodes(target.number)
+                        target.reset()
                         moved = True
-                        refresh.after_tick()
-                    elif self._strict:  # it is away, as it turns out now
+                    elif target.ready_to_step():
+                        target.step()
+                        moved = True
+                    if self._strict and not target.wait():
                         self._at = target.number
                         return
+                    if target.ready_to_observe():
+                        if target.observe():
+                            self.ticks += 1
+                            moved = True
+                            refresh.after_tick()
+                        elif self._strict:  # it is away, as it turns out now
+                            self._at = target.number
+                            return
+                except EnvironmentFault as fault:
+                    self._failed(target.number, fault)
+                    raise
                 moved = flush(least) or moved
             if not moved and not flush(1):
                 return

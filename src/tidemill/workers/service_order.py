@@ -1,7 +1,7 @@
 """The contract of an order of service: which environment of an actor is served next."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from tidemill.api.environment import Environment
@@ -9,6 +9,7 @@ from tidemill.api.experiment import Context
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent import Agent
+from tidemill.workers.sample_writers.base import Seats
 
 
 class ServiceOrder(ABC):
@@ -45,6 +46,11 @@ class ServiceOrder(ABC):
     @abstractmethod
     def steps(self) -> int:
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
+
+    @abstractmethod
+    def seats(self, target: int, lane: int | None) -> Sequence[tuple[Agent, Seats]]:
+        """Return of each agent spec the agent in that environment, and its seats in a
+        `lane` of it; None: in any."""
 
     def unsent(self) -> int:
         """Return how many env steps stand in rows that are to be trained on, and that no

@@ -1,26 +1,22 @@
 """What a trainer does about updates that are not finite: it writes down what led to each,
 and says when training is to go back to a checkpoint.
 
-A record is written as checkpoints are (see `store.checkpoint`), into
-``faults/WORKER/update-N`` of the run's folder: the failing minibatch, the weights and the
-learner as they were before that step, and in its manifest what failed and the
-algorithm's settings of that moment. `tidemill replay-fault` reads it.
+A record (``update-N``, see `fault_records`) has the failing minibatch, the weights and
+the learner as they were before that step, and in its manifest what failed and the
+algorithm's settings of that moment.
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tidemill.api.algorithm import Algorithm, UpdateFault
 from tidemill.api.policy import Policy
-from tidemill.core.errors import CheckpointError
 from tidemill.core.schema import Array
-from tidemill.store.checkpoint import checkpoint_name, write_checkpoint
+from tidemill.store.checkpoint import checkpoint_name
+from tidemill.workers.fault_records import FaultRecords
 
-FAULTS = "faults"
-"""The folder of records in a run's."""
 IN_A_ROW = 3
 """So many updates one after the other that are not finite send training back."""
 
@@ -28,16 +24,12 @@ IN_A_ROW = 3
 class UpdateFaults:
     """The faults of one trainer's updates.
 
-    folder: of this trainer's records; None: nothing is written down
-    keep: how many records stay
-    notice: function that is called with what the user should read
-
     in_a_row: updates that were left out since the last one that was done
     """
 
-    def __init__(self, folder: Path | None, keep: int, notice: Callable[[str], None]) -> None:
-        self._folder, self._keep, self._notice = folder, keep, notice
-        self._told = self._refused = False
+    def __init__(self, records: FaultRecords) -> None:
+        self._records = records
+        self._told = False
         self.in_a_row = 0
 
     @property
@@ -70,20 +62,12 @@ class UpdateFaults:
         policy: Policy,
         algorithm: Algorithm,
         facts: Mapping[str, Any],
-    ) -> Path | None:
-        if self._folder is None or not self._keep or not fault.minibatch:
-            return None
+    ) -> bool:
+        if not fault.minibatch:
+            return False
         arrays = {"policy": policy.parameters(), "algorithm": algorithm.state(), "minibatch": fault.minibatch}
         more = {"update": updates + 1, "stage": fault.stage, "error": str(fault)}
-        try:
-            return write_checkpoint(
-                self._folder, checkpoint_name(updates + 1), arrays, {**facts, **more}, self._keep
-            )
-        except CheckpointError as error:  # training goes on
-            if not self._refused:
-                self._notice(f"{error}. Updates that are left out are counted, and not recorded")
-            self._refused = True
-            return None
+        return self._records.write(checkpoint_name(updates + 1), arrays, {**facts, **more})
 
 
 def not_finite(arrays: Mapping[str, Array], infinities: bool = False) -> str:

@@ -282,8 +282,10 @@ class Lane:
         lost, self._simulator = self._simulator, None
         try:
             fault = EnvironmentFault(f"{self.name}: {error}")
+            fault.__cause__ = told = EnvironmentFault(str(error)).in_lane(self.number)
+            told.__cause__, told.told = error, getattr(error, "told", {})
             if self.permit is None or not self._repeatable or isinstance(error, (ImageError, ChannelError)):
-                raise fault from error
+                raise fault
             self.permit(fault)
         except BaseException:
             if lost is not None:

@@ -124,7 +124,7 @@ class _Block:
             f'group "{self._group.name}": {field} of agent {agent_id[row]} is not finite: '
             f"{np.array2string(values[row], threshold=8)}. Tidemill trains on finite numbers only; find "
             "where the simulator divides by zero or overflows"
-        )
+        ).telling({self._group.name: {"agent_id": agent_id, field: values}})
 
 
 def write_actions(
