@@ -137,7 +137,7 @@ class _ByCell(Policy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorder(AlgorithmConfig):
+class RowRecorder(AlgorithmConfig):
     """Each trainer writes down what each update has trained on, in `folder`. One that is
     done again, since it was undone, is written over."""
 
@@ -150,7 +150,7 @@ class Recorder(AlgorithmConfig):
 class _Recorder(DataParallel):
     largest_sum = 8
 
-    def __init__(self, config: Recorder, policy: Policy) -> None:
+    def __init__(self, config: RowRecorder, policy: Policy) -> None:
         self.config, self.policy = config, policy
 
     def parallel_update(
@@ -196,7 +196,7 @@ def _folder(name: str) -> Path:
 def rows_apart() -> Experiment:
     """Two actors, a policy worker, a trainer and an evaluation, in processes of their
     own."""
-    trainer = trainers(Recorder(folder=str(_folder("trained"))))
+    trainer = trainers(RowRecorder(folder=str(_folder("trained"))))
     server = PolicyWorkers(stream="inference", restarts=1000)
     agent = AgentSpec(inference="inference", sample_steps=STEPS)
     return _cells({"server": server, "trainer": trainer}, agent)
@@ -205,7 +205,7 @@ def rows_apart() -> Experiment:
 def rows_equal() -> Experiment:
     """Two processes, each an actor and an equal trainer by turns, beside an
     evaluation."""
-    trainer = trainers(Recorder(folder=str(_folder("trained"))), count=2)
+    trainer = trainers(RowRecorder(folder=str(_folder("trained"))), count=2)
     return _cells({"trainer": trainer}, AgentSpec(sample_steps=STEPS), together=("actor", "trainer"))
 
 

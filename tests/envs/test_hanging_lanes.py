@@ -285,7 +285,7 @@ class Timed:
     """An environment that notes the deadline that it is told, as those that break off
     calls themselves do."""
 
-    timed_calls = True
+    timed_calls, single = True, False
 
     def __init__(self, deadline_s=None, start_seconds=0.0):
         self.deadline_s, self.start_seconds, self.told = deadline_s, start_seconds, []

@@ -97,6 +97,8 @@ class LaneRestarts:
         self._again: Counter[str] = Counter()  # by cause: faults that were not told
         self._first: dict[str, str] = {}  # by cause: the text that was told
         self._away_until = -inf
+        # who lost what they connect to, and wait for it since then
+        self._waiting = set[tuple[str, int | None]]()
         self.count = 0
 
     def __call__(self, fault: Exception, where: str = "") -> int:
@@ -113,11 +115,17 @@ class LaneRestarts:
         while self._lately and now - self._lately[0][0] > self._within_s:
             self._lately.popleft()
         away, pause = may_come_back(fault), fault.pause if isinstance(fault, EnvironmentAway) else 0.0
-        if not (away and now < self._away_until):
+        who = where, getattr(fault, "lane", None)
+        # several that lose the same server are one fault; one that had it back and fails
+        # again is another
+        again = not isinstance(fault, EnvironmentAway) and who in self._waiting
+        if not (away and now < self._away_until) or again:
             if len(self._lately) >= self._most:
                 raise self._spent(text) from fault
             self._lately.append((now, text))
+            self._waiting.clear()
             self._away_until = now + max(FIRST_PAUSE, pause) if away else self._away_until
+        self._waiting.add(who)
         self.count += 1
         if (cause := cause_of(text)) in self._first:
             self._again[cause] += 1

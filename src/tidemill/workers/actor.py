@@ -220,7 +220,8 @@ class ActorWorker(Worker):
             try:
                 return restarts(fault, where)
             finally:
-                self._faults.tell(record)
+                if not self._slots:  # whose faults are told now and then, by themselves
+                    self._faults.tell(record)
 
         return permit
 
@@ -307,6 +308,7 @@ class ActorWorker(Worker):
 
     def _on_exit(self) -> None:
         self.order.end()
+        self._faults.end()
         if self._restarts is not None:
             self._restarts.end()
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.api.experiment import Context
+from tidemill.core.config import encode
 from tidemill.core.errors import CheckpointError
 from tidemill.core.schema import Array
+from tidemill.core.secrets import known, mask
 from tidemill.store.checkpoint import checkpoints, write_checkpoint
 
 FAULTS = "faults"
@@ -33,6 +35,7 @@ class FaultRecords:
         self.folder = Path(context.folder or "") / FAULTS / context.name if written else None
         self._keep, self._notice, self._instead = keep, notice, instead
         self._refused = False
+        self._secrets = known(encode(context.experiment)) if written else set[str]()
 
     def next_number(self) -> int:
         """Return a number above those of all records that are there, of earlier lives,
@@ -46,10 +49,21 @@ class FaultRecords:
         if self.folder is None:
             return False
         try:
-            write_checkpoint(self.folder, name, arrays, facts, self._keep)
+            write_checkpoint(self.folder, name, arrays, self._masked(facts), self._keep)
             return True
         except CheckpointError as error:  # training goes on
             if not self._refused:
                 self._notice(f"{error}. {self._instead}")
             self._refused = True
             return False
+
+    def _masked(self, facts: Any) -> Any:
+        """Return plain data without the secrets of the experiment: an environment may say
+        them in what it raises, or tells."""
+        if isinstance(facts, str):
+            return mask(facts, self._secrets)
+        if isinstance(facts, Mapping):
+            return {self._masked(key): self._masked(value) for key, value in facts.items()}
+        if isinstance(facts, (list, tuple)):
+            return [self._masked(value) for value in facts]
+        return facts

@@ -73,7 +73,7 @@ class StepFaults:
         # and when that began
         self._noted, self._since = set[tuple[int, int | None]](), -1.0
         self._passed_over = 0  # since the last record
-        self._told = False
+        self._told, self._first = False, 0  # record
         self.left_out = 0
         self._order: ServiceOrder | None = None
 
@@ -131,11 +131,16 @@ class StepFaults:
             except Exception as error:  # whatever an environment's own parts raise now
                 self._tell(f"what led to a fault is not recorded: {type(error).__name__}: {error}")
         if number:
+            self._first = self._first or number
             self._passed_over = 0
         else:
             self._passed_over += 1
             self.left_out += 1
         return number
+
+    def end(self) -> None:
+        """Tell where the first record is, unless that was told."""
+        self.tell(self._first)
 
     def tell(self, number: int) -> None:
         """Tell where the first record is; later ones, and 0, are none."""
