@@ -67,11 +67,13 @@ class _ByObservation(Policy):
 @dataclass(frozen=True, kw_only=True)
 class DiesAtLast(ByObservation):
     """Its trainer's process dies, once (then there is a file `flag`), as it writes the
-    last checkpoint, after `updates`; or (`saved`) once it has."""
+    last checkpoint, after `updates`; or (`saved`) once it has. One that `leaves` ends as
+    soon as it has saved for it."""
 
     flag: str
     updates: int
     saved: bool
+    leaves: bool
 
     def build(self, spaces: Spaces, seed: int) -> Policy:
         assert isinstance(spaces.action, Discrete)
@@ -91,6 +93,8 @@ class _DiesAtLast(_ByObservation):
             if callers & {"_on_exit", "_finish"} and ("_write" in callers) != config.saved:
                 flag.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+        if config.leaves and any(f.name == "save_for_others" for f in traceback.extract_stack()):
+            data_parallel.LEAVE_ALONE = -1.0
         return super().parameters()
 
 
@@ -401,12 +405,12 @@ def judged(environment: str) -> Experiment:
     return made.replace(workers={**made.workers, "judge": judge, "evaluation": tidemill.Evaluation(games=2)})
 
 
-def dies_at_last(flag: str, saved: bool, trainers: int) -> Experiment:
+def dies_at_last(flag: str, saved: bool, trainers: int, leaves: bool = False) -> Experiment:
     """Trainers, each with an actor in its process, of which one dies as the run ends.
     However long that takes, there is no checkpoint between the first and the last."""
     made = experiment(Gymnasium(id="CartPole-v1"), checkpoint_share=1e-6, database_seconds=1000.0)
     workers = {name: config.replace(count=trainers) for name, config in made.workers.items()}
-    policy = DiesAtLast(flag=flag, updates=50, saved=saved)
+    policy = DiesAtLast(flag=flag, updates=50, saved=saved, leaves=leaves)
     together, limits = ("actor", "trainer"), Limits(updates=50)
     return made.replace(workers=workers, policies={"policy": policy}, together=together, limits=limits)
 

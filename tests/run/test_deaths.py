@@ -220,6 +220,19 @@ def test_a_trainer_that_dies_as_it_ends_ends_in_its_next_life(
     assert leftovers(path) == []
 
 
+def test_an_equal_trainer_that_ends_before_another_lives_again_ends_with_it_in_a_next_life(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run"
+    made = experiments.dies_at_last(str(tmp_path / "died"), True, 2, leaves=True)
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 50)
+    died = [(event.worker, event.cause) for event in read_events(path) if event.what == "died"]
+    assert sorted(worker for worker, _ in died) == ["actor-0", "actor-1", "trainer-0", "trainer-1"]
+    assert dict(died)["trainer-1"] == "it had ended when trainer-0 died"
+    assert leftovers(path) == []
+
+
 def test_a_change_of_settings_is_told_to_the_next_life_of_who_was_dead(tmp_path: Path) -> None:
     path, killed, until = tmp_path / "run", list[psutil.Process](), time.monotonic() + 120
     made = experiments.cartpole()

@@ -210,7 +210,8 @@ class Controller:
         """Wait for what workers report, take it, and see to those that have died."""
         self._wait(0.1, least)
         for name, cause in self._supervisor.look().items():
-            self._deaths.bury(name, cause, hangs=True)
+            if not self.state.members[name].buried:
+                self._deaths.bury(name, cause, hangs=True)
         for name, member in self.state.members.items():
             if not member.buried and not self._messages.read(name) and member.state not in ENDED:
                 self._deaths.bury(name)

@@ -46,7 +46,10 @@ class Deaths:
             if other != name and not member.buried:
                 for data in member.link.receive() or ():
                     self._messages.take(other, unpack_up(data, other))
-        limited = any(member.config.limited and member.state not in ENDED for member in with_it.values())
+        limited = any(  # `name`: also a trainer that has ended, and cannot wait for an equal one
+            member.config.limited and (other == name or member.state not in ENDED)
+            for other, member in with_it.items()
+        )
         if limited and not self._trainers_live_again:
             self._state.members[name].state = State.FAILED
             raise RunError(f"{name} is gone: {cause}")
