@@ -261,8 +261,6 @@ def saved(path: Path, work: Work) -> int | None:
 def again(run: Run, work: Work) -> list[str]:
     """Go on with a run that was ended, to its limit. Return what is wrong with that."""
     before = saved(run.path, work)
-    if before == work.length:  # it lacks its summary alone; the command says so
-        return []
     run.begin(*["--anew"] * (before is None and run.path.exists()))
     wrong = goes_on(run, work)
     if before is not None and "goes on with this run" not in run.output.read_text():

@@ -126,8 +126,12 @@ def test_a_step_that_fails_on_a_full_disk_is_counted_and_a_later_one_is_recorded
     assert checkpoints(disk / "run/faults/actor-0")[0].name not in then
     told = capsys.readouterr().err
     assert told.count("Steps that environments fail in are counted, and not recorded") == 1
-    last = read_metrics(disk / "run")[-1]
-    assert 0 < last["time/actor-0/lanes/unrecorded"] < last["time/actor-0/lanes/restarts"]
+    # a record has them where the actor has told of its time since the one before
+    unrecorded, restarts = (
+        max(record.get(f"time/actor-0/lanes/{name}", 0) for record in read_metrics(disk / "run"))
+        for name in ("unrecorded", "restarts")
+    )
+    assert 0 < unrecorded < restarts
 
 
 def test_at_the_end_on_a_full_disk_the_last_weights_go_elsewhere_and_can_be_gone_on_from(
@@ -170,6 +174,21 @@ def test_a_folder_in_the_refuges_place_that_is_not_the_users_own_is_not_written_
         run(disk / "run", 3, on_update)
     (refuge,) = (tmp_path / "elsewhere").iterdir()
     assert not [path for path in refuge.iterdir() if path.name != "summary.json"]
+
+
+def test_a_disk_that_becomes_read_only_as_a_run_starts_is_named(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def versions(known: object) -> dict[str, str]:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        return {}
+
+    monkeypatch.setattr("tidemill.run.folder.versions", versions)
+    with pytest.raises(
+        tidemill.TidemillError,
+        match=r"^run folder .*/run cannot be written: Read-only file system; name another with --run-dir$",
+    ):
+        run(disk / "run", 3, lambda metrics, control: None)
 
 
 READ_ONLY = """

@@ -54,7 +54,7 @@ class Life:
             return
         if what == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
             return
-        if self._at is not None and self._update >= self._at and self.writes[-1] == self._write:
+        if self._at is not None and self._update >= self._at and self.writes[-1] >= self._write:
             os.kill(os.getpid(), signal.SIGKILL)
         self.writes[-1] += 1
 

@@ -65,6 +65,30 @@ def test_a_run_that_goes_on_again_and_again_is_the_same_but_with_other_limits(tm
         run(folder)
 
 
+def test_a_run_that_was_killed_once_its_limit_was_reached_is_completed_by_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    whole, metrics = run(folder, updates=3).summary, folder / "metrics.jsonl"
+    (folder / "summary.json").unlink()
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
+    again = run(folder, updates=3, quiet=False).summary
+    told = capsys.readouterr().out
+    assert "it was killed once it had reached its limit of 3 updates (3): it is complete now" in told
+    assert "has reached its limit of 3 updates" in again.reason
+    for name in ("status", "env_steps", "updates", "mean_return", "dropped"):
+        assert again[name] == whole[name], name
+    assert RunFolder(folder).read("summary.json") == {**again}
+    assert [row["update"] for row in read_metrics(folder)] == [1, 2, 3]
+    for refused in (lambda: resume(folder, quiet=True), lambda: run(folder, updates=3)):
+        with pytest.raises(RunError, match=r"already (reached its limit of 3 updates|holds a run)"):
+            refused()
+    RunFolder(folder).write("summary.json", {**again, "status": "interrupted"})
+    with pytest.raises(RunError, match="already reached its limit of 2 updates"):
+        resume(folder, limits={"updates": 2}, quiet=True)  # who names a limit wants to go further
+    assert resume(folder, quiet=True).summary.status == "completed"
+
+
 def test_a_file_that_was_edited_is_another_one(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("LENGTH = 1\n")

@@ -17,6 +17,14 @@ from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.run.run_state import RunState
 from tidemill.store.query import Query, among
 from tidemill.workers.cut_files import RUNNER, write_part_of
+from tidemill.workers.population import Population
+
+
+def each_to_its_limit(experiment: Experiment, takes_turns: bool) -> bool:
+    """True where members of a population go on to limits of their own, in a run that
+    resumes exactly: else time would say how far they come. `takes_turns`: as the
+    launcher's workers do."""
+    return experiment.exact_resume and not takes_turns and bool(experiment.groups(Population))
 
 
 class Conditions:

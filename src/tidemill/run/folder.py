@@ -139,7 +139,8 @@ class RunFolder:
         never began. Raises `Overtaken` where it is another runner's by now."""
         check(self.path)
         for path in set(self.path.iterdir()) - self._found - {self.path / keep} if self.path.is_dir() else ():
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that became read-only: what is said is why the run ended
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self.unlock()
         with suppress(OSError):
             for path in self._made:

@@ -24,12 +24,14 @@ from tidemill.workers.stages import stages_by_round
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The newest good checkpoint's name, how far the run was then, and whether an
-    iteration or a phase was to be ended then, or training owed."""
+    """The newest good checkpoint's name, how far the run was then, whether an iteration
+    or a phase was to be ended then, or training owed, and how many updates each policy
+    had."""
 
     checkpoint: str
     progress: Progress
     unfinished: bool
+    updates: Mapping[str, int]
 
     @classmethod
     def of(
@@ -102,21 +104,27 @@ class ResumePoint:
             progress.rounds = Rounds(experiment) if stages_by_round(experiment) else None
             if updates:  # else all begins anew
                 progress.load_state(read_part_of(folder.path, RUNNER), updates)
-        return cls(name, progress, unfinished)
+        return cls(name, progress, unfinished, updates)
 
-    def refuse_reached(self, folder: Path, limits: Limits) -> None:
-        """Raise `RunError` where the run, in `folder`, has reached one of `limits`."""
+    def reached(self, folder: Path, limits: Limits, by_all: bool, ended: str) -> str:
+        """Return which of `limits` the run, in `folder`, has reached, in words; "" for
+        none. Raises `RunError` where it has reached one, unless it `ended` ("killed", …)
+        before it could say so. `by_all`: see `each_to_its_limit`."""
+        updates = min(self.updates.values(), default=0) if by_all else self.progress.updates
         for setting, option, done in (
             ("steps", "--max-steps N", self.progress.steps),
-            ("updates", "limits={'updates': N} (Python)", self.progress.updates),
+            ("updates", "limits={'updates': N} (Python)", updates),
             ("seconds", "limits={'seconds': N} (Python)", self.progress.seconds),
         ):
             limit = getattr(limits, setting)
             if limit is not None and done >= limit and not (setting == "steps" and self.unfinished):
+                reached = f"its limit of {limit:,} {setting} ({done:,.0f})"
+                if ended:
+                    return reached
                 raise RunError(
-                    f"{folder} has already reached its limit of {limit:,} {setting} ({done:,.0f}); go "
-                    f"further with a higher one: {option}"
+                    f"{folder} has already reached {reached}; go further with a higher one: {option}"
                 )
+        return ""
 
 
 def _whole(value: float) -> int:

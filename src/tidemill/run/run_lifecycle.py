@@ -20,6 +20,7 @@ from tidemill.core.errors import Overtaken, RunError, TidemillError
 from tidemill.core.forgiving_output import printable, unawaited_output
 from tidemill.core.private_files import private
 from tidemill.core.secrets import hide
+from tidemill.metrics.json_lines import each_record
 from tidemill.metrics.writer import MetricsWriter
 from tidemill.run.control_folder import ControlFolder
 from tidemill.run.control_socket import ControlSocket
@@ -73,9 +74,13 @@ class RunLifecycle:
         update, its logs."""
         folder, resumed, view = self._folder, self._resumed, self._view
         check(folder.path)
-        (folder.path / SUMMARY).unlink(missing_ok=True)
         with ExitStack() as stack:
             stack.callback(lambda: folder.discard(self._discard_except) if self._lost else folder.unlock())
+            try:
+                if (folder.path / SUMMARY).exists():
+                    (folder.path / SUMMARY).unlink()
+            except OSError as broken:  # its disk has just become read-only
+                raise RunError(_unwritable(broken, folder.path)) from None
             metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
             stack.callback(lambda: metrics.close())
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
@@ -152,6 +157,28 @@ class RunLifecycle:
                 never_began(controller.state.reason)
             elif view is not None:
                 view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
+        return summary
+
+    def complete(self, job: Job, reason: str) -> dict[str, Any]:
+        """Write down that the resumed run is complete, which had reached its limit before
+        it was killed or interrupted, let others have the folder, and return the summary.
+        """
+        folder, progress = self._folder, self._resumed or Progress()
+        with ExitStack() as stack:
+            stack.callback(folder.unlock)
+            progress.begin(job.experiment)
+            with closing(MetricsWriter(self._logged(job.experiment), self._sinks)) as metrics:
+                told = max((record.get("update", 0) for record in each_record(folder.path)), default=0)
+                if told < progress.updates:  # killed before its last line
+                    metrics.write(progress.record({}))
+            summary = _summary(progress, "completed", reason)
+            try:
+                folder.write(SUMMARY, summary)
+            except OSError as error:
+                raise RunError(_unwritable(error, folder.path)) from None
+            self._events.write([Event(time(), "ended", cause=f"completed: {reason}")])
+        if self._view is not None:
+            self._view.end({**summary, "folder": as_typed(folder.path)}, self._next(job))
         return summary
 
     def _logged(self, experiment: Experiment) -> LoggedRun:
@@ -252,10 +279,7 @@ class RunLifecycle:
             if not self._lost:
                 self._folder.write(SUMMARY, summary)
         except OSError as broken:
-            text = (
-                f"{broken.filename or path} cannot be written: {broken.strerror}; free the disk, or let "
-                "yourself write there"
-            )
+            text = _unwritable(broken, path)
             with suppress(OSError):
                 if (refuge := refuge_of(path)).is_dir():
                     RunFolder(refuge).write(SUMMARY, summary)
@@ -295,6 +319,13 @@ class RunLifecycle:
             "plot": f"{typed} plot {run} --out {path.name}.png",
             "go on": f"{typed} resume {run} --max-steps N",
         }
+
+
+def _unwritable(error: OSError, path: Path) -> str:
+    return (
+        f"{error.filename or path} cannot be written: {error.strerror}; free the disk, or let yourself "
+        "write there"
+    )
 
 
 def never_began(reason: str) -> dict[str, Any]:

@@ -46,13 +46,18 @@ def unfinished(path: Path, experiment: Experiment, digest: str) -> str:
     folder = RunFolder(path)
     if not (path / CONFIG).is_file() or asked_before(folder) != {GIVEN: digest}:
         return ""
+    return cut_short(folder) if folder.has_checkpoints(experiment.trained()) else ""
+
+
+def cut_short(folder: RunFolder) -> str:
+    """Return how the run in `folder` ended before its end: "killed" or "interrupted"; ""
+    where it is complete or has failed."""
     try:
-        summary = folder.read(SUMMARY) if (path / SUMMARY).exists() else {"status": "killed"}
+        summary = folder.read(SUMMARY) if (folder.path / SUMMARY).exists() else {"status": "killed"}
     except RunError:
         return ""
     status = summary.get("status") if isinstance(summary, dict) else None
-    ended = status if status in ("killed", "interrupted") else ""
-    return ended if folder.has_checkpoints(experiment.trained()) else ""
+    return status if status in ("killed", "interrupted") else ""
 
 
 def put_aside(path: Path) -> Path | None:

@@ -25,14 +25,13 @@ from tidemill.api.control_messages import (
 from tidemill.api.experiment import Experiment
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
-from tidemill.run.conditions import Conditions
+from tidemill.run.conditions import Conditions, each_to_its_limit
 from tidemill.run.cuts import Cuts
 from tidemill.run.member import Member
 from tidemill.run.recorder import Recorder
 from tidemill.run.run_state import RunState
 from tidemill.run.stall_watch import Stalls
 from tidemill.run.supervisor import Supervisor
-from tidemill.workers.population import Population
 
 
 class WorkerMessages:
@@ -55,10 +54,7 @@ class WorkerMessages:
         self._state, self._recorder = state, recorder
         self._conditions, self._cuts, self._stalls = conditions, cuts, stalls
         self._supervisor = supervisor
-        # members of a population go on to limits of their own
-        self._each_to_its_limit = (
-            experiment.exact_resume and not takes_turns and bool(experiment.groups(Population))
-        )
+        self._each_to_its_limit = each_to_its_limit(experiment, takes_turns)
 
     def read(self, name: str) -> bool:
         """Take all that a worker has reported. False where its link is gone, and nothing
@@ -143,8 +139,7 @@ class WorkerMessages:
                 self._state.end(message.reason)
 
     def _others_go_on(self) -> bool:
-        """True while other members of a population go on to limits of their own, in a run
-        that resumes exactly: else time would say how far they come."""
+        """True while other members of a population go on to limits of their own."""
         return self._each_to_its_limit and any(
             member.config.limited and member.state not in ENDED for member in self._state.members.values()
         )

@@ -20,6 +20,7 @@ from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, MEASURE, check_layout, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.check_exact import check_exact
+from tidemill.run.conditions import each_to_its_limit
 from tidemill.run.cuts import go_back_to_cut, newest_whole_cut
 from tidemill.run.folder import LAUNCHER, RunFolder, as_typed
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
@@ -27,7 +28,7 @@ from tidemill.run.resume_point import ResumePoint, without_met_limit
 from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import RunLifecycle, never_began
 from tidemill.run.same_run import GIVEN as ASKED
-from tidemill.run.same_run import asked_before, digest_of, put_aside, unfinished
+from tidemill.run.same_run import asked_before, cut_short, digest_of, put_aside, unfinished
 from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.start_remarks import remarks
 from tidemill.run.trust import Trust
@@ -237,12 +238,14 @@ def resume(
             # who is refused takes the run from nobody
             cut = newest_whole_cut(folder, experiment)
             seen = ResumePoint.of(folder, experiment, leads=False, cut=cut)
-            seen.refuse_reached(folder.path, experiment.limits)
+            by_all = each_to_its_limit(experiment, launcher.takes_turns)
+            ended = "" if limits else cut_short(folder)
+            seen.reached(folder.path, experiment.limits, by_all, ended)
             folder.lead()
             folder.tidy()
             go_back_to_cut(folder, experiment)
             past = ResumePoint.of(folder, experiment)
-            past.refuse_reached(folder.path, experiment.limits)
+            reached = past.reached(folder.path, experiment.limits, by_all, ended)
             folder.write_experiment(experiment, source)
             # with other limits it is not what was asked for
             folder.write(LAUNCHER, _launched(launch, log) | ({} if limits else asked_before(folder)))
@@ -264,6 +267,9 @@ def resume(
             folder.epoch,
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
+        if reached:
+            _say(f"it was {ended} once it had reached {reached}: it is complete now", quiet)
+            return _result(folder, life.complete(job, f"it has reached {reached}"))
         return _result(folder, life.lead(job, launcher, interrupts))
 
 
