@@ -278,6 +278,10 @@ def changed(recorded, folder, change):
         lambda arrays, facts: arrays.pop("row"),
         lambda arrays, facts: arrays["row"].pop("0/steps"),
         lambda arrays, facts: arrays["row"].update({"0/version": np.zeros((0, 3))}),
+        lambda arrays, facts: arrays["row"].update({"0/version": np.zeros((1, 3), np.int64)}),
+        lambda arrays, facts: arrays["row"].update({"0/finished": np.zeros((1, 3), np.bool_)}),
+        lambda arrays, facts: arrays["row"].update({"0/steps": np.ones(1, np.bool_)}),
+        lambda arrays, facts: arrays["row"].update({"0/obs": np.zeros((0, 3), np.float32)}),
         lambda arrays, facts: arrays["episode"].update({"actions/0:action": np.zeros((5, 1), np.float32)}),
         lambda arrays, facts: arrays["episode"].update({"actions/0:action": np.zeros((4, 1), np.int64)}),
         lambda arrays, facts: facts["episode"].update(steps=10**9),
@@ -293,9 +297,14 @@ def test_a_record_that_cannot_be_is_one_error(change, recorded, tmp_path):
 def test_a_torn_record_is_one_error_and_one_tells_a_terminal_nothing(recorded, tmp_path):
     def words(arrays, facts):
         facts["cause"] += "\x1b]0;owned\x07"
+        arrays["row"]["0/obs.\x1b"] = arrays["row"]["0/obs"]
+        arrays["told"] = {"0/obs": arrays["row"]["0/obs"][0], "0/\x1b": np.full(1, np.nan)}
 
     folder = changed(recorded, tmp_path / "run", words)
-    assert "\x1b" not in replay_fault(folder).error
+    shutil.copytree(folder / "faults" / "actor-0", folder / "faults" / "\x1b")
+    report = replay_fault(folder)
+    assert report.first == "agent agent: ?[0] is nan"
+    assert "obs.?" in [line.name for line in report.lines] and "\x1b" not in str(report)
     file = records(folder)[-1] / "told.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is damaged"):

@@ -284,6 +284,7 @@ class RestartedTogether(Wrapper):
         except Exception as error:
             fault = error
         self._restart(fault)  # out there: what is raised by then has no part in what comes of it
+        del fault  # whose traceback holds this frame, and so what is gone
 
     def ready(self) -> bool:
         if self._gone:
@@ -295,6 +296,7 @@ class RestartedTogether(Wrapper):
         except Exception as error:
             fault = error
         self._restart(fault)
+        del fault
         return False
 
     def recv(self, ticks: Sequence[Tick]) -> None:
@@ -307,6 +309,7 @@ class RestartedTogether(Wrapper):
             except Exception as error:
                 fault = error
             self._restart(fault)
+            del fault
         self._remaking = None
         if self._anew or self._flagged:
             for tick in ticks:

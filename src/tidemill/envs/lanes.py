@@ -284,6 +284,7 @@ class LaneLoop(Environment):
             lane = len(answered)
             answered.append(RaisedError(raised))
             self._restart(self._fault_of(lane, raised, bool(reset[lane])))
+            del raised  # its traceback holds this frame, and the environment that is gone
 
     def _fault_of(self, lane: int, error: BaseException, resetting: bool) -> EnvironmentFault:
         """Return what a lane raised as a fault. Raises what is none."""
@@ -421,6 +422,7 @@ class LaneLoop(Environment):
             except Exception as error:
                 fault = self._explained(error)
             self._restart(fault)
+            del fault
         if self._limit:
             tick.truncated |= self._counts >= self._limit
         self._last = observations

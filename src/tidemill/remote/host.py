@@ -49,14 +49,15 @@ class ServerKnowledge:
     proven: whether a step was answered as the protocol asks
     unreported: sessions that ended, of which it could not be told
     asking: held while somebody asks what it is, which may take long
-    refusal: what that came to last, where it failed, and when
+    refusal: when that failed last, how, and its cause: not the error, whose traceback
+        holds who asked
     """
 
     answered: bool = False
     proven: bool = False
     unreported: list[str] = field(default_factory=list)
     asking: threading.Lock = field(default_factory=threading.Lock)
-    refusal: tuple[float, ConfigError] | None = None
+    refusal: tuple[float, str, BaseException | None] | None = None
 
 
 class Host:
@@ -298,14 +299,14 @@ def host_of(settings: Settings) -> Host:
     known, began = _known_of(settings), monotonic()
     with known.asking:
         if known.refusal is not None and known.refusal[0] > began:
-            raise ConfigError(str(known.refusal[1])) from known.refusal[1]
+            raise ConfigError(known.refusal[1]) from known.refusal[2]
         with _hosts_lock:
             host = _hosts.get(settings)
         if host is None:
             try:
                 host = Host(settings)
             except ConfigError as error:
-                known.refusal = monotonic(), error
+                known.refusal = monotonic(), str(error), error.__cause__
                 raise
             with _hosts_lock:
                 _hosts[settings] = host

@@ -22,7 +22,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import strftime
@@ -134,11 +134,12 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, not a folder; name another with --run-dir")
 
-    def discard(self, keep: str = "") -> None:
-        """Remove all that was made since `create`, but for what is called `keep`: the run
+    def discard(self, keep: Sequence[str] = ()) -> None:
+        """Remove all that was made since `create`, but for what is called so: the run
         never began. Raises `Overtaken` where it is another runner's by now."""
         check(self.path)
-        for path in set(self.path.iterdir()) - self._found - {self.path / keep} if self.path.is_dir() else ():
+        kept = self._found | {self.path / name for name in keep}
+        for path in set(self.path.iterdir()) - kept if self.path.is_dir() else ():
             with suppress(OSError):  # a disk that became read-only: what is said is why the run ended
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         self.unlock()

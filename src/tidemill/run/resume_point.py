@@ -106,7 +106,7 @@ class ResumePoint:
                 progress.load_state(read_part_of(folder.path, RUNNER), updates)
         return cls(name, progress, unfinished, updates)
 
-    def reached(self, folder: Path, limits: Limits, by_all: bool, ended: str) -> str:
+    def limit_reached(self, folder: Path, limits: Limits, by_all: bool, ended: str) -> str:
         """Return which of `limits` the run, in `folder`, has reached, in words; "" for
         none. Raises `RunError` where it has reached one, unless it `ended` ("killed", …)
         before it could say so. `by_all`: see `each_to_its_limit`."""

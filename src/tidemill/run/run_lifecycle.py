@@ -38,6 +38,7 @@ from tidemill.run.status import status_of
 from tidemill.store.fence import check
 from tidemill.store.refuge import refuge_of
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.fault_records import FAULTS
 
 LOGS = "logs"
 TRACEBACKS = f"{LOGS}/traceback.log"
@@ -65,7 +66,8 @@ class RunLifecycle:
         self._refuge: Path | None = None  # where the last checkpoint is that its own folder did not take
         self._events = EventLog(folder.path)
         # lost: nothing is there that is worth keeping, but for what is called kept
-        self._lost, self._discard_except = resumed is None, ""
+        self._lost = resumed is None
+        self._discard_except: Sequence[str] = ()
 
     def lead(self, job: Job, launcher: Launcher, interrupts: Interrupts) -> dict[str, Any]:
         """Lead the run to its end, let others have the folder, and return the summary.
@@ -136,7 +138,7 @@ class RunLifecycle:
             summary = _summary(controller.state.progress, status, reason)
             failed_first = error is not None and not controller.state.progress.updates
             self._lost = resumed is None and (failed_first or not controller.state.began)
-            self._discard_except = LOGS if controller.state.began else ""
+            self._discard_except = (LOGS, FAULTS) if controller.state.began else ()
             error = self._write_down(controller, summary, error)
             if not self._lost:
                 controller.state.report.events.append(Event(time(), "ended", cause=f"{status}: {reason}"))

@@ -52,7 +52,7 @@ def _place(path: Path) -> tuple[int, bool]:
     """Return a checkpoint's number, -1 for what is none, and whether it is not the one
     that was replaced: so those of an epoch sort by age."""
     head, _, number = path.stem.rpartition("-")
-    named = head in ("update", STEP) and number.isdigit() and path.suffix in ("", f".{REPLACED}")
+    named = head in ("update", STEP) and number.isdecimal() and path.suffix in ("", f".{REPLACED}")
     return int(number) if named else -1, not path.suffix
 
 

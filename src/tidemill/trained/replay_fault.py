@@ -83,7 +83,9 @@ def replay_fault(
     Raises `RunError` or `CheckpointError` where there is no such record, or it cannot be
     read.
     """
-    folder = RunFolder.open(Path(run))
+    folder = RunFolder(Path(run))
+    if not (folder.path / FAULTS).is_dir():  # which is all that is left of a run that failed at once
+        folder = RunFolder.open(folder.path)
     path = _record(folder.path, number, worker)
     if path.name.startswith(STEP):
         return replay_step(folder, path, debugger, trust)
@@ -118,7 +120,8 @@ def replay_fault(
 
 
 def _record(run: Path, number: int | None, worker: str | None) -> Path:
-    found = [path for folder in sorted((run / FAULTS).glob(worker or "*")) for path in checkpoints(folder)]
+    folders = [folder for folder in sorted((run / FAULTS).glob(worker or "*")) if folder.name.isprintable()]
+    found = [path for folder in folders for path in checkpoints(folder)]
     if not found:
         raise RunError(
             f"{run} has no record of an update that was left out, or a step that an environment failed in"

@@ -28,7 +28,7 @@ from tidemill.envs.lane_restarts import cause_of, text_of
 from tidemill.envs.wrapper import innermost
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
-from tidemill.trained.step_record import RowLine, StepRecord, first_wrong, lines_of, place_of
+from tidemill.trained.step_record import RowLine, StepRecord, first_wrong, lines_of, place_of, shown
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import match_agents
 
@@ -66,7 +66,7 @@ def replay_step(folder: RunFolder, path: Path, debugger: bool, trust: Trust) -> 
     raised, or else where its step begins. Raises `CheckpointError`."""
     record = StepRecord(path)
     again, same = _play_again(folder, record, debugger, trust)
-    first, lines = first_wrong(record), lines_of(record)
+    first, lines = shown(first_wrong(record)), lines_of(record)
     return StepReport(path, record.cause, place_of(record), first, lines, record.traceback, again, same)
 
 

@@ -18,6 +18,7 @@ from tidemill.store.checkpoint import read_checkpoint
 
 SEATS = 8  # of which the row is shown, where it is not known whose step it was
 _FLAGS = ("terminated", "truncated")
+_COLUMNS = ("finished", "steps", "stage", "version", "policy")
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,17 @@ class StepRecord:
         try:
             self.row, told, self.episode_arrays = (arrays[part] for part in ("row", "told", "episode"))
             self.specs = [
-                RecordedSpec(_text(each["policy"]), [*map(_text, each["names"])], read_spaces(each["spaces"]))
+                RecordedSpec(shown(each["policy"]), [*map(shown, each["names"])], read_spaces(each["spaces"]))
                 for each in facts["agents"]
             ]
             self.told: dict[str, dict[str, Array | str]] = {}
             for number, (agent, texts) in enumerate(facts["told"].items()):
                 start = f"{number}/"
                 own = {name.removeprefix(start): told[name] for name in told if name.startswith(start)}
-                said = {_text(name): _text(text) for name, text in texts.items()}
-                self.told[_text(agent)] = {**said, **own}
-            self.cause, self.traceback = _text(facts["cause"]), _text(facts["traceback"])
-            self.why = _text(facts["why"])
+                said = {shown(name): shown(text) for name, text in texts.items()}
+                self.told[shown(agent)] = {**said, **own}
+            self.cause, self.traceback = shown(facts["cause"]), shown(facts["traceback"])
+            self.why = shown(facts["why"])
             self.lane = None if facts["lane"] is None else int(facts["lane"])
             self.target, self.life, self.stage = (int(facts[name]) for name in ("target", "life", "stage"))
             self.when = strftime("%Y-%m-%d %H:%M:%S", localtime(float(facts["time"])))
@@ -78,7 +79,14 @@ class StepRecord:
                 self.episode = unflatten(self.episode_arrays, facts["episode"])
             for spec, each in enumerate(self.specs if self.row else ()):
                 seats = len(self.of(spec, "finished"))
-                lengths = {len(self.of(spec, name)) for name in ("steps", "stage", "version", "policy")}
+                columns = {name: self.of(spec, name) for name in _COLUMNS}
+                for name, column in columns.items():
+                    if column.shape != (seats,) or column.dtype.kind not in (
+                        "b" if name == "finished" else "iu"
+                    ):
+                        raise ValueError(f"{name} of {seats} seats")
+                start = f"{spec}/"
+                lengths = {len(self.row[name]) for name in self.row if name.startswith(start)}
                 if not each.names or lengths != {seats} or seats % len(each.names):
                     raise ValueError(f"rows of {seats} seats")
         except (
@@ -99,7 +107,7 @@ class StepRecord:
         return self.row[f"{spec}/{name}"]
 
 
-def _text(value: object) -> str:
+def shown(value: object) -> str:
     """Return a text of a record as a terminal may have it."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in str(value))
 
@@ -128,14 +136,14 @@ def lines_of(record: StepRecord) -> list[RowLine]:
     for spec, each in enumerate(record.specs if record.row else ()):
         start, width = f"{spec}/", len(each.names)
         names = [name.removeprefix(start) for name in record.row if name.startswith(start)]
-        shown = [name for name in names if name.partition(".")[0] in ("obs", "action")]
+        seen = [name for name in names if name.partition(".")[0] in ("obs", "action")]
         playing = np.flatnonzero(~record.of(spec, "finished").astype(np.bool_))
         for seat in playing[:SEATS].tolist():
             agent = each.names[seat % width]
             if record.lane is None:
                 agent += f" in lane {seat // width}"
-            for name in sorted(shown, reverse=True):
-                lines.append(RowLine(agent, name, _short(record.of(spec, name)[seat])))
+            for name in sorted(seen, reverse=True):
+                lines.append(RowLine(agent, shown(name), _short(record.of(spec, name)[seat])))
     return lines
 
 

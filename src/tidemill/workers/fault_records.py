@@ -40,7 +40,7 @@ class FaultRecords:
     def next_number(self) -> int:
         """Return a number above those of all records that are there, of earlier lives,
         too."""
-        numbers = [int(path.name.rpartition("-")[2]) for path in checkpoints(self.folder or Path())]
+        numbers = [int(path.stem.rpartition("-")[2]) for path in checkpoints(self.folder or Path())]
         return max(numbers, default=0) + 1
 
     def write(self, name: str, arrays: Mapping[str, Mapping[str, Array]], facts: Mapping[str, Any]) -> bool:

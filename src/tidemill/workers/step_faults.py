@@ -48,7 +48,7 @@ step neither fills the disk nor is slowed down."""
 MINUTE = 60.0
 MOST_BYTES = 16 << 20
 """Of what was told in a step; larger arrays are left out."""
-MOST_PARTS, DEEPEST = 1000, 16  # of what was told
+MOST_PARTS, DEEPEST = 1000, 16  # of what an agent was told
 TRACEBACK = 8000  # characters
 _NESTED = (Mapping, tuple, list, np.ndarray)
 
@@ -253,7 +253,7 @@ def _leaves(said: Mapping[str, Any]) -> Arrays:
 def plain_told(told: Mapping[str, Mapping[str, Any]]) -> tuple[Arrays, dict[str, dict[str, str]]]:
     """Return what an environment told its agents as arrays, NUMBER/NAME, and what is none
     in words, by agent and name. The agents are numbered as in the latter. No more than
-    `MOST_PARTS` are taken, and `MOST_BYTES`."""
+    `MOST_PARTS` of each are taken, and `MOST_BYTES` in all."""
     arrays, texts, left = Arrays(), {agent: dict[str, str]() for agent in told}, MOST_BYTES
     for number, (agent, said) in enumerate(told.items()):
         parts = (part for name, value in said.items() if name != "before" for part in _parts(name, value))
@@ -261,7 +261,7 @@ def plain_told(told: Mapping[str, Mapping[str, Any]]) -> tuple[Arrays, dict[str,
             array = _array(value)
             if array is not None and array.nbytes <= left:
                 left -= array.nbytes
-                arrays[f"{number}/{name}"] = array
+                arrays[f"{number}/{name}"] = array.astype(array.dtype.newbyteorder("="))
             elif array is not None:
                 texts[agent][name] = f"{array.dtype} of shape {array.shape}, which is not kept"
             elif name.partition(".")[0] != "info" or isinstance(value, str):  # which may hold anything
@@ -285,11 +285,11 @@ def _parts(name: str, value: Any, depth: int = DEEPEST) -> Iterator[tuple[str, A
 
 
 def _array(value: Any) -> Array | None:
-    """Return a copy of what was told as an array of numbers; None for anything else."""
+    """Return what was told as an array of numbers, no copy; None for anything else."""
     with suppress(Exception):  # whatever another library's arrays raise
         array = np.asarray(value)
         if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
-            return array.astype(array.dtype.newbyteorder("="))
+            return array
     return None
 
 
