@@ -2,7 +2,9 @@
 and what they tell in that tick."""
 
 import errno
+import gc
 import socket
+import weakref
 from typing import Any
 
 import gymnasium
@@ -230,6 +232,29 @@ def test_one_that_comes_back_as_another_is_named():
     driver = loop_of(left=9, make_one=lambda: Once(3))
     with pytest.raises(EnvironmentFault, match="lane 0 came back with other spaces than it had"):
         driver.tick()
+
+
+def test_a_lane_that_was_made_anew_is_not_held_in_memory():
+    """Whatever the collector of garbage does."""
+    gone: list[weakref.ref] = []
+
+    def make():
+        gone.append(weakref.ref(made := Once()))
+        return made
+
+    Once.left, enabled = 3, gc.isenabled()
+    gc.disable()
+    try:
+        loop = LaneLoop([make()], "once", 0, make_one=make)
+        loop.restart_lanes(LaneRestarts(9, 600.0, lambda text: None))
+        driver = Driver(loop)
+        for _ in range(9):
+            driver.tick()
+        assert [each() is None for each in gone] == [True, True, False]
+        loop.close()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Connected(Once):
