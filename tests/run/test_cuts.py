@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.run.cut_experiments import MANY, experiment
+from tests.run.staged import Widening
 from tests.run.watching import log_of
 from typer.testing import CliRunner
 
@@ -349,25 +350,6 @@ def interrupted_in_many_rounds(made: Experiment, folder: Path) -> dict[str, Any]
     assert len(ended) > 2 and ended[-1] == summary["updates"]
     assert differences(whole, cut, *(f"cuts/{path.name}" for path in (whole / "cuts").iterdir())) == []
     return summary
-
-
-class Widening(gymnasium.Env[Any, Any]):
-    """Its episodes are as wide, and as long, as their stage says."""
-
-    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.width, self.left = options["width"], options["length"]
-        return self._see(), {}
-
-    def _see(self) -> Any:
-        return self.np_random.uniform(-self.width, self.width, 2).astype(np.float32)
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        return self._see(), float(action), self.left == 0, False, {}
 
 
 STAGED = {

@@ -2,9 +2,9 @@
 what it told that cannot be, and what led to it. Where the record has the whole episode,
 that is played again in an environment made anew.
 
-Nothing in a record is trusted: it is arrays and plain data, and those are checked against
-the spaces of the environment before they are used. That is built by the run's
-configuration, with the user's leave (`run.trust`) alone.
+Nothing in a record is trusted: it is arrays and plain data, and dtypes and shapes are
+checked against the spaces of the environment before they are used. That is built by the
+run's configuration, with the user's leave (`run.trust`) alone.
 """
 
 import bdb

@@ -44,12 +44,15 @@ class FaultRecords:
         return max(numbers, default=0) + 1
 
     def write(self, name: str, arrays: Mapping[str, Mapping[str, Array]], facts: Mapping[str, Any]) -> bool:
-        """Write a record. False where it cannot be written, which is told once. Raises
-        `Overtaken`."""
+        """Write a record. False where it cannot be written, which is told once, and once
+        more when it can be again. Raises `Overtaken`."""
         if self.folder is None:
             return False
         try:
             write_checkpoint(self.folder, name, arrays, self._masked(facts), self._keep)
+            if self._refused:
+                self._notice(f"what leads to faults is recorded again: {self.folder / name}")
+            self._refused = False
             return True
         except CheckpointError as error:  # training goes on
             if not self._refused:
