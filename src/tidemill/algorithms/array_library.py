@@ -2,7 +2,7 @@
 here, torch in `torch_library`, imported when it is needed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -61,6 +61,11 @@ class Library(ABC):
     def without_gradients(self) -> AbstractContextManager[object]:
         """Return a context in which `Network.forward` keeps nothing for
         `backward`."""
+
+    def recorded(self, step: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
+        """Return what does `step`, of the pieces of a minibatch, as a device has recorded
+        it: as often as it is called, with any pieces. None where nothing records."""
+        return None
 
     @abstractmethod
     def optimiser(self, network: Network, gradient: Any, epsilon: float) -> Optimiser:

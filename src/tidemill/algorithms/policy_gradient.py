@@ -3,7 +3,7 @@ the learner that goes through minibatches. Imports torch only for policies that 
 of it."""
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, prod
@@ -177,6 +177,8 @@ class PolicyGradientLearner(DataParallel):
             in units of 1 / (rows of a minibatch, about)."""
             self._gradient, self._parts = self._shared[:size], self._shared[size:]
             self._optimiser = self._library.optimiser(policy.network, self._gradient, config.adam_epsilon)
+            self._recorded: Callable[[Any], Any] | None = None
+            self._recorded_columns: Sequence[Mapping[str, Any]] | None = None
             towers = policy.network.towers if config.clip_apart else ()
             self._towers = [[self._gradient[place] for place in tower] for tower in towers]
 
@@ -228,9 +230,11 @@ class PolicyGradientLearner(DataParallel):
         if whole.rows == 0:
             return {"rows": 0.0, "learning_rate": rate}
         count = max(1, round(whole.rows / config.minibatch_size))
-        self._optimiser.begin()
+        with policy.network.place():
+            self._optimiser.begin()
         source = self._source(batch, samples)
         steps = yield from self._steps(source, batch, samples, whole, count, rate, alone)
+        self._recorded = self._recorded_columns = None  # they hold the batch
         moments = policy.moments(batch.observation, batch.target if config.normalise_returns else None)
         yield moments
         if not np.isfinite(moments).all():
@@ -294,7 +298,8 @@ class PolicyGradientLearner(DataParallel):
             with place():
                 order = source.shuffled(self._rng)
             if advantage is not None:
-                read(begun)  # a step is made again with the advantages that it had
+                with place():
+                    read(begun)  # a step is made again with the advantages that it had
                 begun = done
                 yield from self._normalise(advantage, source, columns, order, bounds)
             with place():
@@ -304,7 +309,8 @@ class PolicyGradientLearner(DataParallel):
             if whole_epoch is not None:
                 done += whole_epoch
                 taken += [order[start:end] for start, end in pairwise(bounds[: whole_epoch + 1])]
-                read(done - whole_epoch)
+                with place():
+                    read(done - whole_epoch)
                 if whole_epoch < count:
                     break
                 continue
@@ -372,8 +378,25 @@ class PolicyGradientLearner(DataParallel):
         """Do an epoch at once, by the pieces of `order` between `bounds`; write what is
         measured into `found`, and return how many minibatches were done: fewer where the
         KL divergence ends the update, or one is not finite. None where this cannot be
-        done at once."""
-        return None
+        done at once. By default by what a device has recorded of a step, where what is
+        done next follows from nothing but pieces."""
+        if self.policy.recurrent or self.config.target_kl is not None:
+            return None
+        if self._recorded_columns is not columns:
+
+            def step(pieces: Any) -> Any:
+                share = float(np.float32(self._differentiate(source, columns, pieces, weight) * weight))
+                parts = self._parts[:-1] / share
+                measured = self._library.zeros(len(MEASURED) + 1)
+                measured[:-1], measured[-1] = parts, self._step(parts, share, rate)
+                return measured
+
+            self._recorded, self._recorded_columns = self._library.recorded(step), columns
+        if self._recorded is None:
+            return None
+        for i, (start, end) in enumerate(pairwise(bounds)):
+            found[i] = self._recorded(order[start:end])
+        return len(bounds) - 1
 
     def _read(
         self,

@@ -164,7 +164,7 @@ class PPOLearner(PolicyGradientLearner):
     ) -> int | None:
         native, adam, config = self._bound(source, columns), self._optimiser, self.config
         if native is None:
-            return None
+            return super()._epoch(source, columns, order, bounds, weight, rate, found)
         assert isinstance(adam, NativeAdam)
         ends = np.array(bounds, np.int64)
         return adam.go_through(

@@ -3,7 +3,7 @@ GPU but what `target_kl`, the sums of equal trainers, and advantages that are no
 over each minibatch need. CPU tensors share their memory with the arrays that they are
 made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim.adam import adam
 
 from tidemill.algorithms.adam import BETAS, Optimiser
 from tidemill.algorithms.array_library import Library
+from tidemill.algorithms.recorded_steps import RecordedSteps
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.torch_copies import Staging, host_empty
 from tidemill.nets.torch_gradients import bind
@@ -31,6 +32,7 @@ class TorchLibrary(Library):
         self._network, self._device = network, network.trainable_parameters()[0].device
         self._staging = Staging(self._device) if self._device.type != "cpu" else None
         self._host = torch.empty(0)
+        self._recorded: RecordedSteps | None = None
 
     def zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, device=self._device)
@@ -72,6 +74,12 @@ class TorchLibrary(Library):
 
     def without_gradients(self) -> AbstractContextManager[object]:
         return torch.no_grad()
+
+    def recorded(self, step: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
+        if self._device.type != "cuda" or not self._network.recorded:
+            return None
+        self._recorded = self._recorded or RecordedSteps()
+        return self._recorded.of(step)
 
     def optimiser(self, network: Network, gradient: Any, epsilon: float) -> Optimiser:
         return TorchAdam(network, gradient, epsilon)

@@ -325,8 +325,8 @@ class ActorCriticPolicy(TrainablePolicy):
 
     def prepare(self, observation: Arrays) -> Arrays:
         """Return ``features`` (float32 [n, width], flattened and normalised) when
-        anything is flattened, the images [n, height, width, channels], and where there is
-        a mask ``forbidden`` (bool [n, actions])."""
+        anything is flattened, the images [n, height, width, channels] (to a GPU as they
+        were observed), and where there is a mask ``forbidden`` (bool [n, actions])."""
         n = len(observation[self.encoder.names[0]])
         return self._prepare(observation, np.empty((n, self.encoder.width), np.float32))
 
@@ -338,7 +338,8 @@ class ActorCriticPolicy(TrainablePolicy):
     def _prepare(self, observation: Arrays, features: Floats) -> Arrays:
         inputs: Arrays = {}
         for name, image in self.encoder.images.items():
-            inputs[name] = channels_last(observation[name], image.channels_first)
+            seen, as_seen = observation[name], self.network.images_as_seen
+            inputs[name] = seen if as_seen else channels_last(seen, image.channels_first)
         if self.mask is not None:
             inputs["forbidden"] = self.mask.forbidden(observation)
         if self.encoder.width:

@@ -1,9 +1,8 @@
 """Acting on a GPU: batches go there, are answered and come back, two at a time, while the
 host does other things.
 
-A GPU needs a few microseconds for each operation of a small network, and the host longer
-to ask for it. So all operations of an answer are recorded once (a CUDA graph) for each
-size of batch, powers of two, and asked for as one.
+All operations of an answer are recorded once for each size of batch, powers of two, and
+asked for as one.
 """
 
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import Distribution
+from tidemill.nets.recording import Recorder, Recording
 from tidemill.nets.torch_copies import DeviceEvent, Mirror, host_empty, torch_type
 
 LANES = 2  # batches under way: one is copied while the other is computed
@@ -83,10 +83,11 @@ class _Lane:
         self._network, self._generator, self._recorded = network, generator, recorded
         self._on_gpu = network.device.type == "cuda"
         self._stream = torch.cuda.Stream(network.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
-        self._pool: Any = torch.cuda.graph_pool_handle() if self._on_gpu and recorded else None
+        with torch.cuda.stream(self._stream):
+            self._recorder = Recorder() if self._on_gpu and recorded else None
         self._answered = DeviceEvent(network.device)
         self._rows = self._capacity = 0
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._recordings: dict[int, Recording] = {}
         self._sent: dict[str, Tensor] = {}
         self._inputs: dict[str, tuple[Tensor, NDArray[Any], Tensor]] = {}
 
@@ -121,7 +122,7 @@ class _Lane:
         """Take memory for `rows` rows; what was recorded over the old one is void."""
         self.wait()
         device, self._capacity = self._network.device, rows
-        self._graphs.clear()
+        self._recordings.clear()
         flags = {"": np.zeros(0, np.bool_)}  # whether a row is answered with the mode
         self._inputs = {}
         for name, array in {**inputs, **flags}.items():
@@ -140,22 +141,16 @@ class _Lane:
         self._outputs = {name: Mirror(tensor) for name, tensor in self._answers.items()}
 
     def _compute(self, rows: int) -> None:
-        if not (self._recorded and self._on_gpu):
+        if self._recorder is None:
             self._answer(rows)
             return
-        if rows not in self._graphs:
+        if rows not in self._recordings:
             # libraries choose their kernels and take their memory before anything is
             # recorded
             self._answer(rows)
             self.wait()
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other policies of this process go on meanwhile
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                self._answer(rows)
-            self._graphs[rows] = graph
-        self._graphs[rows].replay()
+            self._recordings[rows] = self._recorder.record(lambda: self._answer(rows))
+        self._recordings[rows].graph.replay()
 
     @torch.no_grad()
     def _answer(self, rows: int) -> None:

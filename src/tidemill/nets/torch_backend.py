@@ -27,10 +27,6 @@ class TorchBackend(Network):
     whole process."""
 
     library: LibraryName = "torch"
-    recorded = False
-    """Whether a GPU may record what `heads` does for a number of rows, and repeat that
-    with other rows (see `gpu_acting`)."""
-
     _mirrors: dict[str, Mirror]  # of what has weights
 
     def __init__(self, distribution: Distribution, device: str) -> None:

@@ -54,6 +54,12 @@ class Network(ABC):
     """Whether it has a state, and is evaluated on stretches of rows."""
     kernels: Kernels | None = None
     """Of a network that the native core computes."""
+    recorded: bool = False
+    """Whether a GPU may record what it does with a number of rows, and repeat that with
+    other rows (see `gpu_acting` and `recorded_steps`)."""
+    images_as_seen: bool = False
+    """Whether it lays out images itself, so that `prepare` hands them on as they were
+    observed; else it is given them channels-last."""
     forward_count: int = 0
     """Of a network with a backward pass of its own: it counts what changes the
     intermediate results that `backward` needs."""

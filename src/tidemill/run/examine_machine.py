@@ -1,6 +1,5 @@
 """What this machine has for training, and what it lacks: ``tidemill doctor``."""
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import tidemill
 from tidemill.bridge.protocol.files import folders_of_the_dead
 from tidemill.core.control_groups import memory_kills, processors
 from tidemill.core.cores import cores
@@ -50,7 +50,7 @@ def examine_machine() -> Iterator[Finding]:
     yield Finding(
         "versions",
         "ok",
-        f"Tidemill {importlib.metadata.version('tidemill')}, Python {platform.python_version()}, "
+        f"Tidemill {tidemill.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.release()}, {platform.machine()}",
     )
     yield _cores()
