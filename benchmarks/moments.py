@@ -15,6 +15,7 @@ others, and how long those that were to end took for it.
 """
 
 import argparse
+import json
 import random
 import signal
 import statistics
@@ -41,6 +42,7 @@ from tidemill import Experiment
 from tidemill.core.errors import TidemillError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
+from tidemill.run.folder import SUMMARY
 from tidemill.store.checkpoint import read_newest
 
 SHORT = 100  # updates of a run
@@ -200,7 +202,7 @@ def one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None]
                     strike(run, draw, whose)
                     return _told(goes_on(run, work)), None
                 wrong, seconds = ends(run, work, name)
-                over = run.main.returncode == 0
+                over = run.main.returncode == 0 or _was_over(run, name)
                 return _told(wrong or (goes_on if over else again)(run, work)), seconds
             finally:
                 run.kill()
@@ -239,7 +241,7 @@ def ends(run: Run, work: Work, strike: str) -> tuple[list[str], float]:
     wrong = [f"it took {seconds:.0f} s to end"] if seconds > allowed else []
     if left := run.left(halves=strike != "main"):
         wrong.append(f"left {left}")
-    if strike == "main" or status == 0:  # it was over
+    if strike == "main" or status == 0 or _was_over(run, strike):
         return wrong, seconds
     number, told = SIGNALS[strike], run.newest()
     if status != 128 + number and (status != -number or run.path.exists()):
@@ -247,6 +249,14 @@ def ends(run: Run, work: Work, strike: str) -> tuple[list[str], float]:
     if told and saved(run.path, work) != told[work.unit]:
         wrong.append(f"saved at {work.unit} {saved(run.path, work)} of {told[work.unit]:.0f}")
     return wrong, seconds
+
+
+def _was_over(run: Run, strike: str) -> bool:
+    """Return whether a signal came once the run had told its end: as any program that
+    ends it dies of it then."""
+    if run.main.returncode != -SIGNALS.get(strike, 0) or not (run.path / SUMMARY).exists():
+        return False
+    return bool(json.loads((run.path / SUMMARY).read_text())["status"] == "completed")
 
 
 def saved(path: Path, work: Work) -> int | None:

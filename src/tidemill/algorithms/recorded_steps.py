@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tidemill.nets.recording import Recorder, Recording
+from tidemill.nets.recording import GraphRecorder, GraphRecording
 
 Step = Callable[[Tensor], Tensor]
 """pieces [n] → what was measured. It reads nothing of the device and leaves nothing but
@@ -16,14 +16,14 @@ class RecordedSteps:
     not be the default one."""
 
     def __init__(self) -> None:
-        self._recorder: Recorder | None = Recorder()
+        self._recorder: GraphRecorder | None = GraphRecorder()
 
     def of(self, step: Step) -> Step:
         """Return what does `step`: with the first pieces of each number as it is, and
         then as it was recorded. What it returns is rewritten by the next call. Steps that
         cannot be recorded, since they wait for the device, are done as they are, all of
         them from then on."""
-        seen, recordings = set[int](), dict[int, tuple[Tensor, Recording]]()
+        seen, recordings = set[int](), dict[int, tuple[Tensor, GraphRecording]]()
 
         def do(pieces: Tensor) -> Tensor:
             count = len(pieces)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tidemill.core.schema import Array, Arrays
 from tidemill.nets.distributions import Distribution
-from tidemill.nets.recording import Recorder, Recording
+from tidemill.nets.recording import GraphRecorder, GraphRecording
 from tidemill.nets.torch_copies import DeviceEvent, Mirror, host_empty, torch_type
 
 LANES = 2  # batches under way: one is copied while the other is computed
@@ -84,10 +84,10 @@ class _Lane:
         self._on_gpu = network.device.type == "cuda"
         self._stream = torch.cuda.Stream(network.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            self._recorder = Recorder() if self._on_gpu and recorded else None
+            self._recorder = GraphRecorder() if self._on_gpu and recorded else None
         self._answered = DeviceEvent(network.device)
         self._rows = self._capacity = 0
-        self._recordings: dict[int, Recording] = {}
+        self._recordings: dict[int, GraphRecording] = {}
         self._sent: dict[str, Tensor] = {}
         self._inputs: dict[str, tuple[Tensor, NDArray[Any], Tensor]] = {}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 _ONE_AT_A_TIME = threading.Lock()
 
 
-class Recording(NamedTuple):
+class GraphRecording(NamedTuple):
     """A recording does the same again, in the memory that it was recorded over."""
 
     graph: torch.cuda.CUDAGraph
@@ -22,7 +22,7 @@ class Recording(NamedTuple):
     """What was returned; written anew each time."""
 
 
-class Recorder:
+class GraphRecorder:
     """A recorder has the memory that its recordings are made over, which stays when they
     are gone: a small one of its own lives as long as it does. It is made in the stream in
     which it records, which must not be the default one."""
@@ -31,7 +31,7 @@ class Recorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._keeper = self.record(lambda: torch.zeros(1, device="cuda"))
 
-    def record(self, do: Callable[[], Tensor | None]) -> Recording:
+    def record(self, do: Callable[[], Tensor | None]) -> GraphRecording:
         """Return a recording of what `do` asks for, which has to be done once before, so
         that libraries choose their kernels. Nothing of it is done now. Other threads may
         use the GPU meanwhile, but not wait for all of it. Raises `RuntimeError` where
@@ -48,4 +48,4 @@ class Recorder:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return Recording(graph, made)
+        return GraphRecording(graph, made)
