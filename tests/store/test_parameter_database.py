@@ -433,10 +433,9 @@ def test_a_misspelt_field_is_refused_and_a_declared_one_waits(tmp_path: Path) ->
 # ---- several processes, and kills ------------------------------------------------------
 
 
-def test_threads_and_processes_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_processes_share_it(tmp_path: Path) -> None:
     """Writers of two policies, one of results, and readers, none of whom loses
     anything."""
-    monkeypatch.setattr(versions, "BUSY", 60.0)
     database = filled(tmp_path, 0, policy="a")
     filled(tmp_path, 0, policy="b")
     errors: list[BaseException] = []
@@ -464,9 +463,7 @@ def test_threads_and_processes_share_it(tmp_path: Path, monkeypatch: pytest.Monk
 
     code = f"""
 from pathlib import Path
-from tidemill.store import parameter_database
 from tidemill.store.parameter_database import ParameterDatabase
-parameter_database.BUSY = 60.0
 for _ in range(20):
     ParameterDatabase(Path({str(tmp_path / "parameters")!r})).record("b", 0, {{"win_rate": 1.0}})
 """

@@ -54,7 +54,7 @@ PARAMETERS = "parameters"
 """The database's folder in a run's."""
 LATEST = "latest"
 """The tag that moves with each push."""
-BUSY = 5.0  # seconds that a call waits for another process's lock
+BUSY = 60.0  # seconds that a call waits for another process's lock: one may be stopped for a while
 INDEX, SUFFIX = "index.sqlite", ".safetensors"
 RESERVED = ("version", "age")  # fields that every version has
 NO_RECORDS: Part = {
