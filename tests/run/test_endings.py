@@ -407,14 +407,6 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     then one that has come far, whose folder nobody holds any more."""
     draw, runs = random.Random(1), list[Run]()
 
-    def tidied(run: Run) -> None:
-        """What was being written aside at the kill goes with the next start."""
-        run.ended()
-        if run.path.exists():
-            wait_until(lambda: not run.processes(), 60, "no process of the run is left")
-            RunFolder(run.path).tidy()
-        run.nothing_is_left()
-
     for parts in (range(3), range(3, 6)):
         begun = [(start(draw.choice(["cartpole", "equal"])), time.monotonic()) for _ in parts]
         for part, (run, at) in zip(parts, begun, strict=True):
@@ -422,7 +414,8 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
             run.main.kill()
             runs.append(run)
         for run, _ in begun:
-            tidied(run)
+            run.ended()
+            run.nothing_is_left()
     run = start("cartpole")
     runs.append(run)
     run.wait_for_updates()
@@ -430,7 +423,8 @@ def test_kill_of_the_main_process_at_any_point_leaves_nothing(start: Callable[..
     versions = RunFolder(run.path).database().versions
     wait_until(lambda: len(versions("policy")) > 1, 60, "a second version in the database")
     run.main.kill()
-    tidied(run)
+    run.ended()
+    run.nothing_is_left()
     for run in runs:
         if (run.path / "checkpoints").exists():
             assert read_newest(run.path / "checkpoints" / "policy")[3] == []  # the newest is whole

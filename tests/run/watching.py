@@ -113,9 +113,13 @@ class Run:
         return status, text
 
     def nothing_is_left(self, seconds: float = 60.0) -> None:
+        """Also of one that was killed, but for what was being written aside then: that
+        goes with the next start."""
         wait_until(lambda: not self.processes(), seconds, "no process of the run is left")
-        assert list(self.temporary.iterdir()) == []
-        assert leftovers(self.path) == []
+        if self.main.returncode == -signal.SIGKILL and self.path.exists():
+            RunFolder(self.path).tidy()
+        left = [*self.temporary.iterdir(), *leftovers(self.path)]
+        assert not left, f"{left} are left"
 
     def summary(self) -> Any:
         return RunFolder(self.path).read("summary.json")
