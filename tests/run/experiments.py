@@ -4,6 +4,7 @@ once they are made: all worker processes run this file."""
 
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -67,8 +68,9 @@ class _ByObservation(Policy):
 @dataclass(frozen=True, kw_only=True)
 class DiesAtLast(ByObservation):
     """Its trainer's process dies, once (then there is a file `flag`), as it writes the
-    last checkpoint, after `updates`; or (`saved`) once it has. One that `leaves` ends as
-    soon as it has saved for it."""
+    last checkpoint, after `updates`; or (`saved`) once it has. An equal one that `leaves`
+    ends once it has saved for it, and there is a file `flag`.leave; and who lives again
+    waits for nobody."""
 
     flag: str
     updates: int
@@ -77,7 +79,8 @@ class DiesAtLast(ByObservation):
 
     def build(self, spaces: Spaces, seed: int) -> Policy:
         assert isinstance(spaces.action, Discrete)
-        data_parallel.LEAVE_ALONE = 60.0  # however late it is, it is the first that writes that one
+        # however late it is, it is the first that writes that one
+        data_parallel.LEAVE_ALONE = -1.0 if self.leaves and Path(self.flag).exists() else 60.0
         return _DiesAtLast(self, spaces.action.n)
 
 
@@ -94,8 +97,13 @@ class _DiesAtLast(_ByObservation):
                 flag.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
         if config.leaves and any(f.name == "save_for_others" for f in traceback.extract_stack()):
-            data_parallel.LEAVE_ALONE = -1.0
+            threading.Thread(target=self._leave, daemon=True).start()
         return super().parameters()
+
+    def _leave(self) -> None:
+        while not Path(f"{self.config.flag}.leave").exists():
+            time.sleep(0.005)
+        data_parallel.LEAVE_ALONE = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,14 @@ from tests.run.watched_weights import Watched
 from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of, wait_until
 
 from tidemill import PPO, ActorCritic, Experiment, Gymnasium
+from tidemill.api.control_messages import ENDED
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import equal_lives
+from tidemill.run.equal_lives import EqualLives
 from tidemill.run.events import read_events
 from tidemill.run.run_control import RunControl
+from tidemill.run.supervisor import Burial, Supervisor
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.result import Result
 from tidemill.training.train import train
@@ -220,16 +223,37 @@ def test_a_trainer_that_dies_as_it_ends_ends_in_its_next_life(
     assert leftovers(path) == []
 
 
-def test_an_equal_trainer_that_ends_before_another_lives_again_ends_with_it_in_a_next_life(
-    tmp_path: Path,
+@pytest.mark.parametrize("late", [False, True])
+def test_an_equal_trainer_that_ends_alone_has_saved_for_one_that_has_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    path = tmp_path / "run"
+    """The run is over, before that lives again or, `late`, while its next life begins."""
+    path, leave = tmp_path / "run", tmp_path / "died.leave"
+    settle, revive = EqualLives.settle, Supervisor._revive
+
+    def settle_late(lives: EqualLives, *names: Sequence[str]) -> dict[str, str] | None:
+        if settled := settle(lives, *names):
+            return settled
+        if settled is None or lives._members["trainer-1"].state in ENDED:
+            return settled
+        leave.touch()
+        return None  # as if its answer had not come yet
+
+    def revive_and_tell(supervisor: Supervisor, burial: Burial) -> None:
+        revive(supervisor, burial)
+        leave.touch()
+
+    if late:
+        monkeypatch.setattr(Supervisor, "_revive", revive_and_tell)
+    else:
+        monkeypatch.setattr(EqualLives, "settle", settle_late)
     made = experiments.dies_at_last(str(tmp_path / "died"), True, 2, leaves=True)
     result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
     assert (result.summary["status"], result.summary["updates"]) == ("completed", 50)
-    died = [(event.worker, event.cause) for event in read_events(path) if event.what == "died"]
-    assert sorted(worker for worker, _ in died) == ["actor-0", "actor-1", "trainer-0", "trainer-1"]
-    assert dict(died)["trainer-1"] == "it had ended when trainer-0 died"
+    events = read_events(path)
+    assert [event.worker for event in events if event.what == "died"] == ["actor-0", "trainer-0"]
+    assert late or not [event for event in events if event.what == "lives"]
+    assert checkpoints(path / "checkpoints" / "policy")[-1].name == "update-50"
     assert leftovers(path) == []
 
 

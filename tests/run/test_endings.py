@@ -88,6 +88,19 @@ PATIENT = """
 from tidemill.run import ending, interrupts
 ending.EXIT_DEADLINE, interrupts.GRACE = 60.0, 180.0
 """
+# More than that passes at once as a next life begins.
+LATE = f"""{PATIENT}
+from tidemill.core.clock import awake
+from tidemill.run.supervisor import Supervisor
+passed, revive = [0.0], Supervisor._revive
+ending.awake = lambda: awake() + passed[0]
+
+def revive_late(*burial):
+    revive(*burial)
+    passed[0] += 2 * ending.EXIT_DEADLINE
+
+Supervisor._revive = revive_late
+"""
 # and those that hang have a minute, in which a second signal is certain to come
 HANGING = f"""{PATIENT}
 from tidemill.replay_training import trainer
@@ -501,8 +514,10 @@ def test_a_worker_that_is_killed_at_any_point_lives_again_and_the_run_goes_on(
 def test_a_trainer_that_is_killed_as_the_run_ends_ends_it_in_its_next_life(
     start: Callable[..., Run], function: str, worker: str
 ) -> None:
+    """However long that takes to begin."""
     settings = ("algorithm.save_seconds=0.5", "checkpoint_share=0.000001")  # the first one, and the last
-    run = start(function, *(word for each in settings for word in ("--set", f"workers.trainer.{each}")))
+    words = (word for each in settings for word in ("--set", f"workers.trainer.{each}"))
+    run = start(function, *words, code=LATE)
     wait_until(lambda: list(run.path.glob("checkpoints/policy/update-*/manifest.json")), 60, "a checkpoint")
     wait_until(lambda: len(read_metrics(run.path)) > 1, 60, "updates of which it does not know")
     (run.folder / "held").touch()

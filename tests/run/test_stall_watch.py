@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,12 +21,17 @@ from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.launcher import Call
 from tidemill.api.policy import Policy
+from tidemill.core.clock import awake
+from tidemill.core.schema import Arrays
 from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.run import ending, interrupts, stall_watch
+from tidemill.run.ending import Ending
 from tidemill.run.events import read_events
+from tidemill.run.member import Member
 from tidemill.run.run_control import RunControl
 from tidemill.run.silence import in_update
 from tidemill.run.stall_watch import LONGEST_WORK, Stalls, StallWatch
+from tidemill.run.worker_messages import WorkerMessages
 from tidemill.store.checkpoint import checkpoints, read_newest
 
 
@@ -109,9 +114,10 @@ class _Looking(PPOLearner):
 @dataclass(frozen=True, kw_only=True)
 class Crawling(PPO):
     """Its updates take minutes from the third one on, as each tells by a file in
-    `flags`."""
+    `flags`; in threads until that is `over`."""
 
     flags: str
+    over: ClassVar[threading.Event] = threading.Event()
 
     def build(self, policy: Policy, seed: int) -> Algorithm:
         return _Crawling(self, self.trainable(policy), seed)
@@ -120,7 +126,7 @@ class Crawling(PPO):
 class _Crawling(PPOLearner):
     def _crawl(self) -> None:
         assert isinstance(self.config, Crawling)
-        if self.policy.version == 2:
+        if self.policy.version == 2 and not Crawling.over.is_set():
             (Path(self.config.flags) / str(id(self))).touch()
             time.sleep(0.1)
 
@@ -224,6 +230,135 @@ def test_who_is_told_to_end_in_a_long_update_ends_after_it(
     )
     assert (result.summary["status"], result.summary["updates"]) == ("completed", 2)
     assert checkpoints(tmp_path / "run" / "checkpoints" / "policy")[-1].name == "update-2"
+
+
+def pass_when(
+    monkeypatch: pytest.MonkeyPatch, due: Callable[[Mapping[str, Member]], object]
+) -> threading.Event:
+    """More than its deadline passes for a run's ending at once, when it is `due` by what
+    workers have told. What is returned is set when it has looked once more."""
+    passed, looked, look = [0.0], threading.Event(), Ending.look
+    monkeypatch.setattr(ending, "awake", lambda: awake() + passed[0])
+
+    def look_late(self: Ending) -> None:
+        if self.deadline is not None and not passed[0] and due(self._state.members):
+            passed[0] = 2 * ending.EXIT_DEADLINE
+        look(self)
+        if passed[0]:
+            looked.set()
+
+    monkeypatch.setattr(Ending, "look", look_late)
+    return looked
+
+
+@pytest.mark.timeout(180)
+def test_equal_trainers_that_are_told_to_end_in_a_long_update_end_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They speak meanwhile, and one may wait for the other."""
+    flags = tmp_path / "flags"
+    flags.mkdir()
+    trainers = ("trainer-0", "trainer-1")
+    train_now = lambda members: all(members[name].shares.get("train") for name in trainers)  # noqa: E731
+    monkeypatch.setattr(Crawling, "over", pass_when(monkeypatch, train_now))
+    made = looking(Crawling(minibatch_size=8, epochs=200, flags=str(flags)), 100)
+    made = made.replace(workers={name: config.replace(count=2) for name, config in made.workers.items()})
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if metrics["update"] == 2:
+            wait_until(lambda: len([*flags.iterdir()]) == 2, 120, "both are in the long update")
+            control.stop("enough")
+
+    run, source = tmp_path / "run", Path(__file__)
+    result = train(
+        made, layout="given", run_dir=run, quiet=True, launch="threads", source=source, on_update=on_update
+    )
+    assert Crawling.over.is_set()
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 3)
+    assert checkpoints(run / "checkpoints" / "policy")[-1].name == "update-3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping(PPO):
+    """Once its run is `told` to end a checkpoint takes until that has `looked`."""
+
+    told: ClassVar[threading.Event]
+    looked: ClassVar[threading.Event]
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _Keeping(self, self.trainable(policy), seed)
+
+
+class _Keeping(PPOLearner):
+    def state(self) -> Arrays:
+        if Keeping.told.is_set():
+            Keeping.looked.wait(60)
+        return super().state()
+
+
+@pytest.mark.timeout(120)
+def test_who_is_told_to_end_may_write_its_last_checkpoint_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Keeping.told = threading.Event()
+    Keeping.looked = pass_when(monkeypatch, lambda members: members["trainer-0"].saving)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if metrics["update"] > 1:  # of which there is a checkpoint
+            Keeping.told.set()
+            control.stop("enough")
+
+    made, source = looking(Keeping(minibatch_size=8, epochs=1), 1000), Path(__file__)
+    result = train(
+        made,
+        layout="given",
+        run_dir=tmp_path / "run",
+        quiet=True,
+        launch="threads",
+        source=source,
+        on_update=on_update,
+    )
+    assert Keeping.looked.is_set() and result.summary["status"] == "completed"
+    last = checkpoints(tmp_path / "run" / "checkpoints" / "policy")[-1]
+    assert last.name == f"update-{result.summary['updates']}"
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_fails_does_so_after_a_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In which more than the deadline passes that all others have."""
+    passed, hear = [0.0], Ending._hear_last
+    monkeypatch.setattr(ending, "awake", lambda: awake() + passed[0])
+    Keeping.told, Keeping.looked = threading.Event(), threading.Event()
+
+    def hear_last(self: Ending, name: str, messages: WorkerMessages) -> None:
+        hear(self, name, messages)
+        if passed[0]:
+            Keeping.looked.set()
+        elif self._state.members["trainer-0"].saving:
+            passed[0] = 2 * ending.CLOSE_DEADLINE
+
+    monkeypatch.setattr(Ending, "_hear_last", hear_last)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if metrics["update"] > 1 and not Keeping.told.is_set():
+            Keeping.told.set()
+            raise ValueError("enough")
+
+    run, made, source = tmp_path / "run", looking(Keeping(minibatch_size=8, epochs=1), 1000), Path(__file__)
+    with pytest.raises(ValueError, match="enough"):
+        train(
+            made,
+            layout="given",
+            run_dir=run,
+            quiet=True,
+            launch="threads",
+            source=source,
+            on_update=on_update,
+        )
+    assert Keeping.looked.is_set()
+    assert len(checkpoints(run / "checkpoints" / "policy")) > 1  # besides that of update 1
 
 
 @pytest.mark.timeout(180)

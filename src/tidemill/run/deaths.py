@@ -46,10 +46,11 @@ class Deaths:
             if other != name and not member.buried:
                 for data in member.link.receive() or ():
                     self._messages.take(other, unpack_up(data, other))
-        limited = any(  # `name`: also a trainer that has ended, and cannot wait for an equal one
-            member.config.limited and (other == name or member.state not in ENDED)
+        limited = [  # `name`: also a trainer that has ended, and cannot wait for an equal one
+            other
             for other, member in with_it.items()
-        )
+            if member.config.limited and (other == name or member.state not in ENDED)
+        ]
         if limited and not self._trainers_live_again:
             self._state.members[name].state = State.FAILED
             raise RunError(f"{name} is gone: {cause}")
@@ -57,17 +58,16 @@ class Deaths:
         if ends and exact and self._state.members[name].config.limited:
             self._state.members[name].state = State.FAILED
             raise RunError(f"{name} is gone as the run ended, which it did not come to: {cause}")
-        if ends and (exact or not limited):
-            self._state.members[name].state = State.FAILED
-            self._state.report.notify(f"{name} is gone, as the run ended: {cause}")
+        if ends and (exact or all(map(self._ending.saved_by_equal, limited))):
+            if self._state.members[name].state is not State.COMPLETED:
+                self._state.members[name].state = State.FAILED
+                self._state.report.notify(f"{name} is gone, as the run ended: {cause}")
             return
         try:
             self._supervisor.died(name, cause, hangs)
         except RunError:
             self._state.members[name].state = State.FAILED
             raise
-        if self._ending.deadline is not None:  # the next life ends the run as this one would have
-            self._ending.extend()
 
     def hangs(self, name: str, cause: str) -> None:
         """Take a worker that something holds for dead, where it may live again; else tell

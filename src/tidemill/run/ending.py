@@ -14,19 +14,19 @@ from tidemill.run.cuts import Cuts
 from tidemill.run.member import Member
 from tidemill.run.run_state import RunState
 from tidemill.run.stall_report import SILENT
-from tidemill.run.stall_watch import Stalls
+from tidemill.run.stall_watch import LONGEST_WORK, Stalls
 from tidemill.run.worker_messages import WorkerMessages
 
-# seconds from the order to finish to every trainer's final checkpoint, but for one that
-# works and may need longer
-EXIT_DEADLINE = 12.0
+EXIT_DEADLINE = 12.0  # seconds in which none of the trainers that are told to finish is at work
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
+SAVE_DEADLINE = 60.0  # that a trainer has besides which writes its checkpoint by then
 
 
 class Ending:
     """The ending of a run.
 
-    deadline: second of `awake` until which trainers have, once they were told to finish
+    deadline: second of `awake` until which trainers have, once they were told to finish;
+        those that are at work then have all of their time again
     patience: seconds that the launcher gives workers that still live when all is over
     """
 
@@ -41,9 +41,9 @@ class Ending:
     ) -> None:
         self._exact, self._launcher, self._state = experiment.exact_resume, launcher, state
         self._cuts, self._stalls, self._conditions = cuts, stalls, conditions
-        self._farewell = max((config.farewell_s for _, config in experiment.members()), default=0.0)
-        state.interrupts.grace += self._farewell
+        state.interrupts.grace += max((config.farewell_s for _, config in experiment.members()), default=0.0)
         self.deadline: float | None = None
+        self._told_at = 0.0  # when trainers were told to finish
         self.patience = 0.1
         self._hurried = False  # trainers were told to finish at once
 
@@ -66,16 +66,21 @@ class Ending:
         """Tell trainers to finish once the run has a reason to end. Raises `RunError` for
         who has not in time."""
         if self._state.reason and self.deadline is None and not self._cuts.one_is_behind():
-            self.extend()
+            self._extend()
+            self._told_at = awake()
             if self._exact:
                 self._cuts.hold()
             for member in self._limited.values():
                 member.send(Exit(self._state.reason))
         self.hurry()
-        if self.deadline is not None and awake() > self.deadline:
-            self._look_who_is_late(self.deadline)
+        if self.deadline is None:
+            return
+        if any(member.begins and not self._left(name) for name, member in self._limited.items()):
+            self._extend()  # the supervisor has deadlines for those that are to live again
+        elif awake() > self.deadline:
+            self._look_who_is_late()
 
-    def extend(self) -> None:
+    def _extend(self) -> None:
         """Give trainers that are to finish all of their time again."""
         self.deadline = awake() + EXIT_DEADLINE
 
@@ -88,29 +93,36 @@ class Ending:
                 if member.config.limited and member.state not in ENDED:
                     member.send(Hurry())
 
-    def _look_who_is_late(self, deadline: float) -> None:
+    def _look_who_is_late(self) -> None:
         living = {
             name: member
             for name, member in self._limited.items()
             if member.state not in ENDED and not self._left(name)
         }
-        late = [name for name, member in living.items() if not member.works(EXIT_DEADLINE)]
-        if late and all(map(self._stalls.trains, late)):  # an update takes as long as it does
-            self.extend()
-        elif late or awake() > deadline + self._farewell:
-            seconds = EXIT_DEADLINE + awake() - deadline
-            raise RunError(
-                f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
-                f"({self._state.reason}){self._stalls.conditions_of(living)}"
-            )
+        silent = [name for name, member in living.items() if not member.works(EXIT_DEADLINE)]
+        seconds = awake() - self._told_at
+        at_work = all(map(self._stalls.trains, silent)) and any(map(self._stalls.works, living))
+        if at_work and seconds < LONGEST_WORK:
+            self._extend()
+            return
+        raise RunError(
+            f"{', '.join(living)} did not finish within {seconds:.0f} s after it was told to "
+            f"({self._state.reason}){self._stalls.conditions_of(living)}"
+        )
 
     def _left(self, name: str) -> bool:
-        """True of a silent trainer whose equal has finished, and so has saved what all of
-        them know: its process hangs, most likely in the environment of an actor that it
-        takes turns with. `finish` tells, and ends it."""
+        """True of a trainer that is dead, begins another life or is silent, and whose
+        equal has finished: that has saved what all of them know. A silent one hangs, most
+        likely in the environment of an actor that it takes turns with. `finish` tells,
+        and ends it."""
+        member = self._state.members[name]
+        away = member.begins or awake() - member.heard > SILENT
+        return away and self.saved_by_equal(name)
+
+    def saved_by_equal(self, name: str) -> bool:
+        """True of a trainer if it, or an equal one, has finished."""
         group, members = name.rpartition("-")[0], self._state.members.items()
-        finished = any(m.state is State.COMPLETED for n, m in members if n.rpartition("-")[0] == group)
-        return finished and awake() - self._state.members[name].heard > SILENT
+        return any(m.state is State.COMPLETED for n, m in members if n.rpartition("-")[0] == group)
 
     def await_rest(self, hear: Callable[[], None]) -> None:
         """Hear workers of a run that resumes exactly until all are at rest, for a while:
@@ -139,9 +151,11 @@ class Ending:
                 member.link.send(pack(Exit(self._state.reason, checkpoints=checkpoints)))
         deadline = awake() + CLOSE_DEADLINE
         while living := {n: member for n, member in self._state.members.items() if member.state not in ENDED}:
-            if awake() > deadline + max(
-                member.config.farewell_s * member.works(CLOSE_DEADLINE) for member in living.values()
-            ):
+            longer = (
+                max(SAVE_DEADLINE * member.saving, member.config.farewell_s * member.works(CLOSE_DEADLINE))
+                for member in living.values()
+            )
+            if awake() > deadline + max(longer):
                 break
             try:
                 wait(0.1)

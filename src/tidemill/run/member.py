@@ -87,6 +87,12 @@ class Member:
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
         self.progress = self.unsent = 0
 
+    @property
+    def begins(self) -> bool:
+        """True of one that does not run yet, in this life or, where it is dead, the next
+        one."""
+        return self.state in (State.CONFIGURING, State.READY)
+
     def works(self, seconds: float) -> bool:
         """True of one that writes a checkpoint, or was heard of in the last so many
         seconds: others hang."""

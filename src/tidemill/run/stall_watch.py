@@ -105,6 +105,11 @@ class Stalls:
             silent > SILENT and not self._launcher.condition(name) and in_update(self._launcher.stack(name))
         )
 
+    def works(self, name: str) -> bool:
+        """True of a trainer that `trains`, or has told that it did since it told so
+        before: equal ones speak in an update."""
+        return self.trains(name) or self._state.members[name].shares.get("train", 0.0) > 0
+
     def conditions_of(self, names: Iterable[str]) -> str:
         """Return which of these workers something keeps still that they cannot tell
         themselves, to follow a message."""
