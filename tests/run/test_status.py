@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.run.experiments import cartpole
 from tests.run.watching import Run, wait_until
 
 from tidemill.core.errors import RunError
-from tidemill.run.control_socket import tell
+from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.folder import RunFolder
 from tidemill.run.status import read_status, render_status
 
@@ -74,6 +75,20 @@ def test_a_run_that_was_killed_says_what_to_type(start: Callable[..., Run]) -> N
     run.ended()
     text = shown(run.path)
     assert "it was killed" in text and "resume" in text
+
+
+def test_a_run_that_is_starting_was_not_killed(tmp_path: Path) -> None:
+    """As while its layout is measured: its runner has the folder, and no workers."""
+    folder = RunFolder.create(tmp_path / "run", cartpole(), None)
+    try:
+        assert "it is starting" in shown(folder.path)
+        with pytest.raises(NoRun, match=r"its run is starting .*; stop it in a moment"):
+            tell(folder.path, "stop")
+        with pytest.raises(RunError, match="being written by another run"):
+            RunFolder(folder.path).lock()  # who looks lets nobody else have it
+    finally:
+        folder.unlock()
+    assert "it was killed" in shown(folder.path)
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

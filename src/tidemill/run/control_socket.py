@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tidemill.core.errors import RunError
 from tidemill.run.control_folder import ask, runner_elsewhere
+from tidemill.run.folder import RunFolder
 
 _NAME = "control.sock"
 _LONGEST = 1 << 22  # bytes of an answer
@@ -119,6 +120,11 @@ def tell(folder: Path, command: str) -> str:
         except (FileNotFoundError, ConnectionError):  # there is none, or it has ended just now
             if host := runner_elsewhere(folder):
                 return ask(folder, command, host)
+            if RunFolder(folder).held():
+                raise NoRun(
+                    f"{folder}: its run is starting (its layout is measured, say), or ending, and takes no "
+                    f"orders just now; {command} it in a moment, or end its runner by Ctrl-C"
+                ) from None
             raise NoRun(
                 f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}"
             ) from None

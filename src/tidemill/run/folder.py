@@ -171,6 +171,21 @@ class RunFolder:
         except OSError:
             pass  # a network share without such locks: whoever comes later leads the run
 
+    def held(self) -> bool:
+        """True while a runner has the folder locked; False also where a network share
+        keeps no locks."""
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        finally:
+            os.close(folder)
+        return False
+
     def lead(self) -> None:
         """Take the run's next epoch: from now on nobody else writes into the locked
         folder. Raises `RunError`."""

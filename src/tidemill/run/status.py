@@ -145,6 +145,13 @@ def _now(status: RunStatus) -> list[RenderableType]:
 
 
 def _over(folder: RunFolder) -> list[RenderableType]:
+    if folder.held():
+        return [
+            Text(
+                "its runner is there, and has no workers: it is starting (its layout is measured, say), "
+                "or ending"
+            )
+        ]
     try:
         summary: Any = folder.read(SUMMARY)
     except RunError:
