@@ -37,21 +37,32 @@ def test_next_lives_of_a_group_that_dies_again_and_again_wait_longer_each_time(
     assert clock.dies("actor-0", ran=True) == 0
 
 
-def test_of_a_group_that_never_ran_two_deaths_are_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_group_that_never_ran_three_deaths_in_a_minute_are_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock(monkeypatch)
     clock.dies("actor-3", ran=False)
+    clock.dies("actor-5", ran=False)
     with pytest.raises(
-        RunError, match="actor-5 is gone, as actor-3 was before, and no worker of actor has run"
+        RunError,
+        match=r"actor-6 is gone, death 3 within 60 s of actor \(actor-3, actor-5, actor-6\), of which none",
     ):
-        clock.dies("actor-5", ran=False)
+        clock.dies("actor-6", ran=False)
 
 
-def test_else_two_of_one_worker_are_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_dies_by_chance_before_it_runs_has_another_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    for name in ("actor-3", "actor-5", "actor-6", "actor-6", "actor-5"):
+        clock.dies(name, ran=False)
+        clock.now += 31.0
+
+
+def test_else_three_of_one_worker_are_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.budget.note_running("actor-0")
-    for name in ("actor-3", "actor-5"):
+    for name in ("actor-3", "actor-5", "actor-3", "actor-5"):
         clock.dies(name, ran=False)
     clock.budget.note_running("actor-3")
     clock.dies("actor-3", ran=False)
-    with pytest.raises(RunError, match="actor-5 is gone, for the second time before it ran"):
+    with pytest.raises(RunError, match="actor-5 is gone, death 3 within 60 s of actor-5 before it ran"):
         clock.dies("actor-5", ran=False)

@@ -174,7 +174,7 @@ def test_actors_that_all_die_as_they_begin_are_one_error(tmp_path: Path) -> None
     actors = made.workers["actor"].replace(count=3)
     said = end_of(made.replace(workers={**made.workers, "actor": actors}), tmp_path / "run")
     assert re.search(
-        r"actor-\d is gone, as actor-\d was before, and no worker of actor has run yet, .* SIGKILL", said
+        r"actor-\d is gone, death 3 within 60 s of actor \(.*\), of which none has run yet, .* SIGKILL", said
     )
     assert not (tmp_path / "run" / "events.jsonl").exists()  # it never began
 

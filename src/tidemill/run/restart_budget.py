@@ -11,6 +11,7 @@ from tidemill.run.member import Member
 
 RECENT = 60.0  # seconds in which a group's third death, and each one more, has its next life wait longer
 LONGEST_PAUSE = 30.0  # seconds before a new life
+FEWEST_STILLBORN = 3  # deaths within `RECENT` before anybody ran that are one error
 
 
 class NoLifeLeft(RunError):
@@ -19,20 +20,22 @@ class NoLifeLeft(RunError):
 
 class RestartBudget:
     """The budget of a run's groups of workers: so many lives within so many seconds
-    (`WorkerConfig.restarts`, `WorkerConfig.restarts_within_s`). Whoever dies twice before
-    it ever ran has no other, nor has a group of which two die before any has run: what
-    all die of as they begin is one error."""
+    (`WorkerConfig.restarts`, `WorkerConfig.restarts_within_s`). Whoever dies three times
+    within `RECENT` seconds without having run in between has no other, nor has a group
+    with three such deaths of which nobody has ever run: what all die of as they begin is
+    one error. Two may have been killed by chance."""
 
     def __init__(self, launcher: Launcher, members: Mapping[str, Member]) -> None:
         self._launcher, self._members = launcher, members
         self._deaths: dict[str, deque[float]] = {}  # when, by group
-        self._stillborn: set[str] = set()  # who died before it ran, and has not run since
+        # by group: who died before it ran, when, and has not run since
+        self._stillborn: dict[str, list[tuple[float, str]]] = {}
         self._ran: set[str] = set()  # groups of which somebody has run
 
     def note_running(self, name: str) -> None:
         """Take note that a life of `name` runs."""
         self._ran.add(group_of(name))
-        self._stillborn.discard(name)
+        self._forget_stillborn(name)
 
     def spend(self, name: str, dead: Sequence[str], cause: str, ran: bool) -> float:
         """Count the death of `name`, and of those `dead` with it, and return the seconds
@@ -41,22 +44,27 @@ class RestartBudget:
         said, counts = f"{name} is gone: {cause}", not self._launcher.moves(name)
         pause = max(self._count(group, said, counts) for group in dict.fromkeys(map(group_of, dead)))
         if ran:
-            self._stillborn.discard(name)
-        elif name in self._stillborn:
-            raise NoLifeLeft(
-                f"{name} is gone, for the second time before it ran, whatever restarts allows: {cause}"
+            self._forget_stillborn(name)
+            return pause
+        group, now = group_of(name), awake()
+        early = [each for each in self._stillborn.get(group, ()) if now - each[0] <= RECENT]
+        self._stillborn[group] = early = [*early, (now, name)]
+        who = [other for _, other in early if other == name or group not in self._ran]
+        if len(who) >= FEWEST_STILLBORN:
+            whose = (
+                f"{group} ({', '.join(who)}), of which none has run yet"
+                if group not in self._ran
+                else (f"{name} before it ran")
             )
-        elif group_of(name) not in self._ran and (before := self._stillborn_of(group_of(name))):
             raise NoLifeLeft(
-                f"{name} is gone, as {before[0]} was before, and no worker of {group_of(name)} has run yet, "
-                f"whatever restarts allows: {cause}"
+                f"{name} is gone, death {len(who)} within {RECENT:.0f} s of {whose}, whatever restarts "
+                f"allows: {cause}"
             )
-        else:
-            self._stillborn.add(name)
         return pause
 
-    def _stillborn_of(self, group: str) -> list[str]:
-        return sorted(name for name in self._stillborn if group_of(name) == group)
+    def _forget_stillborn(self, name: str) -> None:
+        early = self._stillborn.get(group := group_of(name), [])
+        self._stillborn[group] = [each for each in early if each[1] != name]
 
     def _count(self, group: str, said: str, counts: bool) -> float:
         """Count a death in `group`, if it `counts`, and return the seconds that its next
