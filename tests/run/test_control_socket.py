@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,26 @@ def test_who_hangs_up_before_the_answer_does_no_harm(tmp_path: Path) -> None:
     assert command == "pause"
     assert list(socket.commands()) == []
     socket.close()
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere whoever finds no room is refused")
+def test_who_finds_others_waiting_waits_too(tmp_path: Path) -> None:
+    socket, others = ControlSocket(tmp_path), list[sockets.socket]()
+    with suppress(BlockingIOError):  # there is room for no more
+        while len(others) < 100:
+            others.append(sockets.socket(sockets.AF_UNIX))
+            others[-1].settimeout(DEADLINE)
+            others[-1].connect(_address(tmp_path))
+            others[-1].sendall(b"pause")
+    assert len(others) < 100
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(tell, tmp_path, "status")
+        with pytest.raises(TimeoutError):
+            answer.result(0.2)
+        assert until(answer, socket) == ["pause"] * (len(others) - 1) + ["status"]
+        assert answer.result(DEADLINE) == "did status"
+    for each in (*others, socket):
+        each.close()
 
 
 def answers_of(

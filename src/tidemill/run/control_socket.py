@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -100,13 +101,26 @@ class ControlSocket:
             self._path.unlink(missing_ok=True)
 
 
+def _connect(connection: socket.socket, address: str) -> None:
+    """Connect, once there is room: as many as may wait for the run may do so already.
+    Raises `BlockingIOError` where there is none for `_TIMEOUT`."""
+    deadline = time.monotonic() + _TIMEOUT
+    while True:
+        try:
+            return connection.connect(address)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.02)
+
+
 def tell(folder: Path, command: str) -> str:
     """Send `command` to the run in `folder` and return its answer. Raises `NoRun` when
     nothing runs there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_TIMEOUT)
         try:
-            connection.connect(_address(folder))
+            _connect(connection, _address(folder))
             if not _same_user(connection):
                 raise RunError(
                     f"{folder}: another user answers there; only the user who started a run may {command} it"
@@ -128,7 +142,7 @@ def tell(folder: Path, command: str) -> str:
             raise NoRun(
                 f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}"
             ) from None
-        except (TimeoutError, BlockingIOError):  # or others wait for it already
+        except (TimeoutError, BlockingIOError):
             raise RunError(
                 f"{folder}: the run did not answer within {_TIMEOUT:.0f} s; its main process hangs"
             ) from None
