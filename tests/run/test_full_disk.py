@@ -14,6 +14,7 @@ from tests.run import spoilt
 
 import tidemill
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.folder import command
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.store.parameter_database import ParameterDatabase
 
@@ -147,8 +148,14 @@ def test_at_the_end_on_a_full_disk_the_last_weights_go_elsewhere_and_can_be_gone
     with pytest.raises(tidemill.TidemillError, match=r"summary.json cannot be written") as failed:
         run(disk / "run", 6, on_update)
     (refuge,) = (tmp_path / "elsewhere").iterdir()
-    assert f"resume {refuge}" in str(failed.value)
-    assert f"The last checkpoint is in {refuge} instead" in capsys.readouterr().err
+    # it is at its limit: without a higher one it would be refused
+    assert f"complete but for that, and its last checkpoint is in {refuge}" in str(failed.value)
+    assert f"with a higher limit, by: {command()} resume {refuge} --max-steps N" in str(failed.value)
+    told = capsys.readouterr().err
+    assert f"The last checkpoint is in {refuge} instead" in told
+    assert f"go on from there with a higher limit by: tidemill resume {refuge}" in told
+    with pytest.raises(tidemill.TidemillError, match="already reached its limit of 6 updates"):
+        tidemill.resume(refuge, quiet=True)
     assert refuge.stat().st_mode & 0o777 == 0o700
     assert {file.stat().st_mode & 0o077 for file in refuge.rglob("*")} == {0}
     before = read_newest(refuge / "checkpoints/policy")

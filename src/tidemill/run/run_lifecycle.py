@@ -63,7 +63,7 @@ class RunLifecycle:
         self._view = None if quiet else make_view(self._console)
         self._noticed = 0  # how many notices were shown
         self._planned = False  # the memory plan was written
-        self._refuge: Path | None = None  # where the last checkpoint is that its own folder did not take
+        self._elsewhere = ""  # what to do with the last checkpoint that its own folder did not take
         self._events = EventLog(folder.path)
         # lost: nothing is there that is worth keeping, but for what is called kept
         self._lost = resumed is None
@@ -285,7 +285,7 @@ class RunLifecycle:
             with suppress(OSError):
                 if (refuge := refuge_of(path)).is_dir():
                     RunFolder(refuge).write(SUMMARY, summary)
-                    self._refuge = refuge
+                    self._elsewhere = _in_refuge(refuge, summary["status"] == "completed")
             if error is None:
                 return RunError(text)
             controller.state.report.notices.append(text)
@@ -293,8 +293,8 @@ class RunLifecycle:
 
     def _cure(self, controller: Controller) -> str:
         path = as_typed(self._folder.path)
-        if self._refuge is not None:
-            return f"\nIts last checkpoint is elsewhere; go on from it by: {command()} resume {self._refuge}"
+        if self._elsewhere:
+            return f"\n{self._elsewhere}"
         resumable = self._folder.has_checkpoints(controller.job.experiment.trained())
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"
@@ -328,6 +328,17 @@ def _unwritable(error: OSError, path: Path) -> str:
         f"{error.filename or path} cannot be written: {error.strerror}; free the disk, or let yourself "
         "write there"
     )
+
+
+def _in_refuge(refuge: Path, complete: bool) -> str:
+    """Return what to do with a run's last checkpoint, and summary, in its `refuge`."""
+    if complete:
+        return (
+            f"The run is complete but for that, and its last checkpoint is in {refuge}: move that folder to "
+            f"where it may stay, or go further from there, with a higher limit, by: {command()} resume "
+            f"{refuge} --max-steps N"
+        )
+    return f"Its last checkpoint is elsewhere; go on from it by: {command()} resume {refuge}"
 
 
 def never_began(reason: str) -> dict[str, Any]:

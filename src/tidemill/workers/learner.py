@@ -648,9 +648,10 @@ class Learner:
             self._write(refuge / "checkpoints" / self._config.policy)
         except (CheckpointError, OSError):
             raise error from None
+        higher = " with a higher limit" if self.limits.limit_reached("") else ""
         self.notice(
             f"{error}. The last checkpoint is in {refuge} instead, which may be emptied when the machine "
-            f"starts anew; go on from there by: tidemill resume {refuge}"
+            f"starts anew; go on from there{higher} by: tidemill resume {refuge}"
         )
 
     def _open_versions(self) -> None:
