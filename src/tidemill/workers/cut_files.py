@@ -9,6 +9,7 @@ from tidemill.api.edges import group_of, number
 from tidemill.api.experiment import Context, Experiment
 from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError, SchemaError, TidemillError
+from tidemill.core.resource_shortage import wants_memory, why
 from tidemill.replay.queue import Queue
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, read_newest, write_checkpoint
 from tidemill.workers.actor_config import ActorConfig, Actors
@@ -114,7 +115,7 @@ def write_part_of(run: Path, name: str, part: Part, number: int, goes_with: Mapp
 @contextmanager
 def by_other_code(what: str) -> Iterator[None]:
     """Let what the block raises, as it goes on from `what`, be a `CheckpointError`: of
-    code that has changed since, most likely."""
+    code that has changed since, most likely, unless there was no memory for it."""
     try:
         yield
     except SchemaError as error:  # it says what does not fit
@@ -122,6 +123,10 @@ def by_other_code(what: str) -> Iterator[None]:
     except TidemillError:
         raise
     except Exception as error:
+        if wants_memory(error):
+            raise CheckpointError(
+                f"{what} cannot be gone on from for want of memory: {type(error).__name__}: {why(error)}"
+            ) from error
         raise CheckpointError(
             f"{what} cannot be gone on from: {type(error).__name__}: {error}. Most likely other code has "
             "written it: go on with that, or train anew (--anew)"
