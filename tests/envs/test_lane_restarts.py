@@ -234,7 +234,8 @@ def test_one_that_comes_back_as_another_is_named():
         driver.tick()
 
 
-def test_a_lane_that_was_made_anew_is_not_held_in_memory():
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_lane_that_was_made_anew_is_not_held_in_memory(threads):
     """Whatever the collector of garbage does."""
     gone: list[weakref.ref] = []
 
@@ -245,7 +246,7 @@ def test_a_lane_that_was_made_anew_is_not_held_in_memory():
     Once.left, enabled = 3, gc.isenabled()
     gc.disable()
     try:
-        loop = LaneLoop([make()], "once", 0, make_one=make)
+        loop = LaneLoop([make()], "once", 0, threads, make_one=make)
         loop.restart_lanes(LaneRestarts(9, 600.0, lambda text: None))
         driver = Driver(loop)
         for _ in range(9):

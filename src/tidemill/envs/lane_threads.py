@@ -279,6 +279,7 @@ class LaneThreads:
             if times is not None and lane not in apart:
                 times.add(awake() - began)
             results[lane] = result
+            del result  # a traceback holds this frame, and so the environment that is gone
         return True
 
 
