@@ -3,8 +3,9 @@ run, which can be ended meanwhile."""
 
 import os
 import signal
+import socket
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -140,6 +141,50 @@ def test_a_run_outlives_a_server_that_is_away(kind, launch, exact, tries, tmp_pa
         assert restarts(tmp_path / "run") >= 4
     if exact:  # the whole run is as good as any, and can be gone on from
         assert (tmp_path / "run" / "cuts" / "actor-0").exists()
+
+
+@contextmanager
+def instead_of(server, reply):
+    """Something else answers there meanwhile."""
+    stop = threading.Event()
+
+    def serve():
+        while not stop.is_set():
+            with suppress(OSError), listener.accept()[0] as connection:
+                connection.settimeout(1.0)
+                connection.recv(1 << 16)
+                connection.sendall(reply)
+
+    with away(server), socket.create_server(("127.0.0.1", int(server.url.rpartition(":")[2]))) as listener:
+        listener.settimeout(0.05)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ring", "reply"),
+    [
+        ("loop", 1, b"HTTP/1.1 401 No\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nwho?"),
+        ("threads", 2, b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nhere"),
+    ],
+)
+def test_a_server_in_whose_place_something_else_answers_is_away(kind, ring, reply, tries, tmp_path):
+    """Also where others that play there hold what is known of the server."""
+    with serving(Walk) as server:
+        played = client(server, form=kind, retries=0.0)
+        made = experiment("server", played, 60, lane_restarts=1000, deadline_s=PATIENCE, ring=ring)
+        absence = Absence(partial(instead_of, server, reply), lambda: len(tries) >= 3)
+        result = tidemill.train(
+            made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=absence
+        )
+        absence.thread.join(PATIENCE)
+        assert result.summary["status"] == "completed"
+        assert all(isinstance(fault, EnvironmentAway) and fault.pause > 0 for fault in tries)
 
 
 def test_a_server_that_stays_away_ends_the_run_with_the_first_cause_and_the_last(tries, tmp_path):

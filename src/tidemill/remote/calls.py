@@ -207,7 +207,7 @@ def call(
             doubt, why = True, reason
         elif isinstance(reply, HttpAnswer):
             why = _refused(terms, where, reply, applied)
-            problem = _problem(reply)
+            problem = problem_of(reply)
             pause = reply.retry_after
             # Who says "too many", or is still at the call before, is well, and paces by
             # himself who asks: others may need the retries.
@@ -242,8 +242,8 @@ def call(
         yield Sleep(max(0.0, min(pause, limit.until - awake())))
 
 
-def _problem(reply: HttpAnswer) -> Problem | None:
-    """What a server of the protocol tells; None where something else answered."""
+def problem_of(reply: HttpAnswer) -> Problem | None:
+    """Return what a server of the protocol tells; None where something else answered."""
     with suppress(msgspec.DecodeError, RecursionError):
         problem: Problem = decode(reply.body, reply.content_type, Problem)
         return problem
@@ -252,7 +252,7 @@ def _problem(reply: HttpAnswer) -> Problem | None:
 
 def _refused(terms: CallTerms, where: str, reply: HttpAnswer, applied: Callable[[Problem], bool]) -> str:
     """Return why a refusal is worth another try, and raise otherwise."""
-    problem = _problem(reply)
+    problem = problem_of(reply)
     why = (
         f"{reply.status} {problem.error}: {problem.message}"
         if problem is not None
@@ -268,7 +268,7 @@ def _refused(terms: CallTerms, where: str, reply: HttpAnswer, applied: Callable[
     if reply.status in (429, 502, 503):
         return why
     if problem is None:
-        raise RemoteFault(
+        raise ProtocolFault(
             f"{where}: answered {why}, which is not of the protocol; see that url names an environment "
             "server (docs/rest.md)"
         )

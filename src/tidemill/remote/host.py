@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from tidemill.api.spaces import Spaces
-from tidemill.core.errors import ConfigError, RemoteFault
+from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteUnavailable
 from tidemill.remote.call_limits import Breaker, Budget, CallTimes
-from tidemill.remote.calls import CallTerms, HttpAnswer, NoAnswer, Plan, Send, TimeLimit, call
+from tidemill.remote.calls import CallTerms, HttpAnswer, NoAnswer, Plan, Send, TimeLimit, call, problem_of
 from tidemill.remote.connections import Address, Connection
 from tidemill.remote.wire import PREFIX, PROTOCOL, VERSION, Description, SessionsCall, Values, encode
 
@@ -123,11 +123,15 @@ class Host:
 
     def describe(self, limit: TimeLimit) -> Plan[Description]:
         """Plan asking the server what it is, again. Raises `RemoteFault` when it is no
-        longer what it was."""
+        longer what it was, `RemoteUnavailable` where it is no server that answers: it is
+        away then."""
         request = Send("GET", f"{PREFIX}/environment", b"", "application/json", 0.0)
-        now = yield from call(
-            self.terms, "what it is", request, Description, "late", self.paces["environment"], limit
-        )
+        try:
+            now = yield from call(
+                self.terms, "what it is", request, Description, "late", self.paces["environment"], limit
+            )
+        except ProtocolFault as error:
+            raise RemoteUnavailable(f"{error}. Something else answers in the server's place") from None
         try:
             spaces = now.spaces(self.url)
         except ConfigError as error:
@@ -222,6 +226,11 @@ class Host:
                 f'url = "{self.url}": nothing answers there ({reply.cause}); start a server (tidemill '
                 "serve-env ENV_ID), or mend the url"
             ) from ConnectionError(reply.cause)
+        if busy and _is_foreign(reply) and reply.status not in (429, 502, 503, 504):
+            raise ConfigError(
+                f'url = "{self.url}": something else answers in the place of the server that was there '
+                f"(status {reply.status}); see why, and start the server again"
+            ) from ConnectionError(f"status {reply.status}")
         if busy:
             raise ConfigError(
                 f'url = "{self.url}": what answers there says that it cannot now (status {reply.status}); '
@@ -243,7 +252,9 @@ def _of_the_protocol(reply: HttpAnswer) -> dict[str, Any] | None:
 
 def _is_foreign(reply: HttpAnswer) -> bool:
     """True of an answer that is no environment server's."""
-    return reply.status not in (401, 403) and _of_the_protocol(reply) is None
+    if reply.status in (401, 403):
+        return problem_of(reply) is None
+    return _of_the_protocol(reply) is None
 
 
 def _read_description(url: str, reply: HttpAnswer) -> Description:
