@@ -143,6 +143,33 @@ def test_a_run_outlives_a_server_that_is_away(kind, launch, exact, tries, tmp_pa
         assert (tmp_path / "run" / "cuts" / "actor-0").exists()
 
 
+def test_to_wait_for_what_is_away_is_no_stall_and_a_chain_names_it(tries, monkeypatch, tmp_path):
+    """How long a stall may last is cut short only while the server is away."""
+    for name in ("FIRST_PAUSE", "LONGEST_PAUSE"):
+        monkeypatch.setattr(lane_restarts, name, 3.0)
+    chains = []
+    with a_server("loop") as (played, gone):
+        made = experiment("server", played, 60)
+
+        def on_update(record, control):
+            stalls, actor = control._controller.stalls, control._controller.state.members["actor-0"]
+            stalls.watch._most = 2.0 if absence.thread is None else 600.0
+            absence(record, control)
+            chains.append(lambda: actor.pauses and stalls._explain())
+
+        absence = Absence(gone, lambda: tries and chains[0](), lambda: chains.append(chains[0]()))
+        result = tidemill.train(
+            made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=on_update
+        )
+        absence.thread.join(PATIENCE)
+        assert result.summary["status"] == "completed"
+    (chain,) = (each for each in chains if isinstance(each, str))
+    assert chain.startswith(
+        "trainer-0 waits for samples ← actor-0 waits for what its environment connects to, which is away: "
+    )
+    assert "nothing answers there" in chain
+
+
 @contextmanager
 def instead_of(server, reply):
     """Something else answers there meanwhile."""

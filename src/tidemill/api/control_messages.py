@@ -202,8 +202,10 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     depends on the clock (rates, shares by place of `Clock`), so that the rest is equal in
     equal runs. `polls` counts the turns of the poll loop, the heartbeat; `progress` what
     the worker has done, in units of its own: it stands still while that only waits;
-    `unsent` the env steps that it has begun samples with, and that nobody has yet. A
-    trainer sends one per update with `update` set."""
+    `unsent` the env steps that it has begun samples with, and that nobody has yet. While
+    what its environment connects to is away, `away` is how that failed last, and `pauses`
+    says that a pause is made before it is tried again. A trainer sends one per update
+    with `update` set."""
 
     polls: int
     values: dict[str, float] = {}
@@ -211,6 +213,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     update: bool = False
     progress: int = 0
     unsent: int = 0
+    away: str = ""
+    pauses: bool = False
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):

@@ -140,6 +140,7 @@ class SlotEnvironment(Wrapper):
     """The environment that `Slots` describes."""
 
     _inner: Environment | None  # type: ignore[assignment]  # None while it is made anew
+    away = False  # no tick waits: its step is void
     resting = False
     rests = 0
     shared = False

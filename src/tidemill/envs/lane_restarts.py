@@ -89,6 +89,8 @@ class LaneRestarts:
 
     tell: function that takes a text for the user
     count: number of restarts so far
+    tries: how many of them came after a pause, since what they connect to is away
+    away: how a connection has failed last, "" where something else has failed since
     """
 
     def __init__(self, most: float, within_s: float, tell: Callable[[str], None]) -> None:
@@ -99,7 +101,14 @@ class LaneRestarts:
         self._away_until = -inf
         # who lost what they connect to, and wait for it since then
         self._waiting = set[tuple[str, int | None]]()
-        self.count = 0
+        self._pause_until = -inf
+        self.count = self.tries = 0
+        self.away = ""
+
+    @property
+    def pauses(self) -> bool:
+        """True while a pause is made before what is away is tried again."""
+        return awake() < self._pause_until
 
     def __call__(self, fault: Exception, where: str = "") -> int:
         """Permit one restart for `fault`, and return its number; `where`: in which target
@@ -126,6 +135,9 @@ class LaneRestarts:
             self._waiting.clear()
             self._away_until = now + max(FIRST_PAUSE, pause) if away else self._away_until
         self._waiting.add(who)
+        self.away = text.partition("\n")[0] if away else ""
+        if pause:
+            self.tries, self._pause_until = self.tries + 1, max(self._pause_until, now + pause)
         self.count += 1
         if (cause := cause_of(text)) in self._first:
             self._again[cause] += 1

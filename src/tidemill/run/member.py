@@ -58,7 +58,9 @@ class Member:
     cause: str = ""  # of its last death, shortly
     # what it has answered as an equal trainer that waits for others' next lives
     awaits: Staying | None = None
-    unsent: int = 0  # see `WorkerStatistics`
+    unsent: int = 0  # see `WorkerStatistics`, as for the next two
+    away: str = ""
+    pauses: bool = False
 
     def send(self, message: Down) -> None:
         """Tell it what to do. One that is dead, or reviving, is not told: the supervisor
@@ -86,6 +88,7 @@ class Member:
         self.reviving = True
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
         self.progress = self.unsent = 0
+        self.away, self.pauses = "", False
 
     @property
     def begins(self) -> bool:
@@ -102,6 +105,7 @@ class Member:
         """Note its regular statistics: the shares of its time, its rate, and all the
         rest."""
         self.polls, self.progress, self.unsent = message.polls, message.progress, message.unsent
+        self.away, self.pauses = message.away, message.pauses
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
         self.rate = message.time.get("samples_per_second", 0.0)
         if self.recorded:

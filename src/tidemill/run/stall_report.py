@@ -33,6 +33,7 @@ class _Member(Protocol):
     buried: bool
     died_at: float
     cause: str
+    away: str
 
 
 BESIDES = 60.0  # seconds by which a run's own end comes after what its workers wait for
@@ -62,8 +63,9 @@ def explain_stall(
     restarted twice".
 
     A chain ends with who does not wait for another worker: the dead first, then who is
-    held or silent, has not begun, or works. A worker that is stuck is silent: its loop no
-    longer turns. One that waits says so, since its loop looks again all the time.
+    held, as by a server that is away, or silent, has not begun, or works. A worker that
+    is stuck is silent: its loop no longer turns. One that waits says so, since its loop
+    looks again all the time.
     `condition` says of one by name what keeps it still that its environment has nothing
     to do with, or "".
     """
@@ -94,7 +96,7 @@ _DEAD, _HELD, _SILENT, _BEGINS, _WORKS, _WAITS = range(6)
 def _stand(member: _Member, condition: str) -> int:
     if member.buried:
         return _DEAD
-    if condition:
+    if condition or (member.away and _busiest(member) == "wait"):
         return _HELD
     if member.state is not State.RUNNING:
         return _BEGINS
@@ -157,6 +159,8 @@ def doing(member: _Member, awaited: Mapping[str, str], condition: str) -> str:
         return f"died at {when} ({member.cause}){_TIMES.get(member.life, f', restarted {member.life} times')}"
     if condition:
         return condition
+    if member.away and _busiest(member) == "wait":
+        return f"waits for what its environment connects to, which is away: {member.away}"
     if member.state is not State.RUNNING:
         return f"is {member.state.value}"
     if silent > SILENT:

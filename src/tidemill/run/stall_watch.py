@@ -78,7 +78,11 @@ class Stalls:
         if not self._told and (why := self.why()):
             self._told = True
             self._state.report.notify(why)
-        if still := self.watch.look(self._state.running and not (self._state.paused or self._state.reason)):
+        state = self._state
+        counts = state.running and not (state.paused or state.reason)
+        # who waits for what is away, to try it again at a known time, within its budget
+        counts = counts and not any(member.pauses for member in state.members.values())
+        if still := self.watch.look(counts):
             raise RunError(
                 f"nothing has progressed for {still:.0f} s (limits.stall_s = "
                 f"{self._experiment.limits.stall_s:g}): {self._state.report.mask(self._explain())}"

@@ -272,7 +272,14 @@ class ActorWorker(Worker):
         return self.order.stats() | restarts | hanging | self._faults.stats()
 
     def _progress(self) -> int:
-        return self.order.ticks + self.order.steps
+        tries = 0 if self._restarts is None else self._restarts.tries
+        return self.order.ticks + self.order.steps + tries
+
+    def _away(self) -> tuple[str, bool]:
+        restarts = self._restarts
+        if restarts is None or not any(environment.away for environment in self._environments):
+            return "", False
+        return restarts.away, restarts.pauses
 
     def _unsent(self) -> int:
         return self.order.unsent()

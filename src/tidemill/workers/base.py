@@ -111,6 +111,11 @@ class Worker(WorkerHandle):
         yet."""
         return 0
 
+    def _away(self) -> tuple[str, bool]:
+        """Return how what the worker's environment connects to has failed last, while
+        that is away, "" else; and whether it makes a pause before it tries again."""
+        return "", False
+
     def _paces(self) -> dict[str, float]:
         """Return further numbers for the regular statistics that depend on the clock."""
         return {}
@@ -351,8 +356,12 @@ class Worker(WorkerHandle):
         time["seconds"] = seconds
         time |= self._paces()
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
-        done, unsent = self._progress(), self._unsent()
-        self.report(WorkerStatistics(self.polls, self._stats(), time, progress=done, unsent=unsent))
+        done, unsent, (away, pauses) = self._progress(), self._unsent(), self._away()
+        self.report(
+            WorkerStatistics(
+                self.polls, self._stats(), time, progress=done, unsent=unsent, away=away, pauses=pauses
+            )
+        )
 
 
 def _tail(text: str, most: int) -> str:
