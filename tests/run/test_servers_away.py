@@ -4,10 +4,12 @@ run, which can be ended meanwhile."""
 import os
 import signal
 import socket
+import sys
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from time import sleep
 
 import gymnasium
 import numpy as np
@@ -15,14 +17,18 @@ import pytest
 from tests.remote import test_openenv
 from tests.remote.served import away, client, port_of_ones_own, serving
 from tests.run.test_same_words import experiment, restarts, told
+from tests.run.test_supervisor import process_of
 from tests.run.watching import wait_until
 
 import tidemill
-from tidemill.core.errors import EnvironmentAway, RunError
+from tidemill.core.errors import EnvironmentAway, EnvironmentFault, RunError
 from tidemill.envs import lane_restarts
-from tidemill.envs.lane_restarts import Remaking
+from tidemill.envs.lane_restarts import LaneRestarts, Remaking
 from tidemill.remote.call_limits import Breaker
+from tidemill.remote.rest_config import Rest
+from tidemill.run.events import read_events
 from tidemill.training.train import resume
+from tidemill.workers.actor_environments import make_until_there
 
 PATIENCE = 120.0  # seconds
 
@@ -168,6 +174,51 @@ def test_to_wait_for_what_is_away_is_no_stall_and_a_chain_names_it(tries, monkey
         "trainer-0 waits for samples ← actor-0 waits for what its environment connects to, which is away: "
     )
     assert "nothing answers there" in chain
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_an_actor_that_dies_while_its_server_is_away_lives_again_once_that_is_back(tmp_path):
+    path, killed = tmp_path / "run", []
+
+    def on_update(record, control):
+        actor = control._controller.state.members["actor-0"]
+
+        def tried_again():
+            if not killed:
+                killed.append(process_of(path, "actor-0"))
+                killed[0].kill()
+            return actor.life == 1 and actor.pauses and "nothing answers there" in actor.away
+
+        if absence.thread is None:
+            absence._over = tried_again
+            absence(record, control)
+        elif not absence.thread.is_alive():
+            control.stop("it goes on")
+
+    with serving(Walk) as server:
+        absence = Absence(partial(away, server), None)
+        made = experiment("server", client(server, retries=0.0), 10**9)
+        result = tidemill.train(
+            made, launch="processes", layout="given", run_dir=path, quiet=True, on_update=on_update
+        )
+        absence.thread.join(PATIENCE)
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
+    assert [event.worker for event in read_events(path) if event.what == "lives"] == ["actor-0"]
+    assert any("it is tried again in" in text and "(restart 1 of at most 5" in text for text in told(path))
+
+
+def test_what_stays_away_from_a_next_life_of_an_actor_uses_up_its_budget():
+    with port_of_ones_own() as port:
+        config, pauses = Rest(url=f"http://127.0.0.1:{port}"), []
+        with pytest.raises(
+            EnvironmentFault, match=r"(?s)nothing answers there.* 3 times within 600 s already"
+        ):
+            make_until_there(
+                lambda: config.build(1, 0).close(),
+                LaneRestarts(3, 600.0, lambda text: None),
+                lambda remaking: sleep(pauses.append(remaking.fault.pause) or remaking.fault.pause),
+            )
+        assert len(pauses) >= 3 and all(pauses)
 
 
 @contextmanager

@@ -214,11 +214,15 @@ class Remaking:
     due: second of `awake` from which on it may be made
     """
 
-    def __init__(self, permit: Callable[[Exception], int], fault: Exception) -> None:
-        """`permit` is asked for each restart (see `Environment.restart_lanes`)."""
+    def __init__(self, permit: Callable[[Exception], int], fault: Exception, anew: bool = True) -> None:
+        """`permit` is asked for each restart (see `Environment.restart_lanes`). `anew`:
+        there was one before; else `fault` is of making the first one."""
         self._permit, self._pause = permit, FIRST_PAUSE
         self.fault, self.due = fault, awake()
-        self.number = permit(fault)
+        if anew:
+            self.number = permit(fault)
+        else:
+            self.failed(fault)
 
     def failed(self, fault: Exception) -> None:
         """Take note that it has failed again, before it answered. Raises what `permit`

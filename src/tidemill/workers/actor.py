@@ -9,7 +9,7 @@ flushed when enough are buffered, or when nothing can proceed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
+from time import monotonic, sleep
 
 from tidemill.api.control_messages import (
     EnterStage,
@@ -19,20 +19,22 @@ from tidemill.api.control_messages import (
     Notice,
     RoundOver,
     SampleFacts,
+    WorkerStatistics,
 )
 from tidemill.api.environment import Environment
 from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
+from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.core.step_deadlines import StepTimes
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
-from tidemill.envs.lane_restarts import LaneRestarts
+from tidemill.envs.lane_restarts import LaneRestarts, Remaking, text_of
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
-from tidemill.workers.actor_environments import build_environment
+from tidemill.workers.actor_environments import build_environment, make_until_there
 from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
@@ -93,9 +95,11 @@ class ActorWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         check_lockstep(context.experiment, config)
-        with every_core():
-            check_lanes(context, config, context.seed("target", 0))
-        self._make_environments()
+        if context.life and self._restarts is not None:
+            # what a life before had may be there again later; what none had is named
+            make_until_there(self._make_environments, self._restarts, self._pause_before)
+        else:
+            self._make_environments()
         first = self._environments[0]
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
@@ -189,8 +193,22 @@ class ActorWorker(Worker):
     def _tell(self, text: str) -> None:
         self.report(Notice(text))
 
+    def _pause_before(self, remaking: Remaking) -> None:
+        """Wait until what environments connect to is to be tried again, and let the
+        runner know meanwhile."""
+        text = text_of(remaking.fault).partition("\n")[0]
+        if self._slots and remaking.number == 1:  # of which nothing else tells it
+            self._tell(f"{text}; it is tried again, after pauses that grow")
+        while (left := remaking.due - awake()) > 0:
+            self.report(WorkerStatistics(self.polls, away=text, pauses=True))
+            sleep(min(left, HEARTBEAT))
+
     def _make_environments(self) -> None:
         config, context, told_at = self._config, self.context, monotonic()
+        close_all(self._environments)  # of a try before
+        self._environments.clear()
+        with every_core():
+            check_lanes(context, config, context.seed("target", 0))
 
         def make(number: int) -> Environment:
             # in whichever thread: what it starts is no part of this process, and who

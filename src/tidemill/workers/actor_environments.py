@@ -6,7 +6,7 @@ from tidemill.api.environment import Environment
 from tidemill.api.spaces import Spaces
 from tidemill.core.errors import ConfigError, returned
 from tidemill.envs.frame_stack import FrameStack, stacked
-from tidemill.envs.lane_restarts import RestartedTogether
+from tidemill.envs.lane_restarts import Remaking, RestartedTogether, may_come_back
 from tidemill.envs.step_limit import StepLimit
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec, match_agents
@@ -44,6 +44,30 @@ def build_environment(
     except ConfigError:
         environment.close()
         raise
+
+
+def make_until_there(
+    make: Callable[[], None], permit: Callable[[Exception], int], wait: Callable[[Remaking], None]
+) -> None:
+    """Call `make`, which makes environments, again and again where a connection fails in
+    it, after the pauses of `Remaking`, for each of which `wait` is called; `permit` is
+    asked for each. Raises what `make` raises for any other reason, and what `permit`
+    does."""
+    remaking: Remaking | None = None
+    while True:
+        try:
+            make()
+            return
+        except Exception as error:
+            if not may_come_back(error):
+                raise
+            fault = error
+        if remaking is None:
+            remaking = Remaking(permit, fault, anew=False)
+        else:
+            remaking.failed(fault)
+        del fault  # whose traceback holds this frame
+        wait(remaking)
 
 
 def stack_frames(environment: Environment, specs: Sequence[PlayerSpec]) -> Environment:
