@@ -134,7 +134,7 @@ def tell(folder: Path, command: str) -> str:
         except (FileNotFoundError, ConnectionError):  # there is none, or it has ended just now
             if host := runner_elsewhere(folder):
                 return ask(folder, command, host)
-            if RunFolder(folder).held():
+            if RunFolder(folder).led():
                 raise NoRun(
                     f"{folder}: its run is starting (its layout is measured, say), or ending, and takes no "
                     f"orders just now; {command} it in a moment, or end its runner by Ctrl-C"

@@ -171,7 +171,7 @@ class RunFolder:
         except OSError:
             pass  # a network share without such locks: whoever comes later leads the run
 
-    def held(self) -> bool:
+    def led(self) -> bool:
         """True while a runner has the folder locked; False also where a network share
         keeps no locks."""
         try:

@@ -145,7 +145,7 @@ def _now(status: RunStatus) -> list[RenderableType]:
 
 
 def _over(folder: RunFolder) -> list[RenderableType]:
-    if folder.held():
+    if folder.led():
         return [
             Text(
                 "its runner is there, and has no workers: it is starting (its layout is measured, say), "
