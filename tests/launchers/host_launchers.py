@@ -41,12 +41,12 @@ class BlindHost(HostsLauncher):
         return CommandEngine({"b": CommandHost(LOOPBACK, ("unshare", "-m", "sh", "-c", hide, "sh"))})
 
 
-class SmallRunner(HostsLauncher):
-    """Two hosts beside the runner's, which has one core for workers."""
+class ServerOnB(ThreeHosts):
+    """A policy worker stands on one of the hosts, and an actor that asks it on another,
+    however many cores there are."""
 
-    def engine(self) -> HostEngine:
-        there = {name: CommandHost(LOOPBACK, cores=2) for name in ("b", "c")}
-        return CommandEngine(there, cores=1)
+    def __init__(self) -> None:
+        super().__init__({"actor": "b", "actor-1": "c", "server": "b"})
 
 
 class IdleRunner(HostsLauncher):

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launchers.host_launchers import LOOPBACK, SmallRunner
+from tests.launchers.host_launchers import LOOPBACK, ServerOnB
 from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment
 from tests.run.watching import Run, wait_until
 
 from tidemill import train
-from tidemill.launchers.placement import place
 from tidemill.launchers.stand_in import StandIn
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
@@ -169,9 +168,7 @@ def test_what_a_policy_worker_held_is_asked_of_its_next_life(tmp_path: Path) -> 
                     killed.append(process)
 
     made = experiment(updates=100, servers=1, lag=None, actors=3)
-    places = place(made, {"runner": 1, "b": 2, "c": 2})
-    assert places["server-0"] == "b" and places["actor-1"] == "c"
-    result = train(made, launch=SmallRunner, layout="given", run_dir=run, quiet=True, on_update=on_update)
+    result = train(made, launch=ServerOnB, layout="given", run_dir=run, quiet=True, on_update=on_update)
     assert (result.summary["status"], result.summary["updates"], len(killed)) == ("completed", 100, 1)
     died = {event.worker for event in read_events(run) if event.what == "died"}
     assert died == {"actor-0", "actor-2", "server-0"}
