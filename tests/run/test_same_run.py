@@ -1,6 +1,7 @@
 """A run's folder that is named again: the same run goes on, all else is refused."""
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -87,6 +88,47 @@ def test_a_run_that_was_killed_once_its_limit_was_reached_is_completed_by_the_sa
     with pytest.raises(RunError, match="already reached its limit of 2 updates"):
         resume(folder, limits={"updates": 2}, quiet=True)  # who names a limit wants to go further
     assert resume(folder, quiet=True).summary.status == "completed"
+
+
+def test_a_run_that_was_killed_between_the_last_checkpoints_of_its_policies_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWS", str(tmp_path))
+    made, folder = experiments.rows(), tmp_path / "mine"
+    every = {"checkpoint_seconds": 1e-9, "checkpoint_share": 1, "checkpoints": 9}
+    workers = {
+        name: config.replace(**every) if name.startswith("trainer") else config
+        for name, config in made.workers.items()
+    }
+    made = made.replace(workers=workers)
+
+    def go_on() -> Result:
+        return train(made, run_dir=folder, source=EXPERIMENTS, launch="inline", layout="given")
+
+    def killed(kept: int) -> None:
+        """As if it had been killed when the last of so many checkpoints was written."""
+        (folder / "summary.json").unlink()
+        for path in checkpoints(places[1])[kept:]:
+            shutil.rmtree(path)
+
+    go_on()
+    places = [folder / "checkpoints" / kind for kind in ("red", "blue")]
+    ahead, behind = ([path.name for path in checkpoints(place)] for place in places)
+    if len(ahead) < 6:
+        places.reverse()
+        ahead, behind = behind, ahead
+    assert ahead[-1] == "update-6" and len(behind) > 3, "the first at its limit ends the run"
+    killed(len(behind))
+    assert go_on().summary["status"] == "completed"
+    assert "it is complete now" in capsys.readouterr().out
+    killed(3)
+    assert go_on().summary["updates"] == 6
+    told = capsys.readouterr().out
+    assert f"{places[0].name}, which had reached the limit, goes back to the one before" in told
+    assert "it is complete now" not in told
+    assert len(checkpoints(places[1])) > 3
+    with pytest.raises(RunError, match="already holds a run"):
+        go_on()
 
 
 def test_a_file_that_was_edited_is_another_one(tmp_path: Path) -> None:

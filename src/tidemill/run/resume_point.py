@@ -17,7 +17,14 @@ from tidemill.run.episode_windows import read_saved_episodes
 from tidemill.run.folder import EPISODES, SUMMARY, RunFolder
 from tidemill.run.progress import Progress
 from tidemill.run.rounds import Rounds
-from tidemill.store.checkpoint import FoundCheckpoint, checkpoints, read_checkpoint, read_newest
+from tidemill.store.checkpoint import (
+    ENDED,
+    FoundCheckpoint,
+    checkpoints,
+    read_checkpoint,
+    read_newest,
+    readable,
+)
 from tidemill.workers.cut_files import RUNNER, read_part_of
 from tidemill.workers.stages import stages_by_round
 
@@ -125,6 +132,29 @@ class ResumePoint:
                     f"{folder} has already reached {reached}; go further with a higher one: {option}"
                 )
         return ""
+
+
+def before_torn_end(folder: RunFolder, experiment: Experiment, ended: str) -> dict[Path, Path]:
+    """Return what a run goes on from that was killed between the last checkpoints of its
+    policies: of one that had reached the run's limit the checkpoint before its last, by
+    their folders. {} for all other runs, and where there is none before. `ended`: see
+    `ResumePoint.limit_reached`."""
+    policies = experiment.trained()
+    if not ended or len(policies) < 2 or experiment.exact_resume or not folder.has_checkpoints(policies):
+        return {}
+    newest = {policy: read_newest(folder.checkpoints(policy)) for policy in policies}
+    if len(marks := {found.facts.get(ENDED) for found in newest.values()}) == 1 and marks != {None}:
+        return {}
+    before = dict[Path, Path]()
+    for policy, last in newest.items():
+        point = ResumePoint.of(folder, experiment, [policy], leads=False)
+        if not point.limit_reached(folder.path, experiment.limits, False, ended):
+            continue
+        older = (found.path for found in readable(last.path.parent) if found.path != last.path)
+        if (path := next(older, None)) is None:
+            return {}
+        before[path.parent] = path
+    return before
 
 
 def _whole(value: float) -> int:

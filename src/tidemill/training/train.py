@@ -24,7 +24,7 @@ from tidemill.run.conditions import each_to_its_limit
 from tidemill.run.cuts import go_back_to_cut, newest_whole_cut
 from tidemill.run.folder import LAUNCHER, RunFolder, as_typed
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
-from tidemill.run.resume_point import ResumePoint, without_met_limit
+from tidemill.run.resume_point import ResumePoint, before_torn_end, without_met_limit
 from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import RunLifecycle, never_began
 from tidemill.run.same_run import GIVEN as ASKED
@@ -32,6 +32,8 @@ from tidemill.run.same_run import asked_before, cut_short, digest_of, put_aside,
 from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.start_remarks import remarks
 from tidemill.run.trust import Trust
+from tidemill.store.checkpoint import checkpoints
+from tidemill.store.checkpoint import put_aside as put_checkpoints_aside
 from tidemill.training.experiment_from import Trainable, make_experiment, with_settings
 from tidemill.training.replay_slots import by_turns, with_slots
 from tidemill.training.result import Result, Summary
@@ -236,14 +238,17 @@ def resume(
         folder.lock()
         try:
             # who is refused takes the run from nobody
-            cut = newest_whole_cut(folder, experiment)
-            seen = ResumePoint.of(folder, experiment, leads=False, cut=cut)
             by_all = each_to_its_limit(experiment, launcher.takes_turns)
             ended = "" if limits else cut_short(folder)
+            torn = before_torn_end(folder, experiment, ended)
+            cut = torn or newest_whole_cut(folder, experiment)
+            seen = ResumePoint.of(folder, experiment, leads=False, cut=cut)
             seen.limit_reached(folder.path, experiment.limits, by_all, ended)
             folder.lead()
             folder.tidy()
             go_back_to_cut(folder, experiment)
+            for place, path in torn.items():
+                put_checkpoints_aside((written := checkpoints(place))[written.index(path) + 1 :])
             past = ResumePoint.of(folder, experiment)
             reached = past.limit_reached(folder.path, experiment.limits, by_all, ended)
             folder.write_experiment(experiment, source)
@@ -267,6 +272,13 @@ def resume(
             folder.epoch,
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
+        if torn:
+            _say(
+                f"it was {ended} between the last checkpoints of its policies: "
+                f"{', '.join(place.name for place in torn)}, which had reached the limit, goes back to the "
+                "one before",
+                quiet,
+            )
         if reached:
             _say(f"it was {ended} once it had reached {reached}: it is complete now", quiet)
             return _result(folder, life.complete(job, f"it has reached {reached}"))

@@ -44,6 +44,7 @@ from tidemill.core.seeding import derive_seed
 from tidemill.nets.choose_device import choose_device
 from tidemill.nets.weights import placeholder_weights
 from tidemill.store.checkpoint import (
+    ENDED,
     FoundCheckpoint,
     checkpoint_name,
     checkpoints,
@@ -53,6 +54,7 @@ from tidemill.store.checkpoint import (
     write_checkpoint,
 )
 from tidemill.store.database_watch import DatabaseWatch
+from tidemill.store.fence import epoch_of
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.refuge import copy_of_run
 from tidemill.streams.parameters import ParameterPublisher
@@ -138,6 +140,9 @@ class Learner:
         """Whether the last update did."""
         self._saved = -1, -1, -1  # updates, steps and dropped samples at the newest checkpoint
         self._refused = False  # the last one could not be written
+        # of several policies some may lack their last checkpoint: those are marked
+        self._several = len(context.experiment.trained()) > 1 and not context.experiment.exact_resume
+        self._ends = False
         self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
         self._update_s = 0.0  # that the last update took
         self._publisher: ParameterPublisher | None = None
@@ -594,6 +599,8 @@ class Learner:
             self._write(self._folder)
         except CheckpointError as error:
             self._pace.failed(began, awake())
+            if final and self._saved == now:  # it is there, unmarked
+                return
             if final:
                 self._write_elsewhere(error)
             elif not refused:  # training goes on; the last good checkpoint is kept
@@ -626,6 +633,7 @@ class Learner:
             "settings": self._changed,
             "returns": self.returns.values(),
             **extras.facts,
+            **({ENDED: epoch_of(Path(self._context.folder or ""))} if self._ends else {}),
         }
         with _writing.setdefault(str(folder), Lock()):
             write_checkpoint(
@@ -693,7 +701,8 @@ class Learner:
 
     def end(self) -> None:
         """Write the last checkpoint and push the last version."""
-        self.save(final=True)
+        self._ends = self._several
+        self.save(final=True, again=self._ends)
         if self._versions is not None and self.equal_trainers.first:
             self._versions.end(self.policy, self.metadata())
 
