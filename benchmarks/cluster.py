@@ -1,336 +1,301 @@
-"""What several hosts cost, and what they stand. Root is needed, for network namespaces.
+"""What several hosts cost, and what they stand: each promise beside what was measured.
+Hosts are network namespaces of this machine with processes of their own; root is needed.
+
+    python benchmarks/cluster.py table --keep FILE   # all: an hour and a half
+    python benchmarks/cluster.py table ray cut-10    # some
+    python benchmarks/cluster.py speed               # CartPole and Pong beside processes
+    python benchmarks/cluster.py faults --times 5    # the table of faults
+    python benchmarks/cluster.py table --list
+
+A line for each: what is promised, medians and the worst of what was seen, and whether it
+holds: medians of times and figures, and each single count of what may not be. With
+`--keep`, what was measured is kept in a file, and another command goes on from there.
+`--short`: runs so short that figures mean nothing. Ends with 1 where something does not
+hold.
 
     python benchmarks/cluster.py wire [--rounds 5] [--seconds 1.5] [--loopback]
     python benchmarks/cluster.py sleepers [--hosts 16] [--lanes 64] [--seconds 15]
     python benchmarks/cluster.py soak [--experiment replay] [--minutes 10]
 
-wire: the wire between two hosts beside bare pyzmq with CURVE in the same run. Two hosts
-are two namespaces joined by a veth pair; without root, and with --loopback, they are
-processes on loopback, and the output says so. Each has a process that pumps; two more
-are the workers that hold the ends of the channel. Bare is two processes, PUSH to PULL.
-Both by turns, medians over the rounds. Delay is one way, of a lone slot of 2 kB, 100
-times a second.
-
-sleepers: hosts whose environments sleep, an actor each, beside one such host: steps that
-enter training, the runner's share of a core, messages of control, and how long after
-Ctrl-C nothing is left. Hosts are joined by a switch (networks.py) that takes its share of
-this machine, too.
-
-soak: training while the network loses frames, is slow or narrow, and hosts are cut off.
+measure the same at other sizes (`cluster_wire.py`, `cluster_runs.py`).
 """
 
 import argparse
-import ctypes
 import json
 import os
-import select
 import signal
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
 
+import cluster_faults as faults
 import cluster_runs
-import numpy as np
-import zmq
-from networks import Network
-
-from tidemill.core.memory import MemfdSegment, keep_freed
-from tidemill.core.schema import Field
-from tidemill.hosts.pumps import IncomingChannel, OutgoingChannel
-from tidemill.hosts.wire import Wire
-from tidemill.transports.shared import EventBell
-from tidemill.transports.slots import SlotConsumer, SlotProducer
-
-SIZES = {"1.8 MB": (64 * 4 * 84 * 84, 4), "2 kB": (2048, 64)}  # bytes of a slot, slots of the channel
-ADDRESSES = ("10.231.7.1", "10.231.7.2")
-HEAR_S = 60.0  # seconds that a process has to say something
-NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+import cluster_wire
+from cluster_ray import start_and_end
+from cluster_runs import Figures
+from cluster_speed import beside_processes, best
+from fault_rows.row import Impossible
+from fault_rows.runs import BrokenPromise
+from faults import machine
+from networks import NotAllowed
 
 
-class Namespaces:
-    """Two network namespaces, and a veth pair between them: quicker than a `Network`."""
+@dataclass(frozen=True)
+class Part:
+    """A part of the table.
 
-    def __enter__(self):
-        self._network = Network(2)
+    what: it is, in words
+    measure: function that yields what it found, given random numbers and whether it is
+        to be short
+    most: what medians may be
+    least: what they must be
+    never: what no single one may be more than
+    times: how often it is measured
+    sum_up: function that returns what follows from medians
+    """
+
+    what: str
+    measure: Callable[[Random, bool], Iterator[Figures]]
+    most: Mapping[str, float] = field(default_factory=dict)
+    least: Mapping[str, float] = field(default_factory=dict)
+    never: Mapping[str, float] = field(default_factory=dict)
+    times: int = 3
+    sum_up: Callable[[Mapping[str, float]], Figures] = lambda medians: {}
+
+
+def wire(draw: Random, short: bool) -> Iterator[Figures]:
+    """A round of the wire beside bare pyzmq."""
+    yield from cluster_wire.rounds(1, 0.5 if short else 1.5)
+
+
+def sleepers(draw: Random, short: bool) -> Iterator[Figures]:
+    """16 hosts that sleep beside one."""
+    yield dict(cluster_runs.sleepers(*((3, 8, 4.0) if short else (16, 64, 15.0))))
+
+
+def soak(experiment: str) -> Callable[[Random, bool], Iterator[Figures]]:
+    """Return what trains for ten minutes with faults."""
+
+    def measure(draw: Random, short: bool) -> Iterator[Figures]:
+        seed = draw.randrange(1 << 30)
+        yield cluster_runs.soak(experiment, 0.5 if short else 10.0, (3.0, 10.0, 20.0), seed)
+
+    return measure
+
+
+ENDS = {"nothing left": 5.0}
+NOTICED = {"noticed": 0.5}
+HOST = {"noticed": 6.0, **ENDS}
+NONE = {"env steps undone": 0.0}
+ACCOUNTED = {"unaccounted": 0.0}
+H1 = ("--place=actor=h2", "--place=server=h2")
+PARTS: dict[str, dict[str, Part]] = {
+    "figures": {
+        "wire": Part(
+            "a channel over the wire, encrypted", wire, {"added delay, µs": 300.0},
+            {"of bare, slots of 1.8 MB": 0.7, "slots of 2 kB a second": 20_000.0}, times=5,
+        ),
+        "sleepers": Part(
+            "16 hosts whose environments sleep 50 ms, 64 lanes each", sleepers,
+            {"runner's share of a core": 0.05, "messages of a host beside one's": 1.25, **ENDS},
+            {"of so many times one": 0.9},
+        ),
+    },
+    "speed": {
+        "cartpole": Part(
+            "CartPole, two hosts of a core each beside processes",
+            beside_processes("cartpole", 64, 10.0), least={"of processes": 0.7}, times=5, sum_up=best,
+        ),
+        "pong": Part(
+            "Pong, one epoch, likewise",
+            beside_processes("pong_one_epoch", 32, 25.0), least={"of processes": 0.85}, times=5, sum_up=best,
+        ),
+    },
+    "ray": {"ray": Part("a run on a Ray that is up", start_and_end, {"first update": 6.0, **ENDS}, times=1)},
+    "faults": {
+        "actor": Part(
+            "an actor of a host dies", faults.worker_dies("apart", "h1", "--place=actor-0=h1",
+            "--place=actor-1=h2", "--place=server=h2"), {**NOTICED, "lives": 2.0, **ENDS}, never=NONE,
+        ),
+        "server": Part(
+            "a policy worker of a host dies", faults.worker_dies("apart", "h1", "--place=actor=h2",
+            "--place=server=h1"), {**NOTICED, "lives": 3.0, **ENDS}, never=NONE,
+        ),
+        "trainer": Part(
+            "the trainer dies, whose actors are on others", faults.worker_dies("apart", "", *H1,
+            log="trainer-0"), {**NOTICED, "lives": 10.0, **ENDS},
+        ),
+        "equal": Part(
+            "an equal trainer of a host dies, with its actor", faults.worker_dies("equal", "h1",
+            "--place=trainer-1=h1", "--place=actor-1=h1"), {**NOTICED, "lives": 10.0, **ENDS}, never=NONE,
+        ),
+        "buffer": Part(
+            "a buffer worker dies, whose actor is on another", faults.worker_dies("buffered", "",
+            "--place=actor=h1", log="buffer-0"), {**NOTICED, **ENDS}, never=NONE,
+        ),
+        "host": Part("a host dies, kill -9 of all on it", faults.host_killed(faults.ROWS), HOST, never=NONE),
+        "host-replay": Part("… of a replay memory's", faults.host_killed("replay"), HOST, never=ACCOUNTED),
+        "cut-3": Part("a host is cut off for 3 s", faults.cut_off(3.0), ENDS, never={"samples lost": 0.0}),
+        "cut-10": Part("… for 10 s", faults.cut_off(10.0), HOST, never=NONE),
+        "cut-20": Part("… for 20 s", faults.cut_off(20.0), HOST, never=NONE),
+        "loss": Part(
+            "1 % loss", faults.slow_line(loss=0.01), ENDS, never={"deaths": 0.0, "samples lost": 0.0}, times=1
+        ),
+        "delay": Part(
+            "50 ms delay", faults.slow_line(delay=0.05), ENDS, never={"deaths": 0.0, "samples lost": 0.0},
+            times=1,
+        ),
+        "rate": Part(
+            "10 MB/s", faults.slow_line(rate=10e6), ENDS, never={"deaths": 0.0, "samples lost": 0.0}, times=1
+        ),
+        "runner": Part(
+            "the runner's host dies, kill -9 of all on it", faults.runner_dies(False),
+            {"hosts end": 20.0, **ENDS},
+        ),
+        "runner-silent": Part(
+            "… stands still, and its line is cut", faults.runner_dies(True), {"hosts end": 20.0, **ENDS}
+        ),
+        "leave": Part(
+            "SIGTERM to one host", faults.host_told_to_leave, ENDS, never={**NONE, "samples lost": 0.0}
+        ),
+        "preempted": Part(
+            "SIGTERM to the runner", faults.runner_told_to_end, {"noticed": 1.0, **ENDS},
+            never={"updates lost": 0.0},
+        ),
+        "no-package": Part("a host without Tidemill", faults.host_lacks("NoPackage"), ENDS, times=1),
+        "version": Part("a host of another numpy", faults.host_lacks("OtherVersion"), ENDS, times=1),
+        "folder": Part(
+            "a host that does not see the folder, and must", faults.host_lacks("BlindHost"), ENDS, times=1
+        ),
+    },
+    "soaks": {
+        "soak-rows": Part(
+            "10 minutes of random faults, each row known again", soak("rows"), ENDS, {"faults": 20.0}, {}, 1
+        ),
+        "soak-replay": Part("… with a replay memory", soak("replay"), ENDS, {"faults": 20.0}, ACCOUNTED, 1),
+        "soak-cartpole": Part(
+            "… CartPole reaches its mark", soak("cartpole"), ENDS,
+            {"faults": 20.0, "best mean return": 475.0}, {}, 1,
+        ),
+    },
+}  # fmt: skip
+ALL = {name: part for parts in PARTS.values() for name, part in parts.items()}
+BROKEN, OUT = "broken", "left out"
+
+
+def measured(name: str, part: Part, times: int, given: argparse.Namespace) -> list[Figures]:
+    """Measure a part so often, of which what is kept counts; return what was found."""
+    keep: Path | None = given.keep
+    found: list[Figures] = []
+    rounds = 0
+    if keep is not None and keep.exists():
+        told = [json.loads(line) for line in keep.read_text().splitlines()]
+        rounds = sum(line["part"] == name and line["short"] == given.short for line in told)
+        for line in told:
+            if line["part"] == name and line["short"] == given.short:
+                found += line["found"]
+    while rounds < times and not any(OUT in each for each in found):
+        draw, one = Random(f"{given.seed} {name} {rounds}"), list[Figures]()
         try:
-            spaces = self._network.spaces
-            pair = ["ip", "link", "add", "veth0", "netns", spaces[0], "type", "veth", "peer", "veth0"]
-            subprocess.run([*pair, "netns", spaces[1]], check=True)
-            for host, (_, address) in enumerate(ends := list(zip(spaces, ADDRESSES, strict=True))):
-                for words in (
-                    ["addr", "add", f"{address}/24", "dev", "veth0"],
-                    ["link", "set", "veth0", "up"],
-                ):
-                    subprocess.run([*self._network.command(host), "ip", *words], check=True)
-        except BaseException:
-            self._network.close()
-            raise
-        return ends
-
-    def __exit__(self, *error):
-        self._network.close()
+            one += part.measure(draw, given.short)
+        except Impossible as why:
+            one.append({OUT: str(why)})
+        except NotAllowed as why:
+            raise SystemExit(str(why)) from None
+        except BrokenPromise as why:
+            one.append({BROKEN: str(why)})
+        rounds, found = rounds + 1, found + one
+        print(f"  {name}: {one}", file=sys.stderr, flush=True)
+        if keep is not None:
+            with keep.open("a") as file:
+                file.write(json.dumps({"part": name, "short": given.short, "found": one}) + "\n")
+    return found
 
 
-class Loopback:
-    """Both hosts are this machine."""
-
-    def __enter__(self):
-        return (("", "127.0.0.1"), ("", "127.0.0.1"))
-
-    def __exit__(self, *error):
-        pass
+def number(value: float) -> str:
+    """Return a figure as it is printed."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-# What the processes do. Each has what it is to know as a line on standard input.
+def line_of(name: str, part: Part, found: list[Figures]) -> tuple[str, list[str]]:
+    """Return a part's line of the table, and what does not hold."""
+    values: dict[str, list[float]] = {}
+    words: dict[str, list[str]] = {}
+    for each in found:
+        for what, value in each.items():
+            if isinstance(value, str):
+                words.setdefault(what, []).append(value)
+            else:
+                values.setdefault(what, []).append(value)
+    medians = {what: statistics.median(those) for what, those in values.items()}
+    if not {BROKEN, OUT} & words.keys():
+        for what, value in part.sum_up(medians).items():
+            if isinstance(value, str):
+                words[what] = [value]
+            else:
+                medians[what], values[what] = value, [value]
+    wrong = [f"{what}: {text}" for what, texts in words.items() if what == BROKEN for text in texts]
+    wrong += [
+        f"{what} {number(medians[what])}" for what in part.most if medians.get(what, 0) > part.most[what]
+    ]
+    wrong += [f"{what} {number(medians[what])}" for what in part.least if what in medians
+              and medians[what] < part.least[what]]  # fmt: skip
+    wrong += [f"{what} {number(max(values[what]))}" for what in part.never if what in values
+              and max(values[what]) > part.never[what]]  # fmt: skip
+    promised = [f"{what} ≤ {number(most)}" for what, most in (*part.most.items(), *part.never.items())]
+    promised += [f"{what} ≥ {number(least)}" for what, least in part.least.items()]
+    seen = []
+    for what, those in values.items():
+        worst = min(those) if what in part.least else max(those)
+        seen.append(f"{what} {number(medians[what])}" + (f" ({number(worst)})" if len(those) > 1 else ""))
+    seen += [f"{what}: {', '.join(dict.fromkeys(texts))[:300]}" for what, texts in words.items()]
+    holds = "left out" if OUT in words else "NO" if wrong else "yes"
+    return f"| {part.what} | {'; '.join(promised)} | {'; '.join(seen)} | {holds} |", [
+        f"{name}: {text}" for text in wrong
+    ]
 
 
-def say(**facts):
-    print(json.dumps(facts), flush=True)
+def table(parts: Mapping[str, Part], given: argparse.Namespace) -> int:
+    """Measure these parts, and print them."""
+    if os.geteuid() != 0:
+        raise SystemExit("root is needed, for network namespaces")
+    began, broken = time.monotonic(), list[str]()
+    print(f"{machine()}\n\n| | promised | seen: median (worst) | holds |\n|---|---|---|---|", flush=True)
+    for name, part in parts.items():
+        times = 1 if given.short else given.times or part.times
+        text, wrong = line_of(name, part, measured(name, part, times, given))
+        broken += wrong
+        print(text, flush=True)
+    print(f"\n{time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.1f} at the end")
+    for text in broken:
+        print(f"does not hold: {text}")
+    return bool(broken)
 
 
-def hear():
-    return json.loads(sys.stdin.readline())
+def shown(found: Mapping[str, float | str]) -> None:
+    """Print what was found."""
+    for what, value in found.items():
+        print(f"{what}: {value if isinstance(value, str) else number(value)}")
 
 
-def enter(space):
-    if space:
-        with open(space) as file:
-            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
-                raise OSError(ctypes.get_errno(), f"network namespace {space} cannot be entered")
-
-
-def host(space, address, sends, segment, bell, worker):
-    enter(space)
-    wire = Wire("a" if sends else "b", EventBell(bell))
-    say(key=wire.keys.public.decode())
-    order = hear()
-    key = order["key"].encode()
-    if sends:
-        peer, ports = wire.listen("b", key, address)
-        peer.send(OutgoingChannel(0, 1, SlotConsumer(MemfdSegment(segment), EventBell(worker))))
-        say(ports=ports)
-    else:
-        peer = wire.call("a", key, order["address"], tuple(order["ports"]))
-        peer.receive(IncomingChannel(0, 1, SlotProducer(MemfdSegment(segment), EventBell(worker))))
-    while True:
-        wire.turn(1.0)
-
-
-def send_slots(segment, bell, pump, nbytes, slots, pause):
-    channel, own = SlotProducer(MemfdSegment(segment), EventBell(pump)), EventBell(bell)
-    channel.offer({"time": Field((), "int64"), "data": Field((nbytes - 64,), "uint8")}, (), slots)
-    say(ready=True)
-    while True:
-        while (slot := channel.reserve()) is None:
-            own.wait(1.0)
-        slot["time"][...] = time.monotonic_ns()
-        channel.commit()
-        if pause:
-            time.sleep(pause)
-
-
-def measure(take, seconds):
-    """Return messages per second, and the median of their delays in µs. `take` waits for
-    the next one and returns when it was sent."""
-    take()
-    start, delays = time.monotonic_ns(), []
-    while (now := time.monotonic_ns()) - start < seconds * 1e9:
-        delays.append(-take() + time.monotonic_ns())
-    say(rate=len(delays) / (now - start) * 1e9, delay=statistics.median(delays) / 1e3)
-
-
-def take_slots(segment, bell, pump, seconds):
-    channel, own = SlotConsumer(MemfdSegment(segment), EventBell(pump)), EventBell(bell)
-    while not channel.attach():
-        own.wait(0.1)
-
-    def take():
-        while (slot := channel.take()) is None:
-            own.wait(1.0)
-        sent = int(slot["time"])
-        channel.release()
-        return sent
-
-    measure(take, seconds)
-
-
-def send_bare(space, address, nbytes, slots, pause):
-    enter(space)
-    keep_freed()
-    socket = zmq.Context().socket(zmq.PUSH)
-    socket.curve_publickey, socket.curve_secretkey = public, _ = zmq.curve_keypair()
-    socket.curve_server, socket.sndhwm, socket.linger = True, slots, 0
-    say(port=socket.bind_to_random_port(f"tcp://{address}"), key=public.decode())
-    buffer = np.zeros(nbytes, "uint8")
-    while True:
-        buffer[:8] = np.frombuffer(time.monotonic_ns().to_bytes(8, "little"), "uint8")
-        socket.send(buffer, copy=False)
-        if pause:
-            time.sleep(pause)
-
-
-def take_bare(space, address, port, key, slots, seconds):
-    enter(space)
-    keep_freed()
-    socket = zmq.Context().socket(zmq.PULL)
-    socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-    socket.curve_serverkey, socket.rcvhwm = key.encode(), slots
-    socket.connect(f"tcp://{address}:{port}")
-    measure(lambda: int.from_bytes(socket.recv(copy=False).buffer[:8], "little"), seconds)
-
-
-ROLES = {role.__name__: role for role in (host, send_slots, take_slots, send_bare, take_bare)}
-
-
-class Process:
-    """One of them. `alive`: all that are to live."""
-
-    alive: "list[Process]" = []  # noqa: RUF012
-
-    def __init__(self, role, fds=(), **facts):
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "role", role.__name__, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=fds,
-        )
-        self.alive.append(self)
-        self.tell(**facts)
-
-    def tell(self, **facts):
-        print(json.dumps(facts), file=self.process.stdin, flush=True)
-
-    def hear(self):
-        deadline = time.monotonic() + HEAR_S
-        while not select.select([self.process.stdout], [], [], 0.2)[0]:  # it says a line at a time
-            if dead := [each.process.args[3] for each in self.alive if each.process.poll() is not None]:
-                raise SystemExit(f"ended: {', '.join(dead)}; what its error was stands above")
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{self.process.args[3]} said nothing for {HEAR_S:.0f} s")
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"ended: {self.process.args[3]}; what its error was stands above")
-        return json.loads(line)
-
-    def end(self):
-        self.alive.remove(self)
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
-def over_wire(ends, nbytes, slots, seconds, pause=0.0):
-    (a, at_a), (b, at_b) = ends
-    near, far = os.memfd_create("near"), os.memfd_create("far")
-    bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(4)]  # of a, its worker, b and its worker
-    started = []
-
-    def start(role, fds, **facts):
-        started.append(Process(role, fds, **facts))
-        return started[-1]
-
-    try:
-        first = start(
-            host,
-            (near, *bells[:2]),
-            space=a,
-            address=at_a,
-            sends=True,
-            segment=near,
-            bell=bells[0],
-            worker=bells[1],
-        )
-        second = start(
-            host,
-            (far, *bells[2:]),
-            space=b,
-            address=at_b,
-            sends=False,
-            segment=far,
-            bell=bells[2],
-            worker=bells[3],
-        )
-        key = first.hear()["key"]
-        first.tell(key=second.hear()["key"])
-        second.tell(key=key, address=at_a, ports=first.hear()["ports"])
-        start(
-            send_slots,
-            (near, *bells[:2]),
-            segment=near,
-            bell=bells[1],
-            pump=bells[0],
-            nbytes=nbytes,
-            slots=slots,
-            pause=pause,
-        ).hear()
-        return start(
-            take_slots, (far, *bells[2:]), segment=far, bell=bells[3], pump=bells[2], seconds=seconds
-        ).hear()
-    finally:
-        for process in started:
-            process.end()
-        for descriptor in (near, far, *bells):
-            os.close(descriptor)
-
-
-def over_bare(ends, nbytes, slots, seconds, pause=0.0):
-    (a, at_a), (b, _) = ends
-    sender = Process(send_bare, space=a, address=at_a, nbytes=nbytes, slots=slots, pause=pause)
-    try:
-        taker = Process(take_bare, space=b, address=at_a, slots=slots, seconds=seconds, **sender.hear())
-        try:
-            return taker.hear()
-        finally:
-            taker.end()
-    finally:
-        sender.end()
-
-
-def wire(rounds, seconds, loopback):
-    place = Loopback() if loopback or os.geteuid() != 0 else Namespaces()
-    print(
-        "two processes on loopback" if isinstance(place, Loopback) else "two network namespaces", flush=True
-    )
-    works = {size: (*of, seconds, 0.0) for size, of in SIZES.items()} | {"delay": (2048, 64, seconds, 0.01)}
-    found = {(size, way): [] for size in works for way in ("bare", "wire")}
-    with place as ends:
-        for _ in range(rounds):
-            for size, work in works.items():
-                found[size, "bare"].append(over_bare(ends, *work))
-                found[size, "wire"].append(over_wire(ends, *work))
-    for size in SIZES:
-        bare, ours = (
-            statistics.median(each["rate"] for each in found[size, way]) for way in ("bare", "wire")
-        )
-        ratios = sorted(
-            w["rate"] / b["rate"] for b, w in zip(found[size, "bare"], found[size, "wire"], strict=True)
-        )
-        print(
-            f"{size}: bare {bare:,.0f}/s ({bare * SIZES[size][0] / 1e9:.2f} GB/s), wire {ours:,.0f}/s "
-            f"({ours * SIZES[size][0] / 1e9:.2f} GB/s); ratio {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
-    bare, ours = (sorted(each["delay"] for each in found["delay", way]) for way in ("bare", "wire"))
-    added = sorted(w - b for b, w in zip(bare, ours, strict=True))
-    print(
-        f"delay: bare {statistics.median(bare):.0f} µs, wire {statistics.median(ours):.0f} µs; added "
-        f"{statistics.median(ours) - statistics.median(bare):.0f} µs ({added[0]:.0f} to {added[-1]:.0f})"
-    )
-
-
-def main():
-    if sys.argv[1:2] == ["role"]:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with who has started it
-        if os.getppid() == int(sys.argv[3]):
-            ROLES[sys.argv[2]](**hear())
-        return
+def main() -> int:
+    """Do what the command line says."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="what", required=True)
+    for group, parts in {"table": ALL, **{name: PARTS[name] for name in PARTS if name != "figures"}}.items():
+        command = commands.add_parser(group, help=", ".join(parts) if group != "table" else "all of them")
+        command.add_argument("parts", nargs="*", choices=[*parts, []], default=[], metavar="PART")
+        command.add_argument("--keep", type=Path, help="file of what was measured, to go on from")
+        command.add_argument("--times", type=int, help="how often each")
+        command.add_argument("--short", action="store_true", help="whether it works, not how well")
+        command.add_argument("--seed", type=int, default=1)
+        command.add_argument("--list", action="store_true", help="print the names of all parts")
     of_wire = commands.add_parser("wire")
     of_wire.add_argument("--rounds", type=int, default=5)
     of_wire.add_argument("--seconds", type=float, default=1.5)
@@ -340,18 +305,26 @@ def main():
     of_sleepers.add_argument("--lanes", type=int, default=64)
     of_sleepers.add_argument("--seconds", type=float, default=15.0)
     of_soak = commands.add_parser("soak")
-    of_soak.add_argument("--experiment", choices=["cartpole", "replay"], default="cartpole")
+    of_soak.add_argument("--experiment", choices=list(cluster_runs.EXPERIMENTS), default="cartpole")
     of_soak.add_argument("--minutes", type=float, default=10.0)
-    of_soak.add_argument("--partitions", type=float, nargs="+", default=[3.0, 10.0])
+    of_soak.add_argument("--partitions", type=float, nargs="+", default=[3.0, 10.0, 20.0])
     of_soak.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs that are under way end with it
     if given.what == "wire":
-        wire(given.rounds, given.seconds, given.loopback)
+        cluster_wire.wire(given.rounds, given.seconds, given.loopback)
     elif given.what == "sleepers":
-        cluster_runs.sleepers(given.hosts, given.lanes, given.seconds)
+        shown(cluster_runs.sleepers(given.hosts, given.lanes, given.seconds))
+    elif given.what == "soak":
+        shown(cluster_runs.soak(given.experiment, given.minutes, given.partitions, given.seed))
     else:
-        cluster_runs.soak(given.experiment, given.minutes, given.partitions, given.seed)
+        parts = ALL if given.what == "table" else PARTS[given.what]
+        if not given.list:
+            return table({name: parts[name] for name in given.parts or parts}, given)
+        for name, part in parts.items():
+            print(f"{name:<14} {part.what} ({given.times or part.times} times)")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

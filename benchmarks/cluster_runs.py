@@ -1,20 +1,21 @@
-"""Whole runs on hosts with networks of their own, for `benchmarks/cluster.py`."""
+"""Whole runs on hosts with networks of their own, for `benchmarks/cluster.py`: their
+experiments, hosts that sleep, and training under faults."""
 
 import os
 import random
 import re
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import identified
 import psutil
+from fault_rows.runs import BrokenPromise, Run, marked
 from networked import settings
 from networks import Network
 from sleeping import Sleeping
@@ -35,25 +36,33 @@ from tidemill import (
     Trainer,
 )
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
 
-LAUNCH = f"{Path(__file__).with_name('networked.py')}:Networked"
-OWN_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-MARK = "TIDEMILL_BENCHMARK"
+LAUNCHERS = Path(__file__).with_name("networked.py")
+IDENTIFIED = Path(identified.__file__)
+OWN_MEMORY = 'mount -t tmpfs shm /dev/shm && exec "$@"'
+OWN_PROCESSES = (
+    *("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"),
+    *("sh", "-c", OWN_MEMORY, "sh"),
+)
+AGENT, WORKER = "tidemill.launchers.host", "tidemill.launchers.entry"
+Figures = dict[str, float | str]
+"""What was measured, by name, with a unit where that is not seconds; and remarks."""
 SLEEP_S, SAMPLE = 0.05, 16  # seconds of a step, rows of a lane in a sample
 STARTUP_S = 4.0  # of training that do not count
-LEFT_S = 30.0  # seconds that a run has to leave nothing
+LEFT_S = 60.0  # seconds that a run has to leave nothing
 
 
 class SlowSleeping(Sleeping):
     """A step waits 50 ms."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         """See `Sleeping`."""
         super().__init__(SLEEP_S)
 
 
-def sleeping():
+def sleeping() -> Experiment:
     """Return the experiment of hosts that sleep: HOSTS actors of LANES lanes."""
     hosts, lanes = int(os.environ["HOSTS"]), int(os.environ["LANES"])
     actors = Actors(
@@ -72,7 +81,7 @@ def sleeping():
     )
 
 
-def cartpole():
+def cartpole() -> Experiment:
     """Return CartPole, learnt by PPO until it stands."""
     return Experiment(
         name="cartpole",
@@ -85,7 +94,7 @@ def cartpole():
     )
 
 
-def replay():
+def replay() -> Experiment:
     """Return CartPole with a replay memory, whose every step is counted."""
     return Experiment(
         name="replay",
@@ -100,88 +109,155 @@ def replay():
     )
 
 
-class ClusterRun:
-    """A run on the hosts of a network, the first of which is its runner's."""
+class ClusterRun(Run):
+    """A run on the hosts of a network, the first of which is its runner's. Each other one
+    has processes and shared memory of its own.
 
-    def __init__(self, network, folder, experiment, *words, **environment):
-        self.path, self._mark = folder / "run", uuid.uuid4().hex
-        self._log = (folder / "output").open("w+")
-        command = [sys.executable, "-m", "tidemill.cli.main", "train", f"{__file__}:{experiment}"]
-        command += ["--layout", "given", "--run-dir", str(self.path), "--launch", LAUNCH, *words]
-        environment |= {**os.environ, **settings(network, *OWN_PROCESSES), MARK: self._mark}
-        self.main = subprocess.Popen(
-            [*network.command(0), *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+    words: of its command
+    launcher: of those in networked.py
+    launch: another launcher, of the runner's host or with its own way to the others
+    around: words before the commands of its runner and of its agents
+    """
 
-    def output(self):
-        """Return what it has written."""
-        return Path(self._log.name).read_text()
+    def __init__(
+        self,
+        network: Network,
+        folder: Path,
+        experiment: str,
+        *words: str,
+        launcher: str = "Networked",
+        launch: str = "",
+        around: tuple[Sequence[str], Sequence[str]] = ((), ()),
+        **variables: str,
+    ) -> None:
+        of_runner, of_agents = around
+        self.before = [*network.command(0), *of_runner]
+        self.variables = {**variables, **settings(network, *of_agents, *OWN_PROCESSES)}
+        place = f"{__file__}:{experiment}" if ":" not in experiment else experiment
+        super().__init__(place, launch or f"{LAUNCHERS}:{launcher}", folder, folder / "run", None, *words)
 
-    def records(self):
+    def all_records(self) -> list[dict[str, float]]:
         """Return its metrics so far."""
         path = self.path / "metrics.jsonl"
-        return read_metrics(self.path) if path.exists() and path.stat().st_size else []
+        return list(read_metrics(self.path)) if path.exists() and path.stat().st_size else []
 
-    def await_seconds(self, seconds):
+    def await_seconds(self, seconds: float) -> None:
         """Wait until it has trained for so long."""
-        deadline = time.monotonic() + 120 + seconds
-        while not (found := self.records()) or found[-1]["time/seconds"] < seconds:
-            if self.main.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the run does not train:\n{self.output()}")
-            time.sleep(0.1)
+        self.wait_for(
+            lambda: self.newest().get("time/seconds", 0.0) >= seconds, f"{seconds:.0f} s of training",
+            seconds + 180,
+        )  # fmt: skip
 
-    def left(self):
+    def left(self) -> list[psutil.Process]:
         """Return what still lives of it on any host."""
         found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self._mark:
-                    found.append(process)
-            except psutil.Error:
-                continue
+        for pid in marked(self.folder):
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
         return found
 
-    def end(self):
-        """Have it end as Ctrl-C does; return its status, and the seconds until nothing of
-        it was left."""
+    def agents(self) -> dict[str, psutil.Process]:
+        """Return the agents of its hosts, by their names."""
+        found = {}
+        for process in self.left():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                words = process.cmdline()
+                if AGENT in words and words[0] != "unshare" and words[0] != "nsenter":
+                    found[words[-1]] = process
+        return found
+
+    def worker_on(self, host: str) -> psutil.Process:
+        """Return the process of the one worker of a host."""
+
+        def look() -> list[psutil.Process]:
+            found = []
+            agents = self.agents()
+            for name in (host, *(name for name in agents if name.startswith(f"{host}#"))):
+                with suppress(psutil.Error, KeyError):
+                    found += [child for child in agents[name].children() if WORKER in child.cmdline()]
+            return found
+
+        found = self.wait_for(look, f"{host} has a worker")
+        if len(found) > 1:
+            raise BrokenPromise(f"{host} has {len(found)} worker processes")
+        return found[0]  # type: ignore[no-any-return]
+
+    def interrupt(self) -> float:
+        """Have it end as Ctrl-C does; return the seconds until nothing of it was left."""
         start = time.monotonic()
         if self.main.poll() is None:
             os.killpg(self.main.pid, signal.SIGINT)
-        while self.main.poll() is None or self.left():
-            if time.monotonic() > start + LEFT_S:
-                raise SystemExit(f"{len(self.left())} processes are left after {LEFT_S} s:\n{self.output()}")
-            time.sleep(0.02)
-        return self.main.returncode, time.monotonic() - start
+        return self.gone(start)
 
-    def kill(self):
-        """Leave nothing, whatever happened."""
-        for process in self.left():
-            process.kill()
-        self.main.wait()
-        self._log.close()
+    def gone(self, start: float) -> float:
+        """Wait until nothing is left of it on any host; return the seconds since
+        `start`."""
+        self.wait_for(
+            lambda: self.main.poll() is not None and not marked(self.folder), "nothing is left", LEFT_S, False
+        )
+        return time.monotonic() - start
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return how it ended."""
+        return RunFolder(self.path).read("summary.json")  # type: ignore[no-any-return]
+
+    def lost(self) -> tuple[int, int]:
+        """Return how many samples are lost, and how many env steps of others, by what
+        happened. Raises `BrokenPromise` where its metrics say otherwise."""
+        samples, begun = 0, dict[tuple[str, int], int]()
+        for event in read_events(self.path):
+            if event.what in ("died", "lost"):
+                samples += event.samples
+                begun[event.worker, event.life] = event.steps
+        found, last = (samples, sum(begun.values())), self.all_records()[-1]
+        told = last.get("lost/samples", 0), last.get("lost/steps", 0)
+        if self.main.poll() is not None and told != found:
+            raise BrokenPromise(f"lost are {found}, and metrics say {told}")
+        return found
+
+    def check(self) -> dict[str, float]:
+        """Return what became of its env steps, once it has ended: of those with a replay
+        memory how many are not accounted for, and of those that can be known again
+        (`identified.py`) how many were lost. Raises `BrokenPromise`."""
+        summary, steps = self.summary(), [r["step"] for r in self.all_records() if "update" in r]
+        if steps != sorted(steps):
+            raise BrokenPromise("its env steps do not only grow")
+        if "started" in summary:
+            begun, committed, voided = (summary[name] for name in ("started", "committed", "voided"))
+            return {"begun": begun, "voided": voided, "unaccounted": abs(begun - committed - voided)}
+        if not (self.folder / "played").exists():
+            return {}
+        rows = identified.found(self.folder, summary["updates"])
+        if rows.trained != summary["env_steps"]:
+            rows.wrong.append(f"{rows.trained} steps were trained on, of {summary['env_steps']}")
+        if rows.wrong:
+            raise BrokenPromise("; ".join(rows.wrong))
+        samples, _ = self.lost()
+        most = samples * identified.LANES * identified.STEPS + sum(e.steps for e in read_events(self.path))
+        # a step that failed voids what its lanes had begun, too
+        return {"played": rows.played, "trained": rows.trained, "gaps": rows.gaps, "counted as lost": most}
 
 
 @contextmanager
 def running(
-    hosts: int, experiment: str, *words: str, **environment: str
+    hosts: int, experiment: str, *words: str, network: Network | None = None, **more: Any
 ) -> Iterator[tuple[Network, ClusterRun]]:
-    """A run on so many hosts besides the runner's."""
-    with Network(hosts + 1) as network, tempfile.TemporaryDirectory() as folder:
-        run = ClusterRun(network, Path(folder), experiment, *words, **environment)
+    """A run on so many hosts besides the runner's, in a network of theirs."""
+    with tempfile.TemporaryDirectory(prefix="tidemill-cluster-") as folder:
+        made = network or Network(hosts + 1)
         try:
-            yield network, run
+            run = ClusterRun(made, Path(folder), experiment, *words, **more)
+            try:
+                yield made, run
+            finally:
+                run.kill()
         finally:
-            run.kill()
+            if network is None:
+                made.close()
 
 
-def measure_sleepers(hosts, lanes, seconds):
-    """Return how many steps/s so many hosts reach, and what the rest of it costs, in
-    words."""
+def measure_sleepers(hosts: int, lanes: int, seconds: float) -> dict[str, float]:
+    """Return what so many hosts reach, and what the rest of it costs."""
     with running(hosts, "sleeping", HOSTS=str(hosts), LANES=str(lanes)) as (_, run):
         run.await_seconds(STARTUP_S)
         runner = psutil.Process(run.main.pid)
@@ -190,31 +266,31 @@ def measure_sleepers(hosts, lanes, seconds):
         run.await_seconds(STARTUP_S + seconds)
         idle = psutil.cpu_times_percent(None).idle / 100
         share = (sum(runner.cpu_times()[:2]) - before) / (time.monotonic() - at)
-        records = [r for r in run.records() if r["time/seconds"] >= STARTUP_S]
-        _, left = run.end()
+        records = [r for r in run.all_records() if r["time/seconds"] >= STARTUP_S]
+        left = run.interrupt()
     first, last = records[0], records[-1]
     rate = (last["step"] - first["step"]) / (last["time/seconds"] - first["time/seconds"])
     told = [v for r in records for k, v in r.items() if re.fullmatch(r"host/h\d+/messages_per_second", k)]
     heard = [r["host/runner/messages_per_second"] / hosts for r in records]
-    return rate, (
-        f"runner {share:.1%} of a core; messages per host and second {statistics.mean(told):.1f} to others, "
-        f"{statistics.mean(heard):.1f} from the runner; nothing was left {left:.1f} s after Ctrl-C; "
-        f"the machine was idle for {idle:.0%}"
-    )
+    return {
+        "steps a second": rate,
+        "of what they could": rate / hosts / lanes * SLEEP_S,
+        "runner's share of a core": share,
+        "messages a second and host": statistics.mean(told),
+        "messages a second to each": statistics.mean(heard),
+        "nothing left": left,
+        "idle": idle,
+    }
 
 
-def sleepers(hosts, lanes, seconds):
-    """Print what `hosts` hosts reach, beside so many times what one does."""
-    found = {}
-    for count in (1, hosts):
-        found[count], costs = measure_sleepers(count, lanes, seconds)
-        reached = found[count] / count / lanes * SLEEP_S
-        print(
-            f"{count} hosts of {lanes} lanes that sleep 50 ms: {found[count]:,.0f} steps/s, {reached:.2f} of "
-            f"what they could; {costs}",
-            flush=True,
-        )
-    print(f"{hosts} hosts: {found[hosts] / found[1] / hosts:.2f} of {hosts} x one")
+def sleepers(hosts: int, lanes: int, seconds: float) -> dict[str, float]:
+    """Measure what `hosts` hosts reach, beside so many times what one does."""
+    one, many = (measure_sleepers(count, lanes, seconds) for count in (1, hosts))
+    found = {"of so many times one": many["steps a second"] / one["steps a second"] / hosts}
+    name = "messages a second and host"
+    found["messages of a host beside one's"] = many[name] / one[name]
+    found |= {f"one: {what}": value for what, value in one.items()}
+    return found | many
 
 
 LINES = (
@@ -223,45 +299,53 @@ LINES = (
     {"rate": 10e6},
     {"loss": 0.01, "delay": 0.05, "rate": 10e6},
 )
-WELL = {"loss": 0.0, "delay": 0.0, "rate": None, "cut": []}
+WELL: dict[str, Any] = {"loss": 0.0, "delay": 0.0, "rate": None, "cut": []}
+EXPERIMENTS = {"rows": f"{IDENTIFIED}:rows_apart", "cartpole": "cartpole", "replay": "replay"}
+HURRY = (5.0, 10.0)  # seconds between two faults
 
 
-def soak(experiment, minutes, partitions, seed):
+def _have_fault(chance: random.Random, run: ClusterRun, network: Network, partitions: Sequence[float]) -> str:
+    """Have one fault; return what it was."""
+    kind, host = chance.choice(("line", "cut", "kill")), chance.choice((1, 2))
+    if kind == "kill" and (agent := run.agents().get(f"h{host}")) is not None:
+        network.set(cut=[host])
+        agent.kill()  # and all that it has begun: it is the first of its process space
+        time.sleep(chance.uniform(1, 3))
+        network.set(**WELL)
+        return f"h{host} killed"
+    seconds, line = chance.uniform(3, 8), dict(chance.choice(LINES))
+    if kind != "line":
+        seconds, line = chance.choice(partitions), {"cut": [host]}
+    network.set(**line)
+    time.sleep(seconds)
+    network.set(**WELL)
+    return f"for {seconds:.0f} s {line}"
+
+
+def soak(experiment: str, minutes: float, partitions: Sequence[float], seed: int) -> dict[str, float | str]:
     """Train for so long on two hosts beside the runner's, with a random fault each 10 to
-    20 s: a line that loses frames, is slow or narrow, or a host that is cut off for one
-    of `partitions` (s)."""
-    chance, faults = random.Random(seed), 0
-    with running(2, experiment) as (network, run):
+    30 s: a line that loses frames, is slow or narrow, a host that is cut off for one of
+    `partitions` (s), or killed with all that is on it. Hosts come back."""
+    chance, faults = random.Random(seed), list[str]()
+    restarts = [f"--set=workers.{group}.restarts=1000" for group in ("actor", "trainer")]
+    with running(2, EXPERIMENTS[experiment], *restarts, launcher="Returning") as (network, run):
         run.await_seconds(2.0)
         end = time.monotonic() + 60 * minutes
         while (left := end - time.monotonic()) > 0 and run.main.poll() is None:
-            time.sleep(min(chance.uniform(5, 10), left))
-            seconds, line = chance.uniform(3, 8), dict(chance.choice(LINES))
-            if chance.random() < 0.5:
-                seconds, line = chance.choice(partitions), {"cut": [chance.choice((1, 2))]}
-            faults += 1
-            print(f"{run.records()[-1]['step']:,.0f} steps; for {seconds:.0f} s {line}", flush=True)
-            network.set(**line)
-            time.sleep(seconds)
-            network.set(**WELL)
-        step = run.records()[-1]["step"] if run.main.poll() is None else -1
-        deadline = time.monotonic() + 30
-        while run.main.poll() is None and run.records()[-1]["step"] <= step:
-            assert time.monotonic() < deadline, f"it does not go on:\n{run.output()}"
-            time.sleep(0.1)
-        went_on = run.main.poll() is None
-        status, nothing = run.end()
-        records, counts = run.records(), network.set()
-        summary = RunFolder(run.path).read("summary.json")
-    best = max(r.get("return/mean", 0.0) for r in records)
-    steps = [r["step"] for r in records]
-    print(
-        f"{faults} faults, {counts['lost']:,} of {counts['frames']:,} frames lost; "
-        f"{'it went on to the end' if went_on else 'it ended before'}, status {status}: {summary['reason']}; "
-        f"{steps[-1]:,.0f} steps, best mean return {best:.0f}, nothing was left after {nothing:.1f} s; "
-        f"steps only grow: {steps == sorted(steps)}"
-    )
-    if "started" in summary:
-        begun, committed, voided = (summary[name] for name in ("started", "committed", "voided"))
-        fits = begun == committed + voided
-        print(f"{begun:,} steps begun = {committed:,} committed + {voided:,} voided: {fits}")
+            time.sleep(min(chance.uniform(*HURRY), left))
+            faults.append(_have_fault(chance, run, network, partitions))
+            print(f"{run.newest()['step']:,.0f} steps; {faults[-1]}", flush=True)
+        run.wait_for_updates(3)
+        nothing = run.interrupt()
+        records, counts, found = run.all_records(), network.set(), run.check()
+        samples, _ = run.lost()
+    return {
+        "faults": len(faults),
+        "hosts killed": sum(each.endswith("killed") for each in faults),
+        "env steps": records[-1]["step"],
+        "best mean return": max(r.get("return/mean", 0.0) for r in records),
+        "samples lost": samples,
+        "frames lost": counts["lost"],
+        "nothing left": nothing,
+        **found,
+    }

@@ -30,9 +30,14 @@ class Updates:
 
 def one_death(run: Run, log: str) -> Seen:
     """Kill the worker process with that log, and return what followed."""
+    return after(run, processes(run.main.pid)[log].kill)
+
+
+def after(run: Run, strike: Callable[[], object]) -> Seen:
+    """Have workers die, and return what followed."""
     before, saved = len(read_events(run.path)), newest_save(run)
-    worker, killed_at = processes(run.main.pid)[log], time.time()
-    worker.kill()
+    killed_at = time.time()
+    strike()
     updates, deadline = Updates(run), time.time() + PATIENCE
     while True:
         events = read_events(run.path)[before:]

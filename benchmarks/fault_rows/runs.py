@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,15 @@ def _begin(group: Path | None) -> None:
 
 
 class Run:
-    """A run in `path`, by one of the launchers; all else of it is in `folder`."""
+    """A run in `path`, by one of the launchers; all else of it is in `folder`. The
+    experiment is one beside this file, or FILE.py:NAME.
+
+    before: words before the commands of its main process
+    variables: of that, besides this process's own
+    """
+
+    before: Sequence[str] = ()
+    variables: Mapping[str, str] = {}
 
     def __init__(
         self, experiment: str, launch: str, folder: Path, path: Path, group: Path | None, *words: str
@@ -56,16 +64,19 @@ class Run:
         (folder / "config").mkdir()
         (folder / "tmp").mkdir()
         words = words if "--log" in words else (*words, "--log", "")
-        self._start("train", f"{EXPERIMENTS}:{experiment}", "--launch", launch, "--layout", "given",
-                    "--run-dir", str(self.path), *words)  # fmt: skip
+        words = words if "--layout" in words else (*words, "--layout", "given")
+        file, _, name = experiment.rpartition(":")
+        self._start("train", f"{file or EXPERIMENTS}:{name}", "--launch", launch, "--run-dir", str(self.path),
+                    *words)  # fmt: skip
 
     def _start(self, *words: str) -> None:
-        variables = {FOLDER: str(self.folder / "faults"), "TMPDIR": str(self.folder / "tmp")}
+        variables = {**self.variables, FOLDER: str(self.folder / "faults")}
+        variables["TMPDIR"] = str(self.folder / "tmp")
         variables["XDG_CONFIG_HOME"] = str(self.folder / "config")
         with (self.folder / "output.txt").open("ab") as output:
             self.main = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.cli.main", *words], stdout=output, stderr=output,
-                env={**os.environ, **variables}, start_new_session=True,
+                [*self.before, sys.executable, "-m", "tidemill.cli.main", *words], stdout=output,
+                stderr=output, env={**os.environ, **variables}, start_new_session=True,
                 preexec_fn=lambda: _begin(self._group),
             )  # fmt: skip
 

@@ -1,0 +1,115 @@
+"""How soon a run on a Ray that is up trains, and how soon nothing is left of it, for
+`benchmarks/cluster.py`."""
+
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import psutil
+from cluster_runs import AGENT, WORKER, Figures, running
+from fault_rows.row import Impossible
+from networks import Cable
+
+DRIVER = "tidemill.launchers.ray_driver"
+UP_S = 180.0  # seconds that Ray has to be up
+
+
+class Ray:
+    """A Ray of two nodes, each on a host of a network, with a core each.
+
+    address: of its head
+    variables: that let a run in
+    """
+
+    def __init__(self, network: Cable) -> None:
+        self.variables = {
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0",
+        }  # fmt: skip
+        head = network.addresses[0]
+        self.address = f"{head}:{random.randrange(20_000, 32_000)}"
+        self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets must have short paths
+        ray = str(Path(sys.executable).with_name("ray"))
+        port, temporary = self.address.rpartition(":")[2], f"--temp-dir={self._folder}"
+        for host, words in enumerate(
+            [
+                ["--head", f"--port={port}", temporary, "--include-dashboard=false"],
+                [f"--address={self.address}"],
+            ]
+        ):
+            started = subprocess.run(
+                [
+                    *network.command(host), ray, "start", "--num-cpus=1",
+                    f"--node-ip-address={network.addresses[host]}", *words,
+                ],
+                env={**os.environ, **self.variables}, capture_output=True, text=True, timeout=UP_S,
+            )  # fmt: skip
+            if started.returncode:
+                self.close()
+                raise Impossible(f"Ray does not start: {started.stdout[-300:]}{started.stderr[-300:]}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all of it that lives, and what runs have begun of it."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                of_this = process.environ().get("RAY_AUTH_TOKEN") == self.variables["RAY_AUTH_TOKEN"]
+                if of_this and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def of_runs(self) -> list[psutil.Process]:
+        """Return those of them that are runs'."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if not {AGENT, WORKER, DRIVER}.isdisjoint(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(self.processes(), 10)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def ray_of(network: Cable) -> Iterator[Ray]:
+    """A Ray that is up."""
+    if importlib.util.find_spec("ray") is None:
+        raise Impossible("Ray is not installed")
+    made = Ray(network)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def start_and_end(draw: Random, short: bool) -> Iterator[Figures]:
+    """Begin a run on a Ray that is up, and end it as Ctrl-C does, three times."""
+    with Cable() as network, ray_of(network) as ray:
+        for _ in range(1 if short else 3):
+            began = time.monotonic()
+            words = ("--ray-address", ray.address)
+            with running(1, "cartpole", *words, network=network, launch="ray", **ray.variables) as (_, run):
+                run.wait_for(run.newest, "its first update", UP_S)
+                first = time.monotonic() - began
+                if len(ray.of_runs()) < 3:
+                    raise Impossible(f"it has not both hosts: {run.output[-400:]}")
+                time.sleep(draw.uniform(0.5, 2.0))
+                at = time.monotonic()
+                run.interrupt()
+                run.wait_for(lambda: not ray.of_runs(), "nothing is left", alive=False)
+                yield {"first update": first, "nothing left": time.monotonic() - at}
