@@ -208,9 +208,9 @@ def test_a_worker_that_dies_on_any_host_lives_again_and_a_runner_that_dies_takes
     for deaths, where in enumerate(2 * places, 1):
         worker_of(there[where]).kill()
         lives = deaths * with_it
-        wait_until(lambda lives=lives: len(events(run, "lives")) >= lives, 60, "it lives again")
+        wait_until(lambda lives=lives: len(events(run, "lives")) >= lives, 120, "it lives again")
         before = lines()
-        wait_until(lambda before=before: lines() > before + 2, 60, "updates go on")
+        wait_until(lambda before=before: lines() > before + 2, 120, "updates go on")
     if made == "equal":
         os.killpg(run.main.pid, signal.SIGINT)
     else:

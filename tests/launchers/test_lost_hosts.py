@@ -55,7 +55,7 @@ def lost(run: Run) -> tuple[int, int]:
 def goes_on(run: Run) -> None:
     lines = lambda: len((run.path / "metrics.jsonl").read_text().splitlines())  # noqa: E731
     before = lines()
-    wait_until(lambda: lines() > before + 2, 60, "updates go on")
+    wait_until(lambda: lines() > before + 2, 120, "updates go on")
 
 
 def ends_cleanly(run: Run) -> None:
@@ -72,12 +72,12 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
     run = start("cartpole", "ThreeHosts")
     there = agents(run)
     there["b"].kill()
-    wait_until(lambda: len(events(run, "lives")) >= 2, 60, "its workers live again")
+    wait_until(lambda: len(events(run, "lives")) >= 2, 120, "its workers live again")
     assert agents(run)["b#1"].parent() == there["c"]  # nobody is busy there
     goes_on(run)
     there["c"].kill()  # and what it holds goes with it
-    wait_until(lambda: len(events(run, "lives")) >= 4, 60, "they live again with the runner")
-    wait_until(lambda: agents(run).keys() == {"b#2"}, 60, "what the lost host held has ended")
+    wait_until(lambda: len(events(run, "lives")) >= 4, 120, "they live again with the runner")
+    wait_until(lambda: agents(run).keys() == {"b#2"}, 120, "what the lost host held has ended")
     goes_on(run)
     assert {event.worker for event in events(run, "died")} == {"actor-0", "server-0"}
     ends_cleanly(run)
@@ -86,7 +86,7 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
 def test_a_trainer_waits_for_an_equal_one_whose_host_is_lost(start: Callable[..., Run]) -> None:
     run = start("equal", "TwoHosts")
     agents(run)["b"].kill()
-    wait_until(lambda: len(events(run, "lives")) == 2, 60, "the workers of that host live again")
+    wait_until(lambda: len(events(run, "lives")) == 2, 120, "the workers of that host live again")
     goes_on(run)
     assert events(run, "went back") == [] and len(events(run, "lives")) == 2
     ends_cleanly(run)
@@ -99,9 +99,9 @@ def test_a_host_that_is_back_in_time_keeps_its_share_until_it_is_told_to_leave(
     own = agents(run)["b"]
     before = {p.pid for p in own.children(recursive=True)}
     own.suspend()
-    wait_until(lambda: events(run, "died"), 60, "its workers are taken for dead")
+    wait_until(lambda: events(run, "died"), 120, "its workers are taken for dead")
     own.resume()
-    wait_until(lambda: len(events(run, "lives")) >= 2, 60, "its workers live again")
+    wait_until(lambda: len(events(run, "lives")) >= 2, 120, "its workers live again")
     goes_on(run)
     # what its actor had sent while the agent carried nothing, if its channel had room
     assert {event.worker for event in events(run, "lost")} <= {"actor-0"}
@@ -109,10 +109,10 @@ def test_a_host_that_is_back_in_time_keeps_its_share_until_it_is_told_to_leave(
     assert not before & {p.pid for p in run.processes()}  # who was taken for dead is
     died, gone, (_, begun) = events(run, "died"), events(run, "lost"), lost(run)
     own.terminate()  # and whom it holds leaves first
-    wait_until(lambda: len(events(run, "lives")) >= 4, 60, "its workers live again with the runner")
+    wait_until(lambda: len(events(run, "lives")) >= 4, 120, "its workers live again with the runner")
     told = [event.cause for event in events(run, "died")[len(died) :]]
     assert told == ["its host b was told to leave (SIGTERM)"] * 2
-    wait_until(lambda: not agents(run).keys() & {"b", "b#1"}, 60, "both agents end")
+    wait_until(lambda: not agents(run).keys() & {"b", "b#1"}, 120, "both agents end")
     goes_on(run)
     # what was sent has come, and what was begun is void: a sample of 64 rows at most
     assert events(run, "lost") == gone and 0 <= lost(run)[1] - begun <= 64
