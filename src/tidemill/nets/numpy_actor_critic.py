@@ -98,10 +98,10 @@ class NumpyActorCritic(Network):
             self._last = last = self._unroll(last, inputs)
             self._forbidden = None if self._forbidden is None else self._forbidden[inputs["rows"]]
         n = len(last[0])
-        head = np.matmul(
-            weights["actor.weight"], last[0].T, out=self._scratch("head", (self._distribution.size, n))
-        )
-        head += weights["actor.bias"]
+        size = self._distribution.size
+        # a third of what the product of the transposed ones takes
+        rows = np.matmul(last[0], weights["actor.weight"].T, out=self._scratch("head rows", (n, size)))
+        head = np.add(rows.T, weights["actor.bias"], out=self._scratch("head", (size, n)))
         if self._forbidden is not None:
             forbid(head, self._forbidden)
         if isinstance(self._distribution, StateDependentGaussian):
