@@ -116,8 +116,8 @@ class Conditions:
     def advance(self) -> None:
         """End the run, or go over to the curriculum's next stage, where the condition for
         that holds; where stages begin at rounds `look_at_rounds` does."""
-        until, known = self._experiment.limits.until, self._state.progress.known()
-        if until and holds(until, known):
+        until = self._experiment.limits.until
+        if until and holds(until, self._state.progress.known()):
             self._state.end(until)
         if self._state.running and self._state.progress.rounds is None and self._end_stage():
             self.tell_all_stages()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite, nan
+from operator import attrgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -87,8 +88,11 @@ class TrainerHistory:
 
 
 def _median(points: "list[TrainerPoint] | deque[TrainerPoint]", name: str) -> float:
-    values = [getattr(point, name) for point in points]
-    return median(values) if values and not any(value != value for value in values) else nan
+    values: list[float] = list(map(attrgetter(name), points))
+    total = sum(values)  # NaN if any is, or infinities of both signs: each is looked at only then
+    if not values or (total != total and any(value != value for value in values)):
+        return nan
+    return median(values)
 
 
 class TrainingWarning(NamedTuple):
@@ -121,8 +125,10 @@ def far_updates(history: TrainerHistory) -> TrainingWarning | None:
 
 def idle_policy(history: TrainerHistory) -> TrainingWarning | None:
     """Tell of a policy that does what it did at the start, at random."""
-    entropy, first = history.lately("entropy"), history.early[0].entropy
-    still = history.lately("kl") < 1e-5 and abs(entropy - first) <= 0.01 * max(abs(first), 0.1)
+    first = history.early[0].entropy
+    still = history.lately("kl") < 1e-5 and (
+        abs(history.lately("entropy") - first) <= 0.01 * max(abs(first), 0.1)
+    )
     if not still or not history.whole or history.count < 2 * WINDOW or far_updates(history):
         return None
     rate = history.late[-1].learning_rate
@@ -135,7 +141,7 @@ def idle_policy(history: TrainerHistory) -> TrainingWarning | None:
 
 def collapsed_policy(history: TrainerHistory) -> TrainingWarning | None:
     """Tell of a policy that always does the same, and no better than at the start."""
-    settled = abs(history.lately("entropy")) < 1e-3 and history.lately("kl") < 1e-8
+    settled = history.lately("kl") < 1e-8 and abs(history.lately("entropy")) < 1e-3
     if not settled or not history.whole or history.risen or history.count < 2 * WINDOW:
         return None
     return TrainingWarning(
@@ -163,8 +169,11 @@ def untrained_critic(history: TrainerHistory) -> TrainingWarning | None:
 
 def exploding_loss(history: TrainerHistory) -> TrainingWarning | None:
     """Tell of a loss that grows while returns do not."""
-    before, now = _median(history.early[1:], "loss"), history.lately("loss")
-    if not now > 100 * max(before, 0.01) or history.risen or history.count < 2 * WINDOW:
+    now = history.lately("loss")
+    if not now > 1 or history.count < 2 * WINDOW:
+        return None
+    before = _median(history.early[1:], "loss")
+    if not now > 100 * max(before, 0.01) or history.risen:
         return None
     return TrainingWarning(
         f"the values' loss explodes ({before:.3g} at first, {now:.3g} now), and returns do not grow",

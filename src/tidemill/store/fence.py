@@ -9,6 +9,7 @@ metrics, how the run ended) looks whether there is a higher epoch, right before 
 
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from tidemill.core.errors import Overtaken
@@ -44,11 +45,13 @@ def take(run: Path) -> int:
 def hold(run: str | Path, epoch: int) -> None:
     """Work for this epoch of a run from now on; 0: for none."""
     _held[os.path.realpath(run)] = epoch
+    _run_of.cache_clear()
 
 
 def let_go(run: Path) -> None:
     """Work for the run no more."""
     _held.pop(os.path.realpath(run), None)
+    _run_of.cache_clear()
 
 
 def epoch_of(path: Path) -> int:
@@ -69,6 +72,7 @@ def check(path: Path) -> None:
         )
 
 
+@cache  # where a folder really lies is asked with each record
 def _run_of(path: Path) -> tuple[Path, int]:
     real = Path(os.path.realpath(path))
     for folder in (real, *real.parents):
