@@ -209,8 +209,8 @@ class ClusterRun(Run):
             if event.what in ("died", "lost"):
                 samples += event.samples
                 begun[event.worker, event.life] = event.steps
-        found, last = (samples, sum(begun.values())), self.all_records()[-1]
-        told = last.get("lost/samples", 0), last.get("lost/steps", 0)
+        found, records = (samples, sum(begun.values())), self.all_records()
+        told = tuple(max(r.get(f"lost/{what}", 0) for r in records) for what in ("samples", "steps"))
         if self.main.poll() is not None and told != found:
             raise BrokenPromise(f"lost are {found}, and metrics say {told}")
         return found

@@ -1,6 +1,8 @@
-"""What the runner takes of agents, whatever they tell."""
+"""What the runner takes of agents, whatever they tell, and how they part."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tidemill.core.errors import SchemaError
 from tidemill.hosts.connections import Keys
 from tidemill.hosts.orders import (
     AgentKey,
+    Introduction,
     Launched,
     Leaving,
     Listening,
@@ -22,10 +25,13 @@ from tidemill.hosts.orders import (
     WantVersion,
     pack,
 )
+from tidemill.hosts.wire import Wire
+from tidemill.launchers import host
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import CommandEngine, StartedAgent
 from tidemill.launchers.known_agents import HostLink, KnownAgent, Share
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.transports.shared import EventBell
 
 
 class Lasting(CommandEngine):
@@ -114,3 +120,26 @@ def test_what_an_agent_tells_behind_its_end_is_not_read(told: Told) -> None:
         stand_in.peer.words._told.append(pack(Leaving()))
     told.agents.hear()
     assert told.agents.known.keys() == {"b"}
+
+
+def test_an_agent_waits_no_longer_for_a_runner_that_has_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_FAREWELL_S", 60.0)
+    bell, hung_up = EventBell(os.eventfd(0)), threading.Event()
+    wire = Wire("b", bell)
+    try:
+        ports = (1, 1)  # where nobody hears what it tells
+        told = Introduction("b", LOOPBACK, "runner", LOOPBACK, ports, Keys.new().public.decode())
+        agent = host.HostAgent(wire, told, hung_up)
+        try:
+            agent._over = True
+            timer = threading.Timer(0.2, hung_up.set)
+            timer.start()
+            began = time.monotonic()
+            agent.run()
+            assert time.monotonic() < began + 30 and not agent._peer.words.heard_all
+            timer.join()
+        finally:
+            agent.close()
+    finally:
+        wire.close()
+        os.close(bell.descriptor)

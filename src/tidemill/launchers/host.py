@@ -167,7 +167,10 @@ class HostAgent:
         if self._over:
             self._report(Closed())
             deadline = monotonic() + _FAREWELL_S
-            while not self._peer.words.heard_all and monotonic() < deadline and not self._peer.ended:
+            # who has read that hangs up, and says no more that it has
+            while not (self._peer.words.heard_all or self._peer.ended or self._orphaned.is_set()):
+                if monotonic() > deadline:
+                    break
                 sleep(0.01)
 
     def close(self) -> None:
