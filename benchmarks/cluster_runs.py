@@ -8,7 +8,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ Figures = dict[str, float | str]
 """What was measured, by name, with a unit where that is not seconds; and remarks."""
 SLEEP_S, SAMPLE = 0.05, 16  # seconds of a step, rows of a lane in a sample
 STARTUP_S = 4.0  # of training that do not count
+PATIENT_S = 180.0  # seconds after which what does not come counts as never
 LEFT_S = 60.0  # seconds that a run has to leave nothing
 
 
@@ -133,8 +134,20 @@ class ClusterRun(Run):
         of_runner, of_agents = around
         self.before = [*network.command(0), *of_runner]
         self.variables = {**variables, **settings(network, *of_agents, *OWN_PROCESSES)}
+        self._places = [word for word in words if word.startswith("--place")]
         place = f"{__file__}:{experiment}" if ":" not in experiment else experiment
         super().__init__(place, launch or f"{LAUNCHERS}:{launcher}", folder, folder / "run", None, *words)
+
+    def resume(self) -> None:
+        """Go on with it on the same hosts, once its main process is gone."""
+        self.main.wait(LEFT_S)
+        self._start("resume", str(self.path), "--launch", self.launch, *self._places)
+
+    def wait_for(
+        self, holds: Callable[[], Any], what: str, seconds: float = PATIENT_S, alive: bool = True
+    ) -> Any:
+        """Wait as any run does, longer."""
+        return super().wait_for(holds, what, max(seconds, PATIENT_S), alive)
 
     def all_records(self) -> list[dict[str, float]]:
         """Return its metrics so far."""
@@ -145,7 +158,7 @@ class ClusterRun(Run):
         """Wait until it has trained for so long."""
         self.wait_for(
             lambda: self.newest().get("time/seconds", 0.0) >= seconds, f"{seconds:.0f} s of training",
-            seconds + 180,
+            seconds + PATIENT_S,
         )  # fmt: skip
 
     def left(self) -> list[psutil.Process]:
