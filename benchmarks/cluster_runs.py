@@ -348,6 +348,7 @@ def soak(experiment: str, minutes: float, partitions: Sequence[float], seed: int
             time.sleep(min(chance.uniform(*HURRY), left))
             faults.append(_have_fault(chance, run, network, partitions))
             print(f"{run.newest()['step']:,.0f} steps; {faults[-1]}", flush=True)
+        run.wait_for(lambda: {"h1", "h2"} <= run.agents().keys(), "the hosts are back")
         run.wait_for_updates(3)
         nothing = run.interrupt()
         records, counts, found = run.all_records(), network.set(), run.check()
