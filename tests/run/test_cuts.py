@@ -592,6 +592,60 @@ def test_no_cut_waits_for_who_only_watches() -> None:
     assert asked == {"actor-0", "actor-1", "trainer-0"} and cut.at_rest
 
 
+def test_the_last_episodes_go_on_from_the_cut_after_a_kill_at_any_update(tmp_path: Path) -> None:
+    """However soon after a cut that is, as what the run has told of episodes shows."""
+    whole, images = tmp_path / "whole", list[Path]()
+
+    def save(record: dict[str, float], control: Any) -> None:
+        if record["update"] > 1:  # before there is no cut
+            images.append(tmp_path / f"killed-{record['update']:.0f}")
+            shutil.copytree(whole, images[-1], ignore=shutil.ignore_patterns(".*"))
+        control.save()
+
+    train(experiment(max_episode_steps=20), launch="inline", run_dir=whole, quiet=True, on_update=save)
+    names = "episodes", "return/mean", "length/mean"
+    told = [[record.get(name) for name in names] for record in read_metrics(whole)]
+    assert len(images) == 5 and told[-1][0] > told[1][0] > 0
+    for image in images[:-1]:  # the last one is at the limit
+        resume(image, quiet=True, trust=True)
+        assert [[record.get(name) for name in names] for record in read_metrics(image)] == told, image.name
+
+
+def replay(steps: int) -> Experiment:
+    """An exact replay memory in a run that resumes exactly."""
+    return Experiment(
+        name="replay",
+        policies={"policy": QNetwork(hidden=(8,))},
+        workers={
+            "actor": ReplayActors(environment=Gymnasium(id="CartPole-v1"), lanes=1, ring=2),
+            "trainer": ReplayTrainer(
+                algorithm=DQN(),
+                exact=True,
+                ratio="1/2",
+                batch_size=8,
+                buffer=Replay(capacity=200, warm_up=20),
+            ),
+        },
+        exact_resume=True,
+        limits=Limits(steps=steps),
+    )
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+def test_a_replay_memory_that_is_stopped_drains_and_goes_on_exactly(launch: str, tmp_path: Path) -> None:
+    """What is in flight comes, though all others stay as they are."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+
+    def stop(record: dict[str, float], control: Any) -> None:
+        control.stop()
+
+    ended = train(replay(MANY), launch=launch, run_dir=cut, quiet=True, on_update=stop).summary
+    steps = ended["env_steps"] + 30
+    resume(cut, limits={"steps": steps}, quiet=True, trust=True)
+    train(replay(steps), launch=launch, run_dir=whole, quiet=True)
+    assert differences(whole, cut) == []
+
+
 def test_judges_beside_a_replay_memory_are_no_part_of_a_cut(tmp_path: Path) -> None:
     game = Gymnasium(id="CartPole-v1", max_episode_steps=20)
     judged = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")

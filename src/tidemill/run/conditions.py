@@ -16,7 +16,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.run.run_state import RunState
 from tidemill.store.query import Query, among
-from tidemill.workers.cut_files import RUNNER, write_part_of
+from tidemill.workers.cut_files import RUNNER, actors_with_part, write_part_of
 from tidemill.workers.population import Population
 
 
@@ -166,8 +166,9 @@ class Conditions:
                 member.send(order)
 
     def save(self, cut: int, checkpoints: Mapping[str, int]) -> None:
-        """Write what decides when stages of the curriculum begin, as a part of a cut."""
-        if not (self._experiment.curriculum and self._folder):
+        """Write what is known of the run as a whole, as a part of a cut: its episodes,
+        and what decides when stages of the curriculum begin."""
+        if not (self._folder and actors_with_part(self._experiment)):
             return
         try:
             write_part_of(Path(self._folder), RUNNER, self._state.progress.state(), cut, checkpoints)

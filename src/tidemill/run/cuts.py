@@ -29,7 +29,15 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.member import Member
 from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoint_name, checkpoints, put_aside, readable
-from tidemill.workers.cut_files import CUTS, RUNNER, actors_with_part, has_part, number_of, watchers
+from tidemill.workers.cut_files import (
+    CUTS,
+    RUNNER,
+    actors_with_part,
+    drains,
+    has_part,
+    number_of,
+    watchers,
+)
 from tidemill.workers.trainer_config import TrainerConfig
 
 PATIENCE = 600.0
@@ -124,8 +132,11 @@ class Cuts:
 
     @property
     def at_rest(self) -> bool:
-        """True when everybody who has not ended is held, but for who watches."""
-        return all(m.state in ENDED or name in self._held for name, m in self._parties.items())
+        """True when everybody who has not ended is held, but for who watches, or
+        drains."""
+        return all(
+            m.state in ENDED or name in self._held or drains(m.config) for name, m in self._parties.items()
+        )
 
     @property
     def agreed(self) -> bool:
@@ -137,6 +148,13 @@ class Cuts:
         self._held.clear()
         for member in self._parties.values():
             member.send(Hold(cut=self.number))
+
+    def hold_for_good(self) -> None:
+        """Have everybody stay as they are at the run's end, but for who watches, and for
+        a replay memory's trainer and actors, which drain."""
+        self._held.clear()
+        for member in self._parties.values():
+            member.send(Hold(on=not drains(member.config), cut=self.number))
 
     def go_on(self) -> None:
         """Have everybody go on."""
@@ -153,8 +171,9 @@ class Cuts:
         self.hold()
         # to a checkpoint that could not be written nothing belongs
         written = self._await(parties) and self._save(limited, {}) and self.whole
-        if written and self._save(others, self.checkpoints):
-            self._keep(self.number, self.checkpoints)
+        if written:
+            self._keep(self.number, self.checkpoints)  # before the others' parts make the cut whole
+            self._save(others, self.checkpoints)
         if not self._state.reason:
             self.go_on()
 
@@ -208,7 +227,11 @@ def newest_whole_cut(folder: RunFolder, experiment: Experiment) -> dict[Path, Pa
             and len(same) == len(parts)
             and all(any(found.path == path for found in readable(path.parent)) for path in paths)
         ):
-            return {path.parent: path for path in (*paths, *(each.path for each in same))}
+            # none: an earlier version wrote the cut
+            runner = [
+                found.path for found in readable(folder.path / CUTS / RUNNER) if number_of(found.path) == cut
+            ]
+            return {path.parent: path for path in (*paths, *(each.path for each in same), *runner)}
     raise CheckpointError(
         f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run was killed before "
         "all its workers had written the first one. Train anew; or set exact_resume to false in its "
@@ -229,10 +252,10 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = F
         cut = {}
     if not with_part or not (cut or or_begin):
         return
-    places = [*map(folder.checkpoints, experiment.trained()), *(folder.path / CUTS / n for n in with_part)]
-    for place in places:
+    parts = [folder.path / CUTS / name for name in dict.fromkeys([*with_part, RUNNER])]
+    for place in (*map(folder.checkpoints, experiment.trained()), *parts):
         written = checkpoints(place)
-        put_aside(written[written.index(cut[place]) + 1 :] if cut else written)
+        put_aside(written[written.index(cut[place]) + 1 :] if place in cut else written)
 
 
 def _with_part(experiment: Experiment) -> list[str]:

@@ -69,7 +69,7 @@ class Ending:
             self._extend()
             self._told_at = awake()
             if self._exact:
-                self._cuts.hold()
+                self._cuts.hold_for_good()
             for member in self._limited.values():
                 member.send(Exit(self._state.reason))
         self.hurry()
@@ -146,6 +146,8 @@ class Ending:
         # what they hold goes with the last checkpoints, where these are of now
         exact = self._exact and self._cuts.whole and self._cuts.at_rest
         checkpoints = self._cuts.checkpoints if exact else {}
+        if exact:  # before the others' parts make the cut whole
+            self._conditions.save(self._cuts.number, checkpoints)
         for member in self._state.members.values():
             if member.state not in ENDED:
                 member.link.send(pack(Exit(self._state.reason, checkpoints=checkpoints)))
@@ -165,8 +167,6 @@ class Ending:
             for name in living:
                 self._hear_last(name, messages)
             look()
-        if exact and not living:
-            self._conditions.save(self._cuts.number, checkpoints)
         if not living:
             self.patience = CLOSE_DEADLINE  # they have reported their end, and close their environments
         for name, member in living.items():

@@ -77,6 +77,8 @@ class Progress:
     """Number of stages of the curriculum; 0: there is none."""
     rounds: Rounds | None = None
     """The rounds at which stages begin, where they do."""
+    of_cut: bool = False
+    """It is of a run that goes back to its newest cut as a whole, or begins anew."""
     measured: dict[str, float] = field(default_factory=dict)
     """The newest of each measurement in this stage."""
     recorded: bool = True
@@ -160,7 +162,7 @@ class Progress:
         self.updates = max(point.updates, others.updates)
         self.seconds = max(point.seconds, others.seconds)
         self.dropped = point.dropped
-        if self.rounds is not None:
+        if self.rounds is not None or point.of_cut:
             self.stage, self.episodes, self.rounds = point.stage, point.episodes, point.rounds
             self.measured, self.metrics = point.measured, point.metrics
         for policy in policies:
@@ -171,7 +173,8 @@ class Progress:
                     self.windows.restore(points[-1].episodes)
 
     def state(self) -> Part:
-        """Return what decides when a curriculum's stages begin, for a cut of the run."""
+        """Return what is known of the run as a whole, for a cut of it: its episodes, and
+        what decides when a curriculum's stages begin."""
         assert self.windows is not None
         last = {policy: msgspec.to_builtins(self.windows.plain(policy)) for policy in self.trained}
         return {

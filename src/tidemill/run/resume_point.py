@@ -25,7 +25,7 @@ from tidemill.store.checkpoint import (
     read_newest,
     readable,
 )
-from tidemill.workers.cut_files import RUNNER, read_part_of
+from tidemill.workers.cut_files import CUTS, RUNNER, actors_with_part, read_part_of
 from tidemill.workers.stages import stages_by_round
 
 
@@ -106,10 +106,11 @@ class ResumePoint:
                     progress.lost_steps = _whole(record.get("lost/steps", progress.lost_steps))
                     stage = max(stage, _whole(record.get("curriculum/stage", 1)))
         progress.stage = max(min(stage, len(experiment.curriculum)), 1) - 1
-        if experiment.exact_resume and experiment.curriculum and leads:
-            progress.stage = 0
+        if leads and actors_with_part(experiment) and experiment.exact_resume:
+            progress.stage, progress.of_cut = 0, True
             progress.rounds = Rounds(experiment) if stages_by_round(experiment) else None
-            if updates:  # else all begins anew
+            # else all begins anew; earlier versions wrote it for curricula alone
+            if updates and (experiment.curriculum or checkpoints(folder.path / CUTS / RUNNER)):
                 progress.load_state(read_part_of(folder.path, RUNNER), updates)
         return cls(name, progress, unfinished, updates)
 

@@ -87,28 +87,39 @@ def check_resume(
         train(asked, run_dir=straight, source=source, **settings)
         ended = _cut_short(asked, straight, resumed, source, settings)
         resume(resumed, limits={"seconds": None}, trust=True, **settings)
-        policies = asked.trained()
-        members = dict(asked.members())
-        trainers = [name for name, config in members.items() if isinstance(config, TrainerConfig)]
-        places = [f"checkpoints/{policy}" for policy in policies] + [f"{CUTS}/{name}" for name in trainers]
-        if make_launcher(launch).takes_turns:  # elsewhere actors may end sooner or later than trainers
-            places = [*(f"{CUTS}/{name}" for name in members if name not in trainers), *places]
-        compared, differences = 0, list[str]()
-        for place in places:
-            if not checkpoints(straight / place):
-                continue  # what a replay memory's actors hold is their trainer's to keep
-            count, found = compare(place, read_newest(straight / place), read_newest(resumed / place))
-            compared += count
-            differences += found
-        count, first = _compare_metrics(asked, straight, resumed)
-        measured, apart = _compare_measured(asked, straight, resumed)
-        count, first = count + measured, first or apart
+        compared, differences, first = compare_runs(
+            asked, straight, resumed, make_launcher(launch).takes_turns
+        )
         cause = ""
         if differences or first:
             cause = _cause(resumed, ended, first, _forgotten(asked, resumed))
         if first and not differences:
             differences.append(first[1])
-        return ResumeCheck(updates, ended, compared + count, tuple(differences), cause)
+        return ResumeCheck(updates, ended, compared, tuple(differences), cause)
+
+
+def compare_runs(
+    experiment: Experiment, straight: Path, resumed: Path, takes_turns: bool
+) -> tuple[int, list[str], tuple[int, str] | None]:
+    """Return how many things were compared in what two runs of `experiment` have left in
+    their folders, which differ, those of actors first, and of the first metric that
+    differs the update and a sentence. `takes_turns`: their workers did, in one thread."""
+    members = dict(experiment.members())
+    trainers = [name for name, config in members.items() if isinstance(config, TrainerConfig)]
+    places = [f"checkpoints/{policy}" for policy in experiment.trained()]
+    places += [f"{CUTS}/{name}" for name in trainers]
+    if takes_turns:  # elsewhere actors may end sooner or later than trainers
+        places = [*(f"{CUTS}/{name}" for name in members if name not in trainers), *places]
+    compared, differences = 0, list[str]()
+    for place in places:
+        if not checkpoints(straight / place):
+            continue  # what a replay memory's actors hold is their trainer's to keep
+        count, found = compare(place, read_newest(straight / place), read_newest(resumed / place))
+        compared += count
+        differences += found
+    count, first = _compare_metrics(experiment, straight, resumed)
+    measured, apart = _compare_measured(experiment, straight, resumed)
+    return compared + count + measured, differences, first or apart
 
 
 def _cut_short(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidemill.api.edges import group_of, number
-from tidemill.api.experiment import Context, Experiment
+from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError, SchemaError, TidemillError
 from tidemill.core.resource_shortage import wants_memory, why
@@ -61,6 +61,14 @@ def has_part(experiment: Experiment, worker: str) -> bool:
     if isinstance(config, Actors):
         return not watches(experiment, group_of(worker))
     return not (isinstance(config, TrainerConfig | ActorConfig) or config.watches)
+
+
+def drains(config: WorkerConfig) -> bool:
+    """Return whether a worker trains from a replay memory, or gathers for it: at its end
+    what is in flight still comes, and what is owed for it is trained."""
+    if isinstance(config, TrainerConfig):
+        return not isinstance(config, Trainer)
+    return isinstance(config, ActorConfig) and not isinstance(config, Actors)
 
 
 def holds_samples(config: Trainer) -> bool:

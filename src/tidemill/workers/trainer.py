@@ -227,8 +227,9 @@ class TrainerWorker(Worker):
             if not agreed.unchanged:  # all have been told, and all of the same first
                 learner.apply_change()
             if agreed.ending:
-                counters.add(agreed)
-                self._buffer.counts = SampleCounts()
+                if not self._holds:  # see `_count`
+                    counters.add(agreed)
+                    self._buffer.counts = SampleCounts()
                 break
             if agreed.waiting:
                 self._meets = False
@@ -236,8 +237,6 @@ class TrainerWorker(Worker):
                 yield PollResult()
                 continue
             if not agreed.rows:
-                counters.add(agreed)
-                self._buffer.counts = SampleCounts()
                 self._meets = False
                 self._end_round()
                 self._buffer.release()
@@ -401,8 +400,9 @@ class TrainerWorker(Worker):
 
     def _count(self) -> None:
         """Count what became of samples since the last update; equal trainers do it
-        together."""
-        if not self.learner.equal_trainers.others:
+        together. Where that is a part of cuts it waits for the next update: the
+        checkpoint after one may be that of several cuts."""
+        if not (self.learner.equal_trainers.others or self._holds):
             self.learner.counters.add(self._buffer.counts)
             self._buffer.counts = SampleCounts()
 
