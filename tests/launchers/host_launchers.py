@@ -25,6 +25,14 @@ class ThreeHosts(HostsLauncher):
         return CommandEngine({"b": CommandHost(LOOPBACK), "c": CommandHost(LOOPBACK)})
 
 
+class OtherKind(HostsLauncher):
+    """A host of another kind, which has SLOW in its environment."""
+
+    def engine(self) -> HostEngine:
+        there = ("env", "SLOW=1", "TIDEMILL_NATIVE=baseline")
+        return CommandEngine({"b": CommandHost(LOOPBACK, there)})
+
+
 class NoTidemill(HostsLauncher):
     """A host whose Python has no Tidemill."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.hosts.hosts import needs_namespaces
-from tests.launchers.host_launchers import BlindHost, NoTidemill, ThreeHosts, TwoHosts
+from tests.launchers.host_launchers import BlindHost, NoTidemill, OtherKind, ThreeHosts, TwoHosts
 from tests.run.watching import Run, wait_until
 
 import tidemill.training.train
@@ -34,8 +34,11 @@ from tidemill import (
     ReplayActors,
     ReplayTrainer,
     Trainer,
+    resume,
     train,
 )
+from tidemill.api.launcher import Job
+from tidemill.api.transport import Link
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers import agents, hosts
@@ -45,6 +48,7 @@ from tidemill.replay.replay import Replay
 from tidemill.run.events import Event, read_events
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.check_resume import compare
+from tidemill.training.experiment_from import resolve
 
 LAUNCHERS = Path(__file__).with_name("host_launchers.py")
 TWO = f"{LAUNCHERS}:TwoHosts"
@@ -123,11 +127,15 @@ def test_policy_workers_and_replay_memories_are_joined_over_hosts(made: Experime
         assert summary["updates"] == 6
 
 
-def test_a_layout_has_the_cores_of_all_hosts_and_one_trainer(tmp_path: Path) -> None:
+def test_a_layout_has_the_cores_of_all_hosts_and_one_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.layouts.auto_layout.SECONDS", 240)  # also on a busy machine
     result = train("CartPole-v1", steps=5000, launch=ThreeHosts, run_dir=tmp_path / "run", quiet=True)
     assert result.summary["status"] == "completed"
     told = json.loads((result.folder / "layout.json").read_text())
     assert f"{3 * cores()} cores of 3 hosts" in told["told"] and "trainers=1" in told["layout"]
+    assert [kind["hosts"] for kind in told["kinds"].values()] == [["runner", "b", "c"]]
 
 
 def test_what_ends_before_the_launch_leaves_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +158,15 @@ def test_workers_are_placed_where_cores_are_left() -> None:
         "server-0": "b",
         "server-1": "b",
     }
+
+
+def test_the_fastest_hosts_that_have_cores_left_get_actors() -> None:
+    cores = {"runner": 2, "b": 1, "c": 2, "d": 1}
+    paces = {"runner": 2e-6, "b": 1e-6, "c": 4e-6}  # d was not measured
+    places = place(experiment(actors=7), cores, paces=paces)
+    hosts = [places[f"actor-{number}"] for number in range(7)]
+    # the trainer has a core of the runner's; beyond all cores they are spread evenly
+    assert (hosts[:2], sorted(hosts[2:5]), hosts[5:]) == (["b", "runner"], ["c", "c", "d"], ["runner", "b"])
 
 
 @pytest.fixture
@@ -316,6 +333,72 @@ def test_versions_are_drawn_on_a_host_that_does_not_see_the_folder(hidden: Path)
     made = made.replace(workers=workers, limits=limits)
     summary = train(made, launch=Judged, layout="given", run_dir=hidden / "run", quiet=True).summary
     assert (summary["status"], summary["reason"]) == ("completed", limits.until)
+
+
+ITS_SPEED = """
+import os
+
+import gymnasium
+import numpy as np
+
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
+
+
+class Count(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        sum(range(20_000 if "SLOW" in os.environ else 10))
+        return np.zeros(3, np.float32), 1.0, False, False, {}
+
+
+def experiment():
+    return Experiment(
+        name="own",
+        policies={"policy": ActorCritic(hidden=(16,))},
+        workers={
+            "actor": Actors(environment=Gymnasium(make=Count), lanes=8, agents=(AgentSpec(sample_steps=8),)),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=32)),
+        },
+        limits=Limits(updates=3),
+    )
+"""
+
+
+def test_costs_are_measured_on_a_host_of_each_kind_and_a_slow_one_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.layouts.auto_layout.SECONDS", 240)  # also on a busy machine
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "own.py"
+    file.write_text(ITS_SPEED)
+    placed: list[dict[str, str]] = []
+
+    class Noted(OtherKind):
+        def launch(self, job: Job) -> dict[str, Link]:
+            links = super().launch(job)
+            placed.append(self.places)
+            return links
+
+    made, _ = resolve(f"{file}:experiment", {})
+    run = train(made, launch=Noted, run_dir=tmp_path / "run", source=file, quiet=True)
+    assert run.summary["status"] == "completed"
+    told = json.loads((run.folder / "layout.json").read_text())
+    here, there = told["kinds"].values()
+    assert (here["hosts"], there["hosts"]) == (["runner"], ["b"])
+    assert there["pace"] > 4 * here["pace"] and there["costs"]["env"] > 4 * here["costs"]["env"]
+    assert f"; b ({there['processor']}): a step takes " in told["told"]
+    # what computes layers is what all hosts have, as its bits are those of all
+    config = json.loads((run.folder / "config.json").read_text())
+    assert config["policies"]["policy"]["native"] in ("off", "baseline")
+    (tmp_path / "cache").rename(tmp_path / "gone")  # a resumed run needs no costs
+    resume(run.folder, launch=Noted, limits={"updates": 4}, quiet=True)
+    assert [set(places.values()) for places in placed] == 2 * [{"runner"}]
 
 
 def test_code_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

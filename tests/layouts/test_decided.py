@@ -25,8 +25,9 @@ from tidemill import (
 )
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import RunError
+from tidemill.launchers.kinds import instructions
 from tidemill.layouts import auto_layout
-from tidemill.layouts.auto_layout import costs_of, instructions, lay_out
+from tidemill.layouts.auto_layout import costs_of, lay_out
 from tidemill.layouts.layout import Costs
 from tidemill.layouts.probe import NO_TRAINING, PlayerCosts, changes, quickest
 from tidemill.presets.experiments import experiment_for

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -37,15 +37,18 @@ from tidemill import (
     Trainer,
 )
 from tidemill.api.environment import Environment, EnvironmentConfig
+from tidemill.api.launcher import Host, Measured
 from tidemill.core import memory
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.launchers.kinds import own_kind
+from tidemill.launchers.measuring import Measurement, order_of, read_answer
 from tidemill.layouts import auto_layout as arranging
 from tidemill.layouts import layout as laying_out
 from tidemill.layouts import probe as probing
-from tidemill.layouts.auto_layout import cache, costs_of, lay_out
+from tidemill.layouts.auto_layout import cache, costs_of, kept_paces, lay_out
 from tidemill.layouts.cost_measurement import TimeSpent
 from tidemill.layouts.layout import (
     COLD,
@@ -59,7 +62,7 @@ from tidemill.layouts.layout import (
     promises,
     why_unchanged,
 )
-from tidemill.layouts.probe import measure_environment, read_answer, threads_serve
+from tidemill.layouts.probe import measure_environment, threads_serve
 from tidemill.native.library import choices
 from tidemill.presets import experiments as presets
 from tidemill.training.replay_slots import with_slots
@@ -122,6 +125,38 @@ def test_actors_are_ahead_of_trainers_only_where_the_experiment_allows_it_by_nam
         workers={**one_slot.workers, "actor": one_slot.workers["actor"].replace(slots=1)}
     )
     assert not choose(one_slot, costs, 2).together
+
+
+def slower(costs: Costs, factor: float) -> Costs:
+    """Costs of a host that takes so much longer."""
+    own = {name: getattr(costs, name) * factor for name in ("env", "wall", "infer", "train")}
+    return msgspec.structs.replace(costs, **own)
+
+
+def test_a_slow_host_is_used_where_it_brings_more_than_it_holds_up_the_others() -> None:
+    made, costs = experiment(), msgspec.structs.replace(HEAVY, parallel=False, train=100e-6)
+    # a batch has a sample of each
+    for factor, actors in ((0.5, 4), (1.0, 4), (1.3, 4), (2.5, 2), (50.0, 2)):
+        assert choose(made, costs, 2, [slower(costs, factor)] * 2).actors == actors
+    # fast cores are used first, and the actor beside the trainer stays there
+    assert choose(made, costs, 1, [slower(costs, 9), slower(costs, 0.1), slower(costs, 0.1)]).actors == 2
+    assert choose(made, costs, 0, [slower(costs, 0.1)] * 2).actors == 2  # a login node has the trainer
+    assert choose(made, costs, 2, [costs] * 2) == choose(made, costs, 4)
+
+
+def test_hosts_whose_actors_may_be_ahead_each_add_what_they_do() -> None:
+    made, costs = experiment(max_policy_lag=2), msgspec.structs.replace(HEAVY, parallel=False, train=1e-6)
+    promised = promises(made, costs, 3, [slower(costs, 2)] * 2)
+    apart = {layout.actors: speed for layout, speed in promised if not layout.together}
+    here = {each.actors: speed for each, speed in promises(made, costs, 3) if not each.together}
+    assert apart[2] == here[2] and apart[4] == pytest.approx(1.5 * here[2], rel=0.05)
+
+
+def test_environments_that_wait_are_stepped_in_threads_where_all_hosts_can() -> None:
+    made = experiment(steps=128)
+    assert choose(made, SLEEPS, 2, [slower(SLEEPS, 1.5)] * 6).threads
+    none = msgspec.structs.replace(SLEEPS, threaded=False)
+    assert apply(made, choose(made, SLEEPS, 2, [none] * 6)) == made
 
 
 @given(
@@ -598,6 +633,58 @@ def test_costs_are_measured_once(kept: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(measured) == 4
 
 
+def test_costs_are_measured_on_one_host_of_each_kind(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arranging, "probe", lambda *_: CARTPOLE)
+    own = own_kind()
+    slow = msgspec.structs.replace(own, processor="slow")
+    other = msgspec.structs.replace(own, cores=99)
+    hosts = [Host("runner", 2, own), Host("b", 4, slow), Host("c", 2, own), Host("d", 4, slow)]
+    asked: list[str] = []
+    answer = {"measured": msgspec.to_builtins(slower(CARTPOLE, 10))}
+
+    def measure(names: Sequence[str], *_: object) -> dict[str, Measured]:
+        asked.extend(names)
+        return {name: Measured(json.dumps(answer).encode()) for name in names}
+
+    made = experiment()
+    first = lay_out(made, None, hosts=hosts, measure=measure)
+    assert asked == ["b"] and first.layout is not None and first.layout.actors == 4
+    assert "b, d (slow): a step takes 45 µs, inference 4.1; 12 cores of 4 hosts" in first.note
+    assert first.paces[slow.digest] > 6 * first.paces[own.digest]
+    assert kept_paces(json.loads(msgspec.json.encode(first.plain()))) == first.paces
+    assert lay_out(made, None, hosts=hosts, measure=measure) == first and asked == ["b"]  # it is kept
+    lay_out(made, None, "measure", hosts=hosts, measure=measure)
+    assert asked == ["b", "b"]
+    answer = {"error": "no step"}
+    found = lay_out(made, None, hosts=[*hosts, Host("e", 1, other)], measure=measure)
+    assert found.layout is None and "could not be measured: on host e: no step" in found.note
+    answer = {"refused": "no game"}
+    with pytest.raises(ConfigError, match="on host e: no game"):
+        lay_out(made, None, hosts=[*hosts, Host("e", 1, other)], measure=measure)
+
+
+def test_layers_are_computed_by_what_all_hosts_have(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = {"policy": {"native": "avx512"}}
+    asked: list[Experiment] = []
+
+    def probe(made: Experiment, source: Path | None) -> Costs:
+        asked.append(made)
+        return msgspec.structs.replace(CARTPOLE, decided=best if len(asked) == 1 else {})
+
+    monkeypatch.setattr(arranging, "probe", probe)
+    own = msgspec.structs.replace(own_kind(), native=("off", "avx512"))
+    older = msgspec.structs.replace(own, native=("off", "avx2"))
+    measured = {"b": Measured(json.dumps({"measured": msgspec.to_builtins(CARTPOLE)}).encode())}
+    hosts = [Host("runner", 2, own), Host("b", 2, older)]
+    found = lay_out(experiment(), None, hosts=hosts, measure=lambda *_: measured)
+    assert [made.policies["policy"].native for made in (*asked, found.experiment)] == [
+        "auto",
+        "avx2",
+        "avx2",
+    ]
+    assert "policy: native = avx2" in found.note
+
+
 @pytest.mark.parametrize(
     ("setting", "file"),
     [
@@ -803,10 +890,10 @@ def test_a_probe_says_how_it_ended() -> None:
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             with pytest.raises(RunError, match=f"ended with status {status}$"):
-                read_answer(process.stdout.read(), process)
+                read_answer(Measured(process.stdout.read(), process.wait()))
             for answer in (b"nonsense", b"[]", b"{}", b"3"):
                 with pytest.raises(RunError, match="make no sense"):
-                    read_answer(answer, process)
+                    read_answer(Measured(answer, process.wait()))
 
 
 FILE = """
@@ -1017,6 +1104,25 @@ def test_the_probe_survives_what_hangs(tmp_path: Path, monkeypatch: pytest.Monke
         arranging.probe(made, tmp_path / "made.py")
 
 
+def test_a_measurement_beside_is_ended_with_all_that_it_began(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(FILE.replace("seconds=0.005", "seconds=1000"))
+    made = experiment(environment=Gymnasium(make=f"{tmp_path / 'made.py'}:Sleeping"))
+    ended: list[bool] = []
+    beside = Measurement(order_of(made, None), 240, lambda: ended.append(True))
+    wait_until(lambda: any(p.children() for p in probes_of(os.getpid())), 60, "both have begun")
+    (probe,) = probes_of(os.getpid())
+    both = [probe, *probe.children()]
+    beside.close()
+    assert ended == [True]
+    wait_until(lambda: not any(map(lives, both)), 60, "both have ended")
+
+
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def probes_of(main: int) -> list[psutil.Process]:
     """Of the children, which may be others for a moment (git)."""
     found = []
@@ -1039,11 +1145,7 @@ def test_the_probe_ends_with_whoever_started_it(tmp_path: Path) -> None:
     both = [probe, *probe.children()]
     main.kill()
     main.wait()
-    wait_until(
-        lambda: all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in both),
-        60,
-        "both have ended",
-    )
+    wait_until(lambda: not any(map(lives, both)), 60, "both have ended")
     (begun,) = (tmp_path / "runs").iterdir()
     assert "checkpoints" not in {path.name for path in begun.iterdir()}
 

@@ -4,7 +4,11 @@ experiment or a worker knows."""
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from tidemill.api.edges import group_of
 from tidemill.api.experiment import Context, Experiment, WorkerHandle
@@ -25,6 +29,8 @@ class Job:
     files: digests of files that workers may run only as they are, by path (see
         `core.user_code.expect`)
     epoch: that of the run's folder (`store/fence.py`); 0: nobody else leads the run
+    paces: seconds in which an actor does an env step on a core of a host, by the digest
+        of the host's kind, of those that were measured
     """
 
     experiment: Experiment
@@ -33,6 +39,7 @@ class Job:
     resume: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
+    paces: Mapping[str, float] = field(default_factory=dict)
 
     def build(
         self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0, life: int = 0
@@ -45,6 +52,49 @@ class Job:
             self.experiment, worker, config, endpoints, folder, resume, spin, math_threads, life
         )
         return returned(config.build(context), WorkerHandle, config.build)
+
+
+class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the costs of work on a host's cores depend on: they are equal on all hosts of
+    a kind.
+
+    processor: its name
+    instructions: what numeric libraries choose their kernels by
+    native: who may compute plain layers there, the best one last (`native.library`)
+    cores: how many a process may use
+    python: its version
+    packages: versions of packages, None of one that is not there
+    """
+
+    processor: str
+    instructions: tuple[str, ...]
+    native: tuple[str, ...]
+    cores: int
+    python: str
+    packages: dict[str, str | None]
+
+    @property
+    def digest(self) -> str:
+        """A name for it."""
+        return sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+class Host(NamedTuple):
+    """A host that a run may have: its name, how many of its cores are the run's, and its
+    kind."""
+
+    name: str
+    cores: int
+    kind: HostKind
+
+
+class Measured(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What came of a measurement of costs: what its process answered, and the status with
+    which that ended, or the error for which there is neither."""
+
+    answer: bytes = b""
+    status: int = 0
+    error: str = ""
 
 
 class HostFigures(NamedTuple):
@@ -113,11 +163,19 @@ class Launcher(ABC):
         for want of memory or open files, say. Called when the experiment is laid out.
         Nobody else compares the memory of processes with what the machine has."""
 
-    def hosts(self, folder: str) -> Sequence[int]:
-        """Return how many cores of each host are the run's, the runner's first; () for
-        this machine alone. What that takes is begun, and ended by `close`. `folder`: the
-        run's. Raises `TidemillError`."""
+    def hosts(self, folder: str) -> Sequence[Host]:
+        """Return the hosts of the run, the runner's first; () for this machine alone.
+        What that takes is begun, and ended by `close`. `folder`: the run's. Raises
+        `TidemillError`."""
         return ()
+
+    def measure(
+        self, hosts: Sequence[str], experiment: Experiment, source: Path | None, seconds: float
+    ) -> Mapping[str, Measured]:
+        """Have each of these hosts, none of them the runner's, measure what the parts of
+        an experiment cost there, all at the same time, in so many seconds at most.
+        `source`: the experiment's file. Raises `TidemillError`."""
+        raise TypeError(f"{type(self).__name__} has no measure()")
 
     @abstractmethod
     def launch(self, job: Job) -> dict[str, Link]:

@@ -24,9 +24,9 @@ from tidemill.core.clock import PLACES
 from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
+from tidemill.core.killed_processes import kill_session
 from tidemill.core.user_code_loading import refuse_while_loading
-from tidemill.launchers.processes import kill_session
-from tidemill.layouts.cost_measurement import order_of, start
+from tidemill.launchers.measuring import order_of, start
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import choose_device
 from tidemill.run.run_control import RunControl

@@ -50,7 +50,8 @@ from tidemill.core.errors import ConfigError, TidemillError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.envs.lanes import LaneLoop
-from tidemill.layouts.cost_measurement import RandomPlay, end_session, obey, random_rows, timed
+from tidemill.launchers.measuring import end_session, obey
+from tidemill.layouts.cost_measurement import RandomPlay, random_rows, timed
 from tidemill.nets.encoders import ObservationEncoder
 from tidemill.nets.torch_copies import convolution_type
 from tidemill.nets.trainable import TrainablePolicy

@@ -26,7 +26,8 @@ from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError, TidemillError
 from tidemill.core.secrets import hide
 from tidemill.core.user_code_loading import refuse_while_loading
-from tidemill.layouts.auto_layout import costs_of, decided, processor
+from tidemill.launchers.kinds import processor
+from tidemill.layouts.auto_layout import costs_of, decided
 from tidemill.layouts.layout import Costs, Layout, apply, choose, layout_of, promises, why_unchanged
 from tidemill.workers.trainer_config import Trainer
 

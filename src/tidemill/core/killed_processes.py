@@ -1,11 +1,21 @@
 """Processes that were killed are waited for: the kernel ends them, but for those that it
 holds itself."""
 
+import os
+import signal
 import subprocess
+from contextlib import suppress
 
 from tidemill.core.errors import DeadlineError
 
 KILLED = 20.0  # seconds
+
+
+def kill_session(leader: int) -> None:
+    """Kill the process group that `leader` began (a worker and what its environment
+    started)."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def await_end(process: "subprocess.Popen[bytes]", what: str, seconds: float = KILLED) -> None:

@@ -1,17 +1,18 @@
 """What the runner orders of a host's agent, and what the agent reports: typed msgpack,
 nothing else is understood. It goes in `Words`, which come once and in order.
 
-Down: `Listen`, `CallHost`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
+Down: `Listen`, `CallHost`, `Measure`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
 `IntroduceAgent`, `LetGo`, `ForgetAgent`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`,
-`Close`. Up: `Here`, `Listening`, `Launched`, `Parted`, `WantVersion`, `Vacated`,
-`AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`,
-`Leaving`, `Closed`.
+`Close`. Up: `Here`, `Listening`, `Measured`, `Launched`, `Parted`, `WantVersion`,
+`Vacated`, `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`,
+`Whereabouts`, `Leaving`, `Closed`.
 """
 
 from typing import TypeVar
 
 import msgspec
 
+from tidemill.api.launcher import HostKind, Measured
 from tidemill.core.errors import SchemaError
 from tidemill.core.thread_stacks import Call
 
@@ -43,11 +44,11 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Here(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The first report of an agent: what its host has.
 
-    cores: how many its processes may use
+    kind: of what costs depend on, its cores among it
     versions: of what results depend on, by name
     """
 
-    cores: int
+    kind: HostKind
     versions: dict[str, str]
 
 
@@ -74,33 +75,50 @@ class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     key: str
 
 
+class SentExperiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An experiment as hosts are sent it.
+
+    experiment: JSON, in which files are named by their whole paths
+    source, files: see `Job`
+    path: where the runner looks for modules
+    code: the user's own files by their paths, for a host that does not have them
+    """
+
+    experiment: str
+    source: str | None
+    files: dict[str, str]
+    path: list[str]
+    code: dict[str, bytes]
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to measure what an experiment's parts cost, in so many seconds at most.
+    What comes of it is reported (`Measured`)."""
+
+    sent: SentExperiment
+    seconds: float
+
+
 class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to start the workers of a host's share. The rest is of `Job`.
 
     host: whose share it is
     agents: who has the shares of the other hosts, of those that are there
     lives: how often workers had died before, of those that have
-    experiment: JSON, in which files are named by their whole paths
     places: the host of each worker, by its name
     seen: a file in the run's folder, by which a host knows that it sees the same one; ""
         where there is no folder
-    path: where the runner looks for modules
-    code: the user's own files by their paths, for a host that does not have them
     """
 
     host: str
     agents: dict[str, str]
     lives: dict[str, int]
-    experiment: str
+    sent: SentExperiment
     places: dict[str, str]
-    source: str | None
     folder: str | None
     epoch: int
     resume: str | None
     seen: str
-    files: dict[str, str]
-    path: list[str]
-    code: dict[str, bytes]
 
 
 class Launched(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -296,6 +314,7 @@ class Closed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 Order = (
     Listen
     | CallHost
+    | Measure
     | Work
     | Part
     | Revive
@@ -313,6 +332,7 @@ Order = (
 Report = (
     Here
     | Listening
+    | Measured
     | Launched
     | Parted
     | WantVersion

@@ -17,6 +17,7 @@ import msgspec
 
 from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import HostKind, Measured
 from tidemill.core.cores import cores
 from tidemill.core.errors import RunError, SchemaError
 from tidemill.core.private_files import private
@@ -38,6 +39,7 @@ from tidemill.hosts.orders import (
     Listen,
     Listening,
     Logged,
+    Measure,
     Order,
     Part,
     Parted,
@@ -55,6 +57,7 @@ from tidemill.hosts.orders import (
 from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent
 from tidemill.launchers.host import ALONE_S, versions
+from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import KnownAgent, Share
 from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
@@ -79,6 +82,7 @@ class Agents:
     known: those that are not gone, by name
     shares: by host, once there is an experiment
     cores: how many of each host are the run's, by its name
+    kinds: of the hosts, by name
     part: function that has the runner's own workers part with the agent that has a host's
         share
     edges: of the experiment, once there is one
@@ -93,6 +97,7 @@ class Agents:
         self.known: dict[str, KnownAgent] = {}
         self.shares: dict[str, Share] = {}
         self.cores: dict[str, int] = {}
+        self.kinds: dict[str, HostKind] = {}
         self.part: Callable[[str], object] = lambda _: None
         self.lost = LostSamples()
         self._versions = None if logs is None else VersionsSent(logs.parent / PARAMETERS)
@@ -114,12 +119,33 @@ class Agents:
             self._greet(host, host, None, agent, partial(self._engine.introduce, host))
         own = self._engine.own_cores
         self.cores[RUNNER] = cores() if own is None else min(own, cores())
+        self.kinds[RUNNER] = own_kind()
         for known in list(self.known.values()):
             self.wait_for(self._until(known, "call the runner", lambda known: known.here is not None))
             self._check(known)
             assert known.here is not None
-            given = known.started.cores
-            self.cores[known.home] = known.here.cores if given is None else min(given, known.here.cores)
+            kind, given = known.here.kind, known.started.cores
+            self.cores[known.home] = kind.cores if given is None else min(given, kind.cores)
+            self.kinds[known.home] = kind
+
+    def measure(self, hosts: Sequence[str], order: Measure) -> dict[str, Measured]:
+        """Have hosts measure, all at the same time, and return what came of it on each.
+        Raises `RunError`."""
+        if gone := [host for host in hosts if host not in self.known]:
+            raise RunError(f"host {gone[0]} is gone before the run began")
+        asked = {host: self.known[host] for host in hosts}
+        for agent in asked.values():
+            agent.measured = None
+            self.tell(agent, order)
+        found = {}
+        for host, agent in asked.items():
+            done = self._until(
+                agent, "measure", lambda agent: agent.measured is not None, order.seconds + JOIN_S
+            )
+            self.wait_for(done)
+            assert agent.measured is not None
+            found[host] = agent.measured
+        return found
 
     def _greet(
         self,
@@ -175,15 +201,17 @@ class Agents:
             ports, started = other.listening[agent.name].ports, other.started
             self.tell(agent, CallHost(other.name, started.address, ports, started.key.decode()))
 
-    def _until(self, agent: KnownAgent, what: str, done: Callable[[KnownAgent], bool]) -> Iterator[None]:
+    def _until(
+        self, agent: KnownAgent, what: str, done: Callable[[KnownAgent], bool], seconds: float = JOIN_S
+    ) -> Iterator[None]:
         """Yield until the agent has done something. Raises `RunError`."""
-        deadline = monotonic() + JOIN_S
+        deadline = monotonic() + seconds
         while not done(agent):
             if agent.lost:
                 raise RunError(f"host {agent.name} did not {what}: {agent.lost}")
             if monotonic() > deadline:
                 raise RunError(
-                    f"host {agent.name} did not {what} within {JOIN_S:.0f} s; can it reach "
+                    f"host {agent.name} did not {what} within {seconds:.0f} s; can it reach "
                     f"{self._engine.own_address}, or does something between the hosts refuse connections? "
                     f"{'; '.join(self.wire.refused)}"
                 )
@@ -284,6 +312,8 @@ class Agents:
                     self._take_in(agent, own)
             case Listening(name) if name in self.known:
                 agent.listening[name] = report
+            case Measured():
+                agent.measured = report
             case Launched(error):
                 agent.launched = report
                 if self._versions is not None:

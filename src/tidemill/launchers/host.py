@@ -23,10 +23,9 @@ import msgspec
 from tidemill.api import control_messages
 from tidemill.api.control_messages import Exit, Pause, Start, State, Status, WorkerStatistics
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Job
+from tidemill.api.launcher import Job, Measured
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
-from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError, place
 from tidemill.core.user_code_loading import (
     begin_to_work,
@@ -53,11 +52,13 @@ from tidemill.hosts.orders import (
     Listen,
     Listening,
     Logged,
+    Measure,
     Order,
     Part,
     Parted,
     Report,
     Revive,
+    SentExperiment,
     Speak,
     Vacate,
     Vacated,
@@ -74,6 +75,8 @@ from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.engine import LEFT
 from tidemill.launchers.examination import serve
 from tidemill.launchers.host_workers import HostWorkers
+from tidemill.launchers.kinds import own_kind
+from tidemill.launchers.measuring import Measurement, MeasurementOrder
 from tidemill.launchers.own_files import OwnFiles, has_files
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.worker_process import ENDING
@@ -125,6 +128,7 @@ class HostAgent:
         )
         self._workers: HostWorkers | None = None
         self._own: OwnFiles | None = None
+        self._measurement: Measurement | None = None
         self._mirror: DatabaseMirror | None = None  # of the run's parameter database
         self._lives = Counter[str]()  # begun anew, of each worker
         self._running: set[str] = set()  # workers that the runner has told to run
@@ -152,7 +156,7 @@ class HostAgent:
 
     def run(self) -> None:
         """Do what the runner orders until it is over, or the runner is gone."""
-        self._report(Here(cores(), versions()))
+        self._report(Here(own_kind(), versions()))
         while not self._over and not self._lost():
             if self._workers is not None:
                 self._workers.wait(LEASE_S if self._mirror is None else _LOOK_S)
@@ -160,6 +164,7 @@ class HostAgent:
                 self._woken.clear()
             self._hear()
             self._pause_alone()
+            self._look_at_measurement()
             self._look_at_held()
             if self._workers is not None:
                 self._listen(self._workers)
@@ -180,6 +185,8 @@ class HostAgent:
                 stack.callback(self._own.close)
             for held in self._held.values():
                 stack.callback(held.close)
+            if self._measurement is not None:
+                stack.callback(self._measurement.close)
             if self._workers is not None:
                 stack.callback(self._workers.close_ends)
             stack.callback(self._thread.end)
@@ -232,6 +239,8 @@ class HostAgent:
             case ForgetAgent(agent):
                 if agent in self._wire.others:
                     self._wire.drop(agent)
+            case Measure():
+                self._measure(order)
             case Work():
                 self._report(Launched(self._launch(order), self._mirror is not None))
             case KnownVersions(index):
@@ -269,20 +278,39 @@ class HostAgent:
                     calls = list(launcher.stack(worker)) if stack else []
                     self._report(Whereabouts(number, calls, launcher.condition(worker)))
 
+    def _here(self, sent: SentExperiment) -> SentExperiment:
+        """Return the experiment with the user's files where this host has them."""
+        if has_files(sent.code):
+            return sent
+        self._own = self._own or OwnFiles()
+        return self._own.carry(sent)
+
+    def _measure(self, order: Measure) -> None:
+        """Have a process measure what the experiment's parts cost here."""
+        try:
+            sent = self._here(order.sent)
+            told = MeasurementOrder(json.loads(sent.experiment), sent.source, os.getpid(), sent.path)
+            self._measurement = Measurement(told.pack(), order.seconds, self._wake)
+        except (OSError, ValueError) as error:  # no room for files, or for a process
+            self._report(Measured(error=str(error)))
+
+    def _look_at_measurement(self) -> None:
+        if self._measurement is not None and self._measurement.measured is not None:
+            self._report(self._measurement.measured)
+            self._measurement = None
+
     def _launch(self, order: Work) -> str:
         """Start the workers; return why that cannot be, or ""."""
         sees = order.folder is None or os.path.isfile(order.seen)
         logs = None
         try:
             begin_to_work()
-            if not has_files(order.code):
-                self._own = self._own or OwnFiles()
-                order = self._own.carry(order)
-            travel(order.path)
-            expect(order.files)
-            if order.source is not None:
-                load_file(Path(order.source), "experiment file")
-            experiment = decode(Experiment, json.loads(order.experiment))
+            sent = self._here(order.sent)
+            travel(sent.path)
+            expect(sent.files)
+            if sent.source is not None:
+                load_file(Path(sent.source), "experiment file")
+            experiment = decode(Experiment, json.loads(sent.experiment))
             folder = order.folder
             if not sees:
                 self._refuse_unseen(experiment, order)
@@ -291,7 +319,7 @@ class HostAgent:
                 if self._who_draws(experiment, order):
                     self._mirror = DatabaseMirror(self._own.run / PARAMETERS)
                     folder = str(self._own.run)
-            job = Job(experiment, order.source, folder, order.resume, order.files, order.epoch)
+            job = Job(experiment, sent.source, folder, order.resume, sent.files, order.epoch)
             self._lives.update(order.lives)
             self._workers = HostWorkers(
                 self._wire, job, order.places, order.host, order.agents, order.lives, logs

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from tidemill.api.launcher import Call, HostFigures, Job, Launcher, Loss
+from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Call, Host, HostFigures, Job, Launcher, Loss, Measured
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError
@@ -27,7 +28,7 @@ from tidemill.core.user_code_loading import (
     own_path,
     with_files_moved,
 )
-from tidemill.hosts.orders import Close, Revive, Work
+from tidemill.hosts.orders import Close, Measure, Revive, SentExperiment, Work
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import RUNNER, HostEngine
 from tidemill.launchers.host_workers import HostWorkers
@@ -40,36 +41,34 @@ MOST_CODE_BYTES = 16 << 20
 _FAREWELL_S = 3.0  # seconds beyond those of its workers that an agent has to end
 
 
-def order_of(
-    job: Job, places: dict[str, str], host: str, agents: dict[str, str], lives: dict[str, int], seen: str
-) -> Work:
-    """Return the order to start workers, with the user's own files in it (see `Work`).
-    Raises `ConfigError`."""
-    config = encode(job.experiment)
+def sent(experiment: Experiment, source: str | None, files: Mapping[str, str]) -> SentExperiment:
+    """Return an experiment as hosts are sent it, with the user's own files in it. Raises
+    `ConfigError`."""
+    config = encode(experiment)
     whole = {file: os.path.realpath(file) for file in named_files(config)}
-    named = [*filter(None, [job.source]), *whole.values(), *named_modules(config)]
-    files = [file for file in own_code(named) if not is_installed(file)]
-    code = {str(file): read_plain(file, links=True) for file in files}
+    named = [*filter(None, [source]), *whole.values(), *named_modules(config)]
+    own = [file for file in own_code(named) if not is_installed(file)]
+    code = {str(file): read_plain(file, links=True) for file in own}
     if (size := sum(map(len, code.values()))) > MOST_CODE_BYTES:
         raise ConfigError(
             f"the user's own code has {size:,} bytes in {len(code)} files, and hosts are sent "
             f"{MOST_CODE_BYTES:,} at most; install what is large on each of them"
         )
-    return Work(
-        host,
-        agents,
-        lives,
+    return SentExperiment(
         json.dumps(with_files_moved(config, whole)),
-        places,
-        None if job.source is None else os.path.realpath(job.source),
-        job.folder,
-        job.epoch,
-        job.resume,
-        seen,
-        dict(job.files),
+        None if source is None else os.path.realpath(source),
+        dict(files),
         own_path(),
         code,
     )
+
+
+def order_of(
+    job: Job, places: dict[str, str], host: str, agents: dict[str, str], lives: dict[str, int], seen: str
+) -> Work:
+    """Return the order to start workers (see `Work`). Raises `ConfigError`."""
+    given = sent(job.experiment, job.source, job.files)
+    return Work(host, agents, lives, given, places, job.folder, job.epoch, job.resume, seen)
 
 
 @contextmanager
@@ -113,18 +112,28 @@ class HostsLauncher(Launcher):
     def engine(self) -> HostEngine:
         """Return what brings the other hosts."""
 
-    def hosts(self, folder: str) -> Sequence[int]:
+    def hosts(self, folder: str) -> Sequence[Host]:
         try:
             agents = self._meet(folder)
         except BaseException:  # a Ctrl-C, too
             self.close(0.0)
             raise
-        return list(agents.cores.values())
+        return [Host(host, count, agents.kinds[host]) for host, count in agents.cores.items()]
+
+    def measure(
+        self, hosts: Sequence[str], experiment: Experiment, source: Path | None, seconds: float
+    ) -> dict[str, Measured]:
+        assert self._agents is not None
+        order = Measure(sent(experiment, None if source is None else str(source), {}), seconds)
+        return self._agents.measure(hosts, order)
 
     def launch(self, job: Job) -> dict[str, Link]:
         agents = self._agents or self._meet(job.folder)
         experiment, self._job = job.experiment, job
-        self.places = place(experiment, agents.cores, self._chosen)
+        paces = {
+            host: job.paces[kind.digest] for host, kind in agents.kinds.items() if kind.digest in job.paces
+        }
+        self.places = place(experiment, agents.cores, self._chosen, paces)
         if self._logs is not None:
             for names in experiment.processes():
                 (self._logs / log_name(names)).unlink(missing_ok=True)  # of the run that is resumed

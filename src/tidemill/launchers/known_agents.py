@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tidemill.api.launcher import Measured
 from tidemill.api.transport import Link
 from tidemill.hosts.orders import (
     AgentKey,
@@ -36,6 +37,7 @@ class KnownAgent:
     logged: bytes of each log that it has told
     traffic: what it has told other hosts and heard of them
     wanted: what it wants of the parameter database and has not been sent
+    measured: what came of the last measurement there, None as long as that goes on
     """
 
     name: str
@@ -55,6 +57,7 @@ class KnownAgent:
     logged: dict[str, int] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     wanted: WantVersion | None = None
+    measured: Measured | None = None
 
 
 class HostLink(Link):

@@ -12,7 +12,7 @@ from time import monotonic
 import msgspec
 
 from tidemill.core.user_code_loading import file_digest, with_files_moved
-from tidemill.hosts.orders import Work
+from tidemill.hosts.orders import SentExperiment
 
 MOST_LOGGED_BYTES = 10 << 20
 """The most bytes of a log that are told to the runner."""
@@ -37,21 +37,22 @@ class OwnFiles:
         self._told: dict[Path, int] = {}
         self._next = 0.0
 
-    def carry(self, order: Work) -> Work:
-        """Write down the user's files, and return the order with their new places."""
+    def carry(self, sent: SentExperiment) -> SentExperiment:
+        """Write down the user's files, and return the experiment with their new
+        places."""
         root = Path(self._folder.name, "code")
-        moved = {path: str(root / Path(path).relative_to("/")) for path in order.code}
-        for path, data in order.code.items():
+        moved = {path: str(root / Path(path).relative_to("/")) for path in sent.code}
+        for path, data in sent.code.items():
             Path(moved[path]).parent.mkdir(parents=True, exist_ok=True)
             Path(moved[path]).write_bytes(data)
-        experiment = json.dumps(with_files_moved(json.loads(order.experiment), moved))
-        places = [str(root / Path(place).relative_to("/")) for place in order.path]
+        experiment = json.dumps(with_files_moved(json.loads(sent.experiment), moved))
+        places = [str(root / Path(place).relative_to("/")) for place in sent.path]
         return msgspec.structs.replace(
-            order,
+            sent,
             experiment=experiment,
-            source=None if order.source is None else moved.get(order.source, order.source),
-            path=[*filter(os.path.isdir, places), *order.path],
-            files={os.path.realpath(moved.get(path, path)): digest for path, digest in order.files.items()},
+            source=None if sent.source is None else moved.get(sent.source, sent.source),
+            path=[*filter(os.path.isdir, places), *sent.path],
+            files={os.path.realpath(moved.get(path, path)): digest for path, digest in sent.files.items()},
         )
 
     def written(self, all_of_it: bool) -> Iterator[tuple[str, bytes]]:

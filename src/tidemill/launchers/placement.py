@@ -9,18 +9,23 @@ from tidemill.workers.actor_config import ActorConfig
 
 
 def place(
-    experiment: Experiment, hosts: Mapping[str, int], chosen: Mapping[str, str] | None = None
+    experiment: Experiment,
+    hosts: Mapping[str, int],
+    chosen: Mapping[str, str] | None = None,
+    paces: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
     """Return the host of each worker, by its name. `hosts`: the cores of each, the
-    runner's first. `chosen`: what the user has said of workers or groups, by name. Raises
-    `ConfigError` for what cannot be.
+    runner's first. `chosen`: what the user has said of workers or groups, by name.
+    `paces`: seconds of an actor's env step on hosts, of those that were measured; others
+    are taken for as slow as the slowest. Raises `ConfigError` for what cannot be.
 
     Workers of one process stay together. The first trainers of each group, evaluation,
     populations and buffers stand with the runner, which has the run's folder; further
-    equal trainers, and actors, go where most cores are left, a process each; policy
-    workers where most of those are that ask them.
+    equal trainers, and actors, go to the fastest hosts that have cores left, where most
+    are left, a process each; policy workers where most of those are that ask them.
     """
-    runner = next(iter(hosts))
+    runner, paces = next(iter(hosts)), paces or {}
+    slowest = max(paces.values(), default=0.0)
     configs, free = dict(experiment.members()), dict(hosts)
     askers: dict[str, list[str]] = {}  # of each policy worker
     for edge in experiment.edges():
@@ -46,7 +51,9 @@ def place(
         free[runner] -= 1
         places |= dict.fromkeys(names, runner)
     for names in spread:
-        host = max(free, key=lambda host: free[host])
+        host = max(
+            free, key=lambda host: (free[host] > 0, -paces.get(host, slowest) * (free[host] > 0), free[host])
+        )
         free[host] -= 1
         places |= dict.fromkeys(names, host)
     for names in serve:

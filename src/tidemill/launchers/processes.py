@@ -35,7 +35,7 @@ from tidemill.core.config import encode
 from tidemill.core.control_groups import MemoryKills, memory_kills
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, DeadlineError, RunError, returned
-from tidemill.core.killed_processes import KILLED, await_end
+from tidemill.core.killed_processes import KILLED, await_end, kill_session
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.run_marks import end_marked, end_orphans, new_mark
@@ -575,13 +575,6 @@ def calls_of(dump: str) -> Sequence[Call]:
         if any(file.endswith("workers/base.py") for file, *_ in found):
             return [Call(name, file, int(line), about) for file, line, name, about in found]
     return ()
-
-
-def kill_session(leader: int) -> None:
-    """Kill the process group that `leader` began (a worker and what its environment
-    started)."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def _session_lives(leader: int) -> bool:

@@ -2,21 +2,18 @@
 and says in words what follows.
 
 Costs lie in $XDG_CACHE_HOME/tidemill (~/.cache/tidemill), a file for each experiment's
-parts on each machine.
+parts on each kind of host. Of several hosts each kind is measured, by one of it.
 
 Batches keep their lanes and their samples' length, so that what is learnt stays what it
 was. Where a ratio has actor and trainer wait for each other nothing is measured: they
 take turns in one process.
 """
 
-import importlib.metadata
 import json
 import os
-import platform
-import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,17 +21,18 @@ from typing import Any
 import msgspec
 
 from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Host, HostKind, Measured
 from tidemill.api.policy import PolicyConfig
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.core.killed_processes import await_end
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.secrets import hide, known, mask
 from tidemill.core.user_code_loading import named_files, named_modules, own_code
 from tidemill.envs.fault_tolerant import Slots
-from tidemill.launchers.processes import kill_session
-from tidemill.layouts.cost_measurement import order_of, start
+from tidemill.launchers.kinds import own_kind
+from tidemill.launchers.measuring import order_of, read_answer
+from tidemill.launchers.measuring import probe as measure_here
 from tidemill.layouts.layout import (
     Costs,
     Layout,
@@ -43,12 +41,13 @@ from tidemill.layouts.layout import (
     choose,
     layout_of,
     of_layout,
+    pace,
     parse,
     why_unchanged,
 )
 from tidemill.layouts.memory_plan import check_least_memory
-from tidemill.layouts.probe import SECONDS, read_answer
-from tidemill.native.library import VARIABLE, choices
+from tidemill.layouts.probe import SECONDS
+from tidemill.native.library import INSTRUCTION_SETS
 from tidemill.nets.choose_device import choose_device
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
@@ -56,11 +55,25 @@ from tidemill.workers.trainer_config import Trainer, TrainerConfig
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
 FORMAT = 7  # of the probe: costs of another one are measured anew
-HOLD_BACK = (
-    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"),
-    *("OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", VARIABLE),
-)
+Measure = Callable[[Sequence[str], Experiment, Path | None, float], Mapping[str, Measured]]
+"""What has other hosts measure: `Launcher.measure`."""
 _LARGEST = 10_000  # bytes of a file of costs
+_NAMED = 3  # hosts of a kind that a note names
+
+
+class KindCosts(msgspec.Struct, frozen=True):
+    """What was measured of a kind of host.
+
+    processor: its name
+    hosts: names of the run's hosts of this kind
+    costs: what the experiment's parts cost there
+    pace: seconds in which an actor does an env step on a core there, as it is laid out
+    """
+
+    processor: str
+    hosts: list[str]
+    costs: Costs
+    pace: float
 
 
 @dataclass(frozen=True)
@@ -70,12 +83,19 @@ class LaidOut:
     layout: what it was laid out to, None where it is as it was given
     costs: what that follows from, None where nothing was measured
     note: one line for people, "" where there is nothing to tell
+    kinds: what it follows from on several hosts: of each kind, by its digest
     """
 
     experiment: Experiment
     layout: Layout | None = None
     costs: Costs | None = None
     note: str = ""
+    kinds: Mapping[str, KindCosts] = field(default_factory=dict)
+
+    @property
+    def paces(self) -> dict[str, float]:
+        """See `Job`."""
+        return {digest: kind.pace for digest, kind in self.kinds.items()}
 
     def plain(self) -> dict[str, Any]:
         """Return what a run keeps of it, as plain data."""
@@ -83,7 +103,16 @@ class LaidOut:
             "layout": self.layout and str(self.layout),
             "costs": msgspec.to_builtins(self.costs),
             "told": self.note,
+            **({"kinds": msgspec.to_builtins(self.kinds)} if self.kinds else {}),
         }
+
+
+def kept_paces(record: Any) -> dict[str, float]:
+    """Return `LaidOut.paces` of what a run keeps; none where it says nothing of that."""
+    with suppress(msgspec.ValidationError, AttributeError):
+        kinds = msgspec.convert(record.get("kinds", {}), dict[str, KindCosts])
+        return {digest: kind.pace for digest, kind in kinds.items() if kind.pace > 0}
+    return {}
 
 
 def lay_out(
@@ -92,7 +121,8 @@ def lay_out(
     layout: str = AUTO,
     fixed: Collection[str] = (),
     processes: bool = True,
-    hosts: Sequence[int] = (),
+    hosts: Sequence[Host] = (),
+    measure: Measure | None = None,
 ) -> LaidOut:
     """Return the experiment laid out, and what its policies leave undecided decided.
 
@@ -102,16 +132,16 @@ def lay_out(
     fixed: paths of the settings that the user made; where they are a matter of layout,
         the experiment stays as it is
     processes: whether workers get processes, for which alone anything is measured
-    hosts: cores of each host, this machine's first; by itself this machine's alone. On
-        several one trainer learns, and all gather: trainers would wait for sums that
-        cross the network
+    hosts: this machine first; none: it is alone. On several one trainer learns, and all
+        gather: trainers would wait for sums that cross the network
+    measure: has other hosts measure
     """
     if experiment.exact_resume and layout in (AUTO, MEASURE):  # costs differ from run to run
         layout = GIVEN
-    found = _lay_out(experiment, source, layout, fixed, processes, hosts or (cores(),))
+    found = _lay_out(experiment, source, layout, fixed, processes, hosts, measure)
     if found.costs is None and processes and layout != GIVEN and _measurable(experiment):
         try:
-            found = replace(found, costs=costs_of(experiment, source, anew=layout == MEASURE))
+            found = replace(found, costs=_costs_here(experiment, source, hosts, layout == MEASURE))
         except RunError as error:
             note = f"undecided settings stay so, since costs could not be measured: {error}"
             return replace(found, note="; ".join(filter(None, (found.note, note))))
@@ -130,7 +160,8 @@ def _lay_out(
     layout: str,
     fixed: Collection[str],
     processes: bool,
-    hosts: Sequence[int],
+    hosts: Sequence[Host],
+    measure: Measure | None,
 ) -> LaidOut:
     if layout == GIVEN:
         return LaidOut(experiment)
@@ -147,14 +178,34 @@ def _lay_out(
     if why := why_unchanged(experiment, fixed):
         return LaidOut(experiment, note=f"layout: as given, since {why}")
     try:
-        costs = costs_of(experiment, source, anew=layout == MEASURE)
+        costs = _costs_here(experiment, source, hosts, layout == MEASURE)
+        of_kind = _costs_of_kinds(experiment, source, costs, hosts, measure, layout == MEASURE)
     except RunError as error:
         return LaidOut(experiment, note=f"layout: as given, since its costs could not be measured: {error}")
-    count, several = sum(hosts), len(hosts) > 1
-    found = choose(experiment, msgspec.structs.replace(costs, parallel=costs.parallel and not several), count)
+    several, own = len(hosts) > 1, hosts[0].cores if hosts else cores()
+    elsewhere = [of_kind[host.kind.digest] for host in hosts[1:] for _ in range(host.cores)]
+    alone = msgspec.structs.replace(costs, parallel=costs.parallel and not several)
+    found, count = choose(experiment, alone, own, elsewhere), own + len(elsewhere)
+    kinds = {
+        digest: KindCosts(
+            next(host.kind.processor for host in hosts if host.kind.digest == digest),
+            [host.name for host in hosts if host.kind.digest == digest],
+            each,
+            pace(found, each),
+        )
+        for digest, each in of_kind.items()
+    }
+    others = "".join(
+        f"; {_named(kind.hosts)} ({kind.processor}): {kind.costs.acting(found.lanes)}"
+        for kind in [*kinds.values()][1:]
+    )
     where = f"{count} core{'s' * (count > 1)}{f' of {len(hosts)} hosts' * several}"
-    note = f"layout: {found.words()} ({costs.words(found.lanes)}; {where}; again: --layout {found})"
-    return LaidOut(apply(experiment, found), found, costs, note)
+    note = f"layout: {found.words()} ({costs.words(found.lanes)}{others}; {where}; again: --layout {found})"
+    return LaidOut(apply(experiment, found), found, costs, note, kinds)
+
+
+def _named(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:_NAMED]) + f" and {len(hosts) - _NAMED} more" * (len(hosts) > _NAMED)
 
 
 def _measurable(experiment: Experiment) -> bool:
@@ -203,11 +254,66 @@ def _as_chosen(experiment: Experiment, layout: Layout, besides: list[str]) -> La
 # ---- costs -----------------------------------------------------------------------------
 
 
+def _costs_here(experiment: Experiment, source: Path | None, hosts: Sequence[Host], anew: bool) -> Costs:
+    """Return the costs on this machine. Where the native core is to compute layers, they
+    are those of an instruction set that all hosts have: all compute the same bits."""
+    costs = costs_of(experiment, source, anew)
+    least = [host.kind.native[-1] for host in hosts]
+    order = ("off", *INSTRUCTION_SETS)
+    common = {
+        policy: {
+            name: min(value, *least, key=order.index) if name == "native" and least else value
+            for name, value in settings.items()
+        }
+        for policy, settings in costs.decided.items()
+    }
+    if common == costs.decided:
+        return costs
+    settled = msgspec.structs.replace(costs, decided=common)
+    of_settled = costs_of(decided(experiment, settled), source, anew)
+    return msgspec.structs.replace(of_settled, decided=common)
+
+
+def _costs_of_kinds(
+    experiment: Experiment,
+    source: Path | None,
+    costs: Costs,
+    hosts: Sequence[Host],
+    measure: Measure | None,
+    anew: bool,
+) -> dict[str, Costs]:
+    """Return the costs on each kind of host, by its digest, this machine's first, which
+    are `costs`; those of others as kept from an earlier time, or measured on the first
+    host of the kind. Raises `RunError` and `ConfigError`, naming the host."""
+    if not hosts:
+        return {}
+    made, found = decided(experiment, costs), {hosts[0].kind.digest: costs}
+    to_measure: dict[str, Host] = {}
+    for host in hosts:
+        digest = host.kind.digest
+        kept = None if anew or digest in found else _read(_file(made, source, host.kind))
+        if kept is not None:
+            found[digest] = kept
+        elif digest not in found:
+            to_measure.setdefault(digest, host)
+    if not to_measure:
+        return found
+    assert measure is not None
+    answers = measure([host.name for host in to_measure.values()], made, source, SECONDS)
+    for digest, host in to_measure.items():
+        try:
+            found[digest] = _read_costs(answers[host.name], made)
+        except (ConfigError, RunError) as error:
+            raise type(error)(f"on host {host.name}: {error}") from None
+        _write(_file(made, source, host.kind), found[digest])
+    return found
+
+
 def costs_of(experiment: Experiment, source: Path | None, anew: bool = False) -> Costs:
     """Return what the experiment's parts cost, as kept from an earlier time, or measured.
     Raises `RunError` when that fails, and `ConfigError` for what cannot be made, or a
     batch that is too large for this machine."""
-    path = cache() / f"{_key(experiment, source)}.json"
+    path = _file(experiment, source, own_kind())
     costs = None if anew else _read(path)
     if costs is None:
         check_least_memory(experiment)
@@ -225,8 +331,8 @@ def cache() -> Path:
         return Path(os.devnull) / "tidemill"
 
 
-def _key(experiment: Experiment, source: Path | None) -> str:
-    """Return a name for all that the costs depend on."""
+def _file(experiment: Experiment, source: Path | None, kind: HostKind) -> Path:
+    """Return where costs on a kind of host are kept, named by all that they depend on."""
     content = hide(encode(experiment))
     names = (*named_files(content), *named_modules(content), *([str(source)] if source else []))
     about = {
@@ -234,44 +340,9 @@ def _key(experiment: Experiment, source: Path | None) -> str:
         "policies": content["policies"],
         "workers": content["workers"],
         "files": sorted((path.name, digest) for path, digest in own_code(names).items()),
-        "processor": processor(),
-        "instructions": instructions(),
-        "native": choices(),
-        "cores": cores(),
-        "python": platform.python_version(),
-        "packages": {
-            name: _version(name) for name in ("tidemill", "numpy", "torch", "gymnasium", "ale-py", "mujoco")
-        },
+        "kind": kind.digest,
     }
-    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    return _cpu_info("model name") or platform.processor() or platform.machine()
-
-
-def instructions() -> list[str]:
-    """Return what numeric libraries choose their kernels by: the processor's features,
-    and the environment variables that hold them back."""
-    features = _cpu_info("flags", "Features").split()
-    return [*features, *(f"{name}={os.environ.get(name)}" for name in HOLD_BACK)]
-
-
-def _cpu_info(*names: str) -> str:
-    """Return what Linux says of a processor under one of these names; "" where it says
-    nothing."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(names)).partition(": ")[2]
-    return ""
+    return cache() / f"{sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()}.json"
 
 
 def _read(path: Path) -> Costs | None:
@@ -301,17 +372,14 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
     """Measure what the experiment's parts cost, in a process of its own (`probe`).
     Raises `RunError` when that fails, or takes too long, and `ConfigError` for what
     cannot be made."""
-    process = start("tidemill.layouts.probe", subprocess.DEVNULL, str(SECONDS))
-    try:
-        answer, _ = process.communicate(order_of(experiment, source), SECONDS + 1)
-    except subprocess.TimeoutExpired:
-        raise RunError(f"no answer after {SECONDS} s") from None
-    finally:
-        kill_session(process.pid)
-        await_end(process, "the process that measures costs")
+    return _read_costs(measure_here(order_of(experiment, source), SECONDS), experiment)
+
+
+def _read_costs(measured: Measured, experiment: Experiment) -> Costs:
+    """Return the costs that a measurement has found. Raises as `probe`."""
     secrets = known(encode(experiment))
     try:
-        return msgspec.convert(read_answer(answer, process), Costs)
+        return msgspec.convert(read_answer(measured), Costs)
     except (ConfigError, RunError) as error:
         raise type(error)(mask(str(error), secrets)) from None
     except (ValueError, TypeError, msgspec.MsgspecError) as error:

@@ -1,118 +1,27 @@
 """What measures the costs of an experiment's parts, for the probe of layouts (`probe`)
-and for `tidemill bench`: processes of their own, which are told what to measure and end
-with whoever started them; environments stepped at random; random rows; timed work.
+and for `tidemill bench`: environments stepped at random; random rows; timed work. It is
+done in processes of its own (`launchers/measuring.py`).
 """
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from threading import Thread, get_native_id
-from time import perf_counter, process_time, sleep
-from typing import IO, Any, NamedTuple, TextIO
+from threading import get_native_id
+from time import perf_counter, process_time
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.environment import AgentInfo, Environment, Tick, alike
-from tidemill.api.experiment import Experiment
+from tidemill.api.environment import Environment, Tick, alike
 from tidemill.api.spaces import Discrete, MultiDiscrete, Space, leaves, schema_of_space
-from tidemill.core.blas_threads import limit_threads
-from tidemill.core.config import decode, encode
-from tidemill.core.memory import keep_freed
 from tidemill.core.schema import Arrays
-from tidemill.core.user_code_loading import begin_to_work, environment_of_ours, load_file, own_path, travel
 from tidemill.testing.check_env import keep_allowed, sample_actions
 from tidemill.transports.local import LocalBell
 
 # a part of the seconds is enough where the mean's standard error is so small a part of it
 PRECISE, LEAST = 0.02, 0.25
 PARTS = 4
-
-
-# ---- processes -------------------------------------------------------------------------
-
-
-class MeasurementOrder(msgspec.Struct):
-    """What a process is to measure. `agents` is for one that measures policies and
-    learner alone; `runner` is the process that it ends with, `path` where that looks for
-    modules."""
-
-    experiment: dict[str, Any]
-    source: str | None
-    runner: int
-    path: list[str]
-    agents: list[AgentInfo] | None = None
-
-    def load(self) -> Experiment:
-        """Return the experiment, whose file is loaded first."""
-        if self.source is not None:
-            load_file(Path(self.source), "experiment file")
-        return decode(Experiment, self.experiment)
-
-
-def order_of(
-    experiment: Experiment, source: Path | str | None, agents: list[AgentInfo] | None = None
-) -> bytes:
-    """Return what a process that `start` has started is told first."""
-    order = MeasurementOrder(
-        encode(experiment), str(source) if source else None, os.getpid(), own_path(), agents
-    )
-    content = msgspec.msgpack.encode(order)
-    return len(content).to_bytes(4, "little") + content
-
-
-def start(
-    module: str, errors: int | IO[str], *arguments: str, own_session: bool = True
-) -> "subprocess.Popen[bytes]":
-    """Start a process that runs `module`. In a session of its own all that its
-    environment starts can be ended with it."""
-    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=environment_of_ours(**one),
-        start_new_session=own_session,
-    )
-
-
-def obey() -> tuple[MeasurementOrder, TextIO]:
-    """Make this process one that measures as workers work, and return what it is told and
-    where its answers go: what an environment prints is no answer."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    limit_threads(1)
-    keep_freed()
-    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
-    order = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=MeasurementOrder)
-    Thread(target=_end_with, args=(order.runner,), daemon=True).start()
-    begin_to_work()
-    travel(order.path)
-    return order, answers
-
-
-def _end_with(runner: int) -> None:
-    """Wait until whoever started this is gone; end what was begun for it."""
-    while os.getppid() == runner:
-        sleep(0.2)
-    end_session()
-    os._exit(1)
-
-
-def end_session() -> None:
-    """End this process with what the environment has started, where it leads a session of
-    its own."""
-    if os.getsid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-
-
-# ---- work ------------------------------------------------------------------------------
 
 
 class RandomPlay:

@@ -6,7 +6,7 @@ measures anything: `auto_layout` does.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -101,6 +101,11 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def words(self, lanes: int) -> str:
         """Return the costs in words, per env step, with so many lanes in a target."""
+        trained = microseconds(self.rows * self.train)
+        return f"{self.acting(lanes)}, training {trained}" + ("" if self.waits else " on a core")
+
+    def acting(self, lanes: int) -> str:
+        """Return in words, as `words`, what an actor's part costs."""
         waited = (
             ", of which it waits "
             f"{microseconds(self.wall - self.env)}{'' if self.threaded else ' and takes no threads'}"
@@ -109,10 +114,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         step = microseconds(self.wall if self.waits else self.env + self.tick / lanes)
         acted = microseconds(self.rows * self.infer + self.call / lanes)
-        trained = microseconds(self.rows * self.train)
-        return f"a step takes {step} µs{waited}, inference {acted}, training {trained}" + (
-            "" if self.waits else " on a core"
-        )
+        return f"a step takes {step} µs{waited}, inference {acted}"
 
     def decisions(self) -> str:
         """Return in words what was decided, "" where nothing was open."""
@@ -405,16 +407,16 @@ def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
 # ---- choosing --------------------------------------------------------------------------
 
 
-def choose(experiment: Experiment, costs: Costs, cores: int) -> Layout:
-    """Return the layout that promises the most env steps per second, among those that
-    nearly do the one with the fewest parts.
+def choose(experiment: Experiment, costs: Costs, cores: int, elsewhere: Sequence[Costs] = ()) -> Layout:
+    """Return the layout that promises the most env steps per second (see `promises`),
+    among those that nearly do the one with the fewest parts.
 
     A batch is made of the same number of lanes, each as many steps long: shorter samples
     of more lanes would make cheaper ticks, but CartPole then took half as many env steps
     more to its mark. The experiment must be one for which `why_unchanged` has nothing to
     say. It is left as it is where an environment waits that cannot step in threads.
     """
-    promised = list(promises(experiment, costs, cores))
+    promised = list(promises(experiment, costs, cores, elsewhere))
     if not promised:
         return layout_of(experiment)
     near = _nearly(promised, NEARLY)
@@ -432,36 +434,66 @@ def _nearly(promised: list[tuple[Layout, float]], share: float) -> list[tuple[La
     return [(layout, speed) for layout, speed in promised if speed >= most * (1 - share)]
 
 
-def promises(experiment: Experiment, costs: Costs, cores: int) -> Iterator[tuple[Layout, float]]:
+def promises(
+    experiment: Experiment, costs: Costs, cores: int, elsewhere: Sequence[Costs] = ()
+) -> Iterator[tuple[Layout, float]]:
     """Yield the layouts that are possible on so many cores, and the env steps per second
-    that each promises."""
+    that each promises.
+
+    `elsewhere`: what the parts cost on each core of other hosts, besides. Trainers keep
+    to this host, actors take what is left, the fastest cores first. Where a batch is made
+    of one sample of each actor, the slowest of those cores decides how long it takes, so
+    that those of a slow host are used where they bring more than they hold up the others.
+    Where actors may be ahead of the trainers, each adds what it does.
+    """
     parts = _Parts(experiment)
+    known = [costs] * cores + list(elsewhere)
     algorithm = parts.trainers.algorithm
     minibatch = int(getattr(algorithm, "minibatch_size", 0))
     most_trainers = max(1, minibatch) if costs.parallel else 1
     lag = parts.trainers.max_policy_lag
     if costs.waits:
         beside = _by_turns if lag == 0 else min
-        if parts.threads is None or not costs.threaded:
+        if parts.threads is None or not all(each.threaded for each in known):
             return
-        for layout in _waiting(experiment, costs.one_core, cores, most_trainers):
-            # measured by one lane
-            own = max(costs.env - COLD, 0) + HANDOVER[layout.one_core] + costs.rows * costs.infer
-            # what a tick of a target takes of its actor
-            served = WAKING[layout.one_core] + costs.call + layout.lanes * own
-            turn = max(costs.wall + served, layout.ring * served)
+        one_core = all(each.one_core for each in known)
+        for layout in _waiting(experiment, one_core, len(known), most_trainers):
             train = costs.rows * trained(algorithm, costs, layout.trainers)
-            yield layout, beside(layout.actors * layout.ring * layout.lanes / turn, 1 / train)
+            yield layout, beside(_gathered(layout, costs, known, cores, lag == 0), 1 / train)
         return
     # actors fill all slots while a sample waits for its update: its oldest row may be as
     # many versions old as there are slots
     ahead = lag is not None and lag >= parts.actors.slots
-    for layout in _computing(experiment, cores, most_trainers, ahead):
-        gather = costs.env + costs.rows * costs.infer + (TICK + costs.tick + costs.call) / layout.lanes
-        gather *= 1 + UNEVEN * (layout.together and layout.actors > 1)
+    for layout in _computing(experiment, len(known), most_trainers, ahead):
         train = costs.rows * trained(algorithm, costs, layout.trainers)
         speed = _by_turns if layout.together else min
-        yield layout, speed(layout.actors / gather, 1 / train)
+        yield layout, speed(_gathered(layout, costs, known, cores, layout.together), 1 / train)
+
+
+def _gathered(layout: Layout, costs: Costs, known: Sequence[Costs], cores: int, in_step: bool) -> float:
+    """Return the env steps/s of all actors. `known`: the costs on each core, the `cores`
+    of the trainers' host first, where they are `costs`. `in_step`: whether the slowest
+    actor decides."""
+    # those that take turns with a trainer stand with it
+    with_trainers = [pace(layout, costs)] * (layout.trainers if layout.together else 0)
+    free = sorted(pace(layout, each) for each in known[min(layout.trainers, cores) :])
+    used = [*with_trainers, *free[: layout.actors - len(with_trainers)]]
+    used = used or [pace(layout, costs)]  # an actor and a trainer may share the only core
+    return len(used) / max(used) if in_step else sum(1 / each for each in used)
+
+
+def pace(layout: Layout, costs: Costs) -> float:
+    """Return the seconds in which an actor of a layout does an env step on a core where
+    the parts cost so much."""
+    if layout.threads:
+        # measured by one lane
+        own = max(costs.env - COLD, 0) + HANDOVER[layout.one_core] + costs.rows * costs.infer
+        # what a tick of a target takes of its actor
+        served = WAKING[layout.one_core] + costs.call + layout.lanes * own
+        return max(costs.wall + served, layout.ring * served) / (layout.ring * layout.lanes)
+    step = costs.wall if costs.waits else costs.env
+    gather = step + costs.rows * costs.infer + (TICK + costs.tick + costs.call) / layout.lanes
+    return gather * (1 + UNEVEN * (layout.together and layout.actors > 1))
 
 
 def trained(algorithm: AlgorithmConfig, costs: Costs, trainers: int) -> float:

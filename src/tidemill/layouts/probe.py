@@ -26,6 +26,7 @@ import numpy as np
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
 from tidemill.api.experiment import Experiment
+from tidemill.api.launcher import Measured
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import encode
@@ -33,15 +34,8 @@ from tidemill.core.cores import every_core, keep_to
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
-from tidemill.layouts.cost_measurement import (
-    RandomPlay,
-    obey,
-    order_of,
-    random_rows,
-    start,
-    timed,
-    undisturbed,
-)
+from tidemill.launchers.measuring import PROBE, obey, order_of, read_answer, start
+from tidemill.layouts.cost_measurement import RandomPlay, random_rows, timed, undisturbed
 from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
 from tidemill.nets.weights import placeholder_weights
 from tidemill.replay.limiter import parse_ratio
@@ -189,7 +183,7 @@ def changes(before: PolicyConfig, after: PolicyConfig) -> dict[str, Any]:
 def _other_process(seconds: float) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that measures policies and learner once it is told what there is, and has
     imported everything by then."""
-    with start("tidemill.layouts.probe", subprocess.DEVNULL, str(seconds), own_session=False) as other:
+    with start(PROBE, subprocess.DEVNULL, str(seconds), own_session=False) as other:
         try:
             yield other
         finally:
@@ -205,27 +199,8 @@ def _tell(other: "subprocess.Popen[bytes]", order: bytes) -> None:
 
 def _answer(other: "subprocess.Popen[bytes]") -> Arithmetic:
     assert other.stdout is not None
-    return msgspec.convert(read_answer(other.stdout.read(), other), Arithmetic)
-
-
-def read_answer(answer: bytes, process: "subprocess.Popen[bytes]") -> Any:
-    """Return what a probe `process` that answered so has measured. Raises `RunError` with
-    what kept it from it, and `ConfigError` where no run can be made of the experiment."""
-    if not answer:
-        status = process.wait()
-        raise RunError(
-            f"the process that measures them ended with status {status}"
-            + " (too slow)" * (status == -signal.SIGALRM)
-        )
-    try:
-        content = json.loads(answer)
-        if "refused" in content:
-            raise ConfigError(str(content["refused"]))
-        if "error" in content:
-            raise RunError(str(content["error"]).splitlines()[0])
-        return content["measured"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"they make no sense: {error}") from None
+    answer = other.stdout.read()
+    return msgspec.convert(read_answer(Measured(answer, other.wait())), Arithmetic)
 
 
 def threads_serve(config: EnvironmentConfig) -> tuple[bool, bool]:

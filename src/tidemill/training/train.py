@@ -17,7 +17,7 @@ from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code_loading import refuse_while_loading, without_arguments
 from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
-from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, MEASURE, check_layout, lay_out
+from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, kept_paces, lay_out
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.check_exact import check_exact
 from tidemill.run.conditions import each_to_its_limit
@@ -161,10 +161,12 @@ def _train(
         stack.callback(folder.discard)
         try:
             with interrupts.at_once():
-                hosts = launcher.hosts(str(folder.path.resolve())) if layout in (AUTO, MEASURE) else ()
+                hosts = launcher.hosts(str(folder.path.resolve())) if layout != GIVEN else ()
                 if hosts:
                     stack.callback(launcher.close, 0.0)
-                laid_out = lay_out(experiment, known, layout, fixed, launcher.processes, hosts)
+                laid_out = lay_out(
+                    experiment, known, layout, fixed, launcher.processes, hosts, launcher.measure
+                )
         except BrokenOff:
             return _result(folder, never_began(signal_name(interrupts.first)))
         given, experiment = experiment, laid_out.experiment
@@ -188,7 +190,8 @@ def _train(
                 folder.write(LAYOUT, laid_out.plain())
         stack.pop_all()  # from now on its life says what is kept
         source = str(known) if known else None
-        job = Job(experiment, source, str(folder.path.resolve()), epoch=folder.epoch)
+        path = str(folder.path.resolve())
+        job = Job(experiment, source, path, epoch=folder.epoch, paces=laid_out.paces)
         life = RunLifecycle(folder, None, quiet, sinks, on_update)
         return _result(folder, life.lead(job, launcher, interrupts))
 
@@ -270,6 +273,7 @@ def resume(
             past.checkpoint,
             files,
             folder.epoch,
+            kept_paces(folder.read(LAYOUT)) if (folder.path / LAYOUT).exists() else {},
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
         if torn:
