@@ -37,7 +37,7 @@ from tidemill import (
     Trainer,
 )
 from tidemill.api.environment import Environment, EnvironmentConfig
-from tidemill.api.launcher import Host, Measured
+from tidemill.api.launcher import GivenHost, ProbeAnswer
 from tidemill.core import memory
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
@@ -638,13 +638,18 @@ def test_costs_are_measured_on_one_host_of_each_kind(kept: Path, monkeypatch: py
     own = own_kind()
     slow = msgspec.structs.replace(own, processor="slow")
     other = msgspec.structs.replace(own, cores=99)
-    hosts = [Host("runner", 2, own), Host("b", 4, slow), Host("c", 2, own), Host("d", 4, slow)]
+    hosts = [
+        GivenHost("runner", 2, own),
+        GivenHost("b", 4, slow),
+        GivenHost("c", 2, own),
+        GivenHost("d", 4, slow),
+    ]
     asked: list[str] = []
     answer = {"measured": msgspec.to_builtins(slower(CARTPOLE, 10))}
 
-    def measure(names: Sequence[str], *_: object) -> dict[str, Measured]:
+    def measure(names: Sequence[str], *_: object) -> dict[str, ProbeAnswer]:
         asked.extend(names)
-        return {name: Measured(json.dumps(answer).encode()) for name in names}
+        return {name: ProbeAnswer(json.dumps(answer).encode()) for name in names}
 
     made = experiment()
     first = lay_out(made, None, hosts=hosts, measure=measure)
@@ -656,11 +661,11 @@ def test_costs_are_measured_on_one_host_of_each_kind(kept: Path, monkeypatch: py
     lay_out(made, None, "measure", hosts=hosts, measure=measure)
     assert asked == ["b", "b"]
     answer = {"error": "no step"}
-    found = lay_out(made, None, hosts=[*hosts, Host("e", 1, other)], measure=measure)
+    found = lay_out(made, None, hosts=[*hosts, GivenHost("e", 1, other)], measure=measure)
     assert found.layout is None and "could not be measured: on host e: no step" in found.note
     answer = {"refused": "no game"}
     with pytest.raises(ConfigError, match="on host e: no game"):
-        lay_out(made, None, hosts=[*hosts, Host("e", 1, other)], measure=measure)
+        lay_out(made, None, hosts=[*hosts, GivenHost("e", 1, other)], measure=measure)
 
 
 def test_layers_are_computed_by_what_all_hosts_have(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -674,8 +679,8 @@ def test_layers_are_computed_by_what_all_hosts_have(kept: Path, monkeypatch: pyt
     monkeypatch.setattr(arranging, "probe", probe)
     own = msgspec.structs.replace(own_kind(), native=("off", "avx512"))
     older = msgspec.structs.replace(own, native=("off", "avx2"))
-    measured = {"b": Measured(json.dumps({"measured": msgspec.to_builtins(CARTPOLE)}).encode())}
-    hosts = [Host("runner", 2, own), Host("b", 2, older)]
+    measured = {"b": ProbeAnswer(json.dumps({"measured": msgspec.to_builtins(CARTPOLE)}).encode())}
+    hosts = [GivenHost("runner", 2, own), GivenHost("b", 2, older)]
     found = lay_out(experiment(), None, hosts=hosts, measure=lambda *_: measured)
     assert [made.policies["policy"].native for made in (*asked, found.experiment)] == [
         "auto",
@@ -890,10 +895,10 @@ def test_a_probe_says_how_it_ended() -> None:
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             with pytest.raises(RunError, match=f"ended with status {status}$"):
-                read_answer(Measured(process.stdout.read(), process.wait()))
+                read_answer(ProbeAnswer(process.stdout.read(), process.wait()))
             for answer in (b"nonsense", b"[]", b"{}", b"3"):
                 with pytest.raises(RunError, match="make no sense"):
-                    read_answer(Measured(answer, process.wait()))
+                    read_answer(ProbeAnswer(answer, process.wait()))
 
 
 FILE = """

@@ -79,7 +79,7 @@ class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
 
-class Host(NamedTuple):
+class GivenHost(NamedTuple):
     """A host that a run may have: its name, how many of its cores are the run's, and its
     kind."""
 
@@ -88,7 +88,7 @@ class Host(NamedTuple):
     kind: HostKind
 
 
-class Measured(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class ProbeAnswer(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """What came of a measurement of costs: what its process answered, and the status with
     which that ended, or the error for which there is neither."""
 
@@ -163,7 +163,7 @@ class Launcher(ABC):
         for want of memory or open files, say. Called when the experiment is laid out.
         Nobody else compares the memory of processes with what the machine has."""
 
-    def hosts(self, folder: str) -> Sequence[Host]:
+    def hosts(self, folder: str) -> Sequence[GivenHost]:
         """Return the hosts of the run, the runner's first; () for this machine alone.
         What that takes is begun, and ended by `close`. `folder`: the run's. Raises
         `TidemillError`."""
@@ -171,7 +171,7 @@ class Launcher(ABC):
 
     def measure(
         self, hosts: Sequence[str], experiment: Experiment, source: Path | None, seconds: float
-    ) -> Mapping[str, Measured]:
+    ) -> Mapping[str, ProbeAnswer]:
         """Have each of these hosts, none of them the runner's, measure what the parts of
         an experiment cost there, all at the same time, in so many seconds at most.
         `source`: the experiment's file. Raises `TidemillError`."""

@@ -3,7 +3,7 @@ nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Measure`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
 `IntroduceAgent`, `LetGo`, `ForgetAgent`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`,
-`Close`. Up: `Here`, `Listening`, `Measured`, `Launched`, `Parted`, `WantVersion`,
+`Close`. Up: `Here`, `Listening`, `ProbeAnswer`, `Launched`, `Parted`, `WantVersion`,
 `Vacated`, `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`,
 `Whereabouts`, `Leaving`, `Closed`.
 """
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tidemill.api.launcher import HostKind, Measured
+from tidemill.api.launcher import HostKind, ProbeAnswer
 from tidemill.core.errors import SchemaError
 from tidemill.core.thread_stacks import Call
 
@@ -93,7 +93,7 @@ class SentExperiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Measure(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to measure what an experiment's parts cost, in so many seconds at most.
-    What comes of it is reported (`Measured`)."""
+    What comes of it is reported (`ProbeAnswer`)."""
 
     sent: SentExperiment
     seconds: float
@@ -332,7 +332,7 @@ Order = (
 Report = (
     Here
     | Listening
-    | Measured
+    | ProbeAnswer
     | Launched
     | Parted
     | WantVersion

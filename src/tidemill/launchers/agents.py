@@ -17,7 +17,7 @@ import msgspec
 
 from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import HostKind, Measured
+from tidemill.api.launcher import HostKind, ProbeAnswer
 from tidemill.core.cores import cores
 from tidemill.core.errors import RunError, SchemaError
 from tidemill.core.private_files import private
@@ -128,7 +128,7 @@ class Agents:
             self.cores[known.home] = kind.cores if given is None else min(given, kind.cores)
             self.kinds[known.home] = kind
 
-    def measure(self, hosts: Sequence[str], order: Measure) -> dict[str, Measured]:
+    def measure(self, hosts: Sequence[str], order: Measure) -> dict[str, ProbeAnswer]:
         """Have hosts measure, all at the same time, and return what came of it on each.
         Raises `RunError`."""
         if gone := [host for host in hosts if host not in self.known]:
@@ -312,7 +312,7 @@ class Agents:
                     self._take_in(agent, own)
             case Listening(name) if name in self.known:
                 agent.listening[name] = report
-            case Measured():
+            case ProbeAnswer():
                 agent.measured = report
             case Launched(error):
                 agent.launched = report

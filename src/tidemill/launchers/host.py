@@ -23,7 +23,7 @@ import msgspec
 from tidemill.api import control_messages
 from tidemill.api.control_messages import Exit, Pause, Start, State, Status, WorkerStatistics
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Job, Measured
+from tidemill.api.launcher import Job, ProbeAnswer
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError, place
@@ -292,7 +292,7 @@ class HostAgent:
             told = MeasurementOrder(json.loads(sent.experiment), sent.source, os.getpid(), sent.path)
             self._measurement = Measurement(told.pack(), order.seconds, self._wake)
         except (OSError, ValueError) as error:  # no room for files, or for a process
-            self._report(Measured(error=str(error)))
+            self._report(ProbeAnswer(error=str(error)))
 
     def _look_at_measurement(self) -> None:
         if self._measurement is not None and self._measurement.measured is not None:

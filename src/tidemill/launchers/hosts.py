@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Call, Host, HostFigures, Job, Launcher, Loss, Measured
+from tidemill.api.launcher import Call, GivenHost, HostFigures, Job, Launcher, Loss, ProbeAnswer
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError
@@ -112,17 +112,17 @@ class HostsLauncher(Launcher):
     def engine(self) -> HostEngine:
         """Return what brings the other hosts."""
 
-    def hosts(self, folder: str) -> Sequence[Host]:
+    def hosts(self, folder: str) -> Sequence[GivenHost]:
         try:
             agents = self._meet(folder)
         except BaseException:  # a Ctrl-C, too
             self.close(0.0)
             raise
-        return [Host(host, count, agents.kinds[host]) for host, count in agents.cores.items()]
+        return [GivenHost(host, count, agents.kinds[host]) for host, count in agents.cores.items()]
 
     def measure(
         self, hosts: Sequence[str], experiment: Experiment, source: Path | None, seconds: float
-    ) -> dict[str, Measured]:
+    ) -> dict[str, ProbeAnswer]:
         assert self._agents is not None
         order = Measure(sent(experiment, None if source is None else str(source), {}), seconds)
         return self._agents.measure(hosts, order)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidemill.api.launcher import Measured
+from tidemill.api.launcher import ProbeAnswer
 from tidemill.api.transport import Link
 from tidemill.hosts.orders import (
     AgentKey,
@@ -57,7 +57,7 @@ class KnownAgent:
     logged: dict[str, int] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     wanted: WantVersion | None = None
-    measured: Measured | None = None
+    measured: ProbeAnswer | None = None
 
 
 class HostLink(Link):

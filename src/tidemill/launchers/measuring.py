@@ -18,7 +18,7 @@ import msgspec
 
 from tidemill.api.environment import AgentInfo
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Measured
+from tidemill.api.launcher import ProbeAnswer
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, DeadlineError, RunError
@@ -80,21 +80,21 @@ def start(
     )
 
 
-def answer_of(process: "subprocess.Popen[bytes]", order: bytes, seconds: float) -> Measured:
+def answer_of(process: "subprocess.Popen[bytes]", order: bytes, seconds: float) -> ProbeAnswer:
     """Tell a process, which leads a session of its own, what to measure, and return what
     came of it within so many seconds. Raises `DeadlineError` where the kernel holds
     it."""
     try:
         answer, _ = process.communicate(order, seconds + 1)  # by then it has ended itself
-        return Measured(answer[:MOST_BYTES], process.returncode)
+        return ProbeAnswer(answer[:MOST_BYTES], process.returncode)
     except subprocess.TimeoutExpired:
-        return Measured(error=f"no answer after {seconds:g} s")
+        return ProbeAnswer(error=f"no answer after {seconds:g} s")
     finally:
         kill_session(process.pid)
         await_end(process, "the process that measures costs")
 
 
-def probe(order: bytes, seconds: float) -> Measured:
+def probe(order: bytes, seconds: float) -> ProbeAnswer:
     """Have a process of its own measure what layouts follow from (`layouts/probe.py`),
     and return what came of it within so many seconds. Raises `DeadlineError`."""
     return answer_of(_probe(seconds), order, seconds)
@@ -110,7 +110,7 @@ class Measurement:
     measured: what came of it, None as long as it goes on
     """
 
-    measured: Measured | None = None
+    measured: ProbeAnswer | None = None
 
     def __init__(self, order: bytes, seconds: float, ended: Callable[[], None]) -> None:
         """`ended`: called in the thread once `measured` is there."""
@@ -122,7 +122,7 @@ class Measurement:
         try:
             self.measured = answer_of(self._process, order, seconds)
         except DeadlineError as error:
-            self.measured = Measured(error=str(error))
+            self.measured = ProbeAnswer(error=str(error))
         ended()
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Measurement:
         self._thread.join()
 
 
-def read_answer(measured: Measured) -> Any:
+def read_answer(measured: ProbeAnswer) -> Any:
     """Return what a process has measured. Raises `RunError` with what kept it from it,
     and `ConfigError` where no run can be made of the experiment."""
     if measured.error:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Host, HostKind, Measured
+from tidemill.api.launcher import GivenHost, HostKind, ProbeAnswer
 from tidemill.api.policy import PolicyConfig
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores
@@ -55,7 +55,7 @@ from tidemill.workers.trainer_config import Trainer, TrainerConfig
 LAYOUT = "layout.json"
 AUTO, GIVEN, MEASURE = "auto", "given", "measure"
 FORMAT = 7  # of the probe: costs of another one are measured anew
-Measure = Callable[[Sequence[str], Experiment, Path | None, float], Mapping[str, Measured]]
+Measure = Callable[[Sequence[str], Experiment, Path | None, float], Mapping[str, ProbeAnswer]]
 """What has other hosts measure: `Launcher.measure`."""
 _LARGEST = 10_000  # bytes of a file of costs
 _NAMED = 3  # hosts of a kind that a note names
@@ -121,7 +121,7 @@ def lay_out(
     layout: str = AUTO,
     fixed: Collection[str] = (),
     processes: bool = True,
-    hosts: Sequence[Host] = (),
+    hosts: Sequence[GivenHost] = (),
     measure: Measure | None = None,
 ) -> LaidOut:
     """Return the experiment laid out, and what its policies leave undecided decided.
@@ -160,7 +160,7 @@ def _lay_out(
     layout: str,
     fixed: Collection[str],
     processes: bool,
-    hosts: Sequence[Host],
+    hosts: Sequence[GivenHost],
     measure: Measure | None,
 ) -> LaidOut:
     if layout == GIVEN:
@@ -254,7 +254,7 @@ def _as_chosen(experiment: Experiment, layout: Layout, besides: list[str]) -> La
 # ---- costs -----------------------------------------------------------------------------
 
 
-def _costs_here(experiment: Experiment, source: Path | None, hosts: Sequence[Host], anew: bool) -> Costs:
+def _costs_here(experiment: Experiment, source: Path | None, hosts: Sequence[GivenHost], anew: bool) -> Costs:
     """Return the costs on this machine. Where the native core is to compute layers, they
     are those of an instruction set that all hosts have: all compute the same bits."""
     costs = costs_of(experiment, source, anew)
@@ -278,7 +278,7 @@ def _costs_of_kinds(
     experiment: Experiment,
     source: Path | None,
     costs: Costs,
-    hosts: Sequence[Host],
+    hosts: Sequence[GivenHost],
     measure: Measure | None,
     anew: bool,
 ) -> dict[str, Costs]:
@@ -288,7 +288,7 @@ def _costs_of_kinds(
     if not hosts:
         return {}
     made, found = decided(experiment, costs), {hosts[0].kind.digest: costs}
-    to_measure: dict[str, Host] = {}
+    to_measure: dict[str, GivenHost] = {}
     for host in hosts:
         digest = host.kind.digest
         kept = None if anew or digest in found else _read(_file(made, source, host.kind))
@@ -375,7 +375,7 @@ def probe(experiment: Experiment, source: Path | None) -> Costs:
     return _read_costs(measure_here(order_of(experiment, source), SECONDS), experiment)
 
 
-def _read_costs(measured: Measured, experiment: Experiment) -> Costs:
+def _read_costs(measured: ProbeAnswer, experiment: Experiment) -> Costs:
     """Return the costs that a measurement has found. Raises as `probe`."""
     secrets = known(encode(experiment))
     try:

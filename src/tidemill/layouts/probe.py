@@ -26,7 +26,7 @@ import numpy as np
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Measured
+from tidemill.api.launcher import ProbeAnswer
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import encode
@@ -200,7 +200,7 @@ def _tell(other: "subprocess.Popen[bytes]", order: bytes) -> None:
 def _answer(other: "subprocess.Popen[bytes]") -> Arithmetic:
     assert other.stdout is not None
     answer = other.stdout.read()
-    return msgspec.convert(read_answer(Measured(answer, other.wait())), Arithmetic)
+    return msgspec.convert(read_answer(ProbeAnswer(answer, other.wait())), Arithmetic)
 
 
 def threads_serve(config: EnvironmentConfig) -> tuple[bool, bool]:
