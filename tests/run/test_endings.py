@@ -34,8 +34,10 @@ from tests.run.watching import (
 )
 from typer.testing import CliRunner
 
+from tidemill import PPO, ActorCritic, SimulatorEnvironment
 from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
 from tidemill.api.launcher import Job
+from tidemill.bridge.worlds import reach
 from tidemill.cli.main import app
 from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
@@ -120,6 +122,29 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield begin
     for run in runs:
         run.kill_all()
+
+
+def test_what_a_simulator_needs_by_name_goes_with_a_run_that_it_does_not_let_end(tmp_path: Path) -> None:
+    folders, stopped = list[Path](), list[psutil.Process]()
+    world = SimulatorEnvironment(path=reach.__file__)
+    made = experiments.experiment(world, algorithm=PPO(minibatch_size=32), lanes=1)
+    made = made.replace(policies={"policy": ActorCritic(hidden=(4,))})
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not stopped:
+            for child in psutil.Process().children(recursive=True):
+                if "--memory-path" in (words := child.cmdline()):
+                    stopped.append(child)
+                    folders.append(Path(words[words.index("--memory-path") + 1]).parent)
+                    assert folders[-1].exists()
+                    child.suspend()
+            control.stop()
+
+    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert folders and not any(folder.exists() for folder in folders)
+    for child in stopped:
+        with suppress(psutil.NoSuchProcess):
+            assert child.status() == psutil.STATUS_ZOMBIE
 
 
 LIMITS = {

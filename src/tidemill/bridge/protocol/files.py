@@ -333,11 +333,22 @@ def remove_dead(path: Path) -> None:
 def folders_of_the_dead() -> list[Path]:
     """Return this user's folders of memory files whose trainers have died, wherever
     `Rendezvous.own` makes them. The next one there removes them."""
+    found = (folder for root in _roots() for folder in root.glob(f"{_FOLDER}{os.getuid()}-*"))
+    return [folder for folder in found if _is_of_the_dead(folder)]
+
+
+def remove_folders_of_the_dead() -> None:
+    """Remove what `folders_of_the_dead` returns."""
+    for root in _roots():
+        _sweep(root, f"{_FOLDER}{os.getuid()}-")
+
+
+def _roots() -> list[Path]:
+    """Return where `Rendezvous.own` makes folders."""
     roots = [_MEMORY]
     with contextlib.suppress(ConfigError):
         roots += [shared_folder().parent, shared_folder()]
-    found = (folder for root in dict.fromkeys(roots) for folder in root.glob(f"{_FOLDER}{os.getuid()}-*"))
-    return [folder for folder in found if _is_of_the_dead(folder)]
+    return list(dict.fromkeys(roots))
 
 
 def _is_of_the_dead(folder: Path) -> bool | None:
