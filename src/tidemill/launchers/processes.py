@@ -436,7 +436,7 @@ class ProcessesLauncher(Launcher):
     def close(self, seconds: float) -> None:
         with contextlib.ExitStack() as stack:  # all of it, whatever a transport raises
             stack.callback(self._remove_empty_logs)
-            # of workers that could not wait for their simulators; imported where there are
+            # workers may not have waited for their simulators; imported where there are
             if (bridge := sys.modules.get("tidemill.bridge.protocol.files")) is not None:
                 stack.callback(bridge.remove_folders_of_the_dead)
             if self._temporary is not None:
