@@ -11,7 +11,7 @@ from tidemill.run.member import Member
 
 RECENT = 60.0  # seconds in which a group's third death, and each one more, has its next life wait longer
 LONGEST_PAUSE = 30.0  # seconds before a new life
-FEWEST_STILLBORN = 3  # deaths within `RECENT` before anybody ran that are one error
+FEWEST_STILLBORN = 3  # deaths before anybody ran that are one error
 
 
 class NoLifeLeft(RunError):
@@ -21,8 +21,8 @@ class NoLifeLeft(RunError):
 class RestartBudget:
     """The budget of a run's groups of workers: so many lives within so many seconds
     (`WorkerConfig.restarts`, `WorkerConfig.restarts_within_s`). Whoever dies three times
-    within `RECENT` seconds without having run in between has no other, nor has a group
-    with three such deaths of which nobody has ever run: what all die of as they begin is
+    without having run in between has no other, nor has a group of which nobody has ever
+    run with three such deaths within `RECENT` seconds: what all die of as they begin is
     one error. Two may have been killed by chance."""
 
     def __init__(self, launcher: Launcher, members: Mapping[str, Member]) -> None:
@@ -47,20 +47,21 @@ class RestartBudget:
             self._forget_stillborn(name)
             return pause
         group, now = group_of(name), awake()
-        early = [each for each in self._stillborn.get(group, ()) if now - each[0] <= RECENT]
-        self._stillborn[group] = early = [*early, (now, name)]
-        who = [other for _, other in early if other == name or group not in self._ran]
-        if len(who) >= FEWEST_STILLBORN:
-            whose = (
-                f"{group} ({', '.join(who)}), of which none has run yet"
-                if group not in self._ran
-                else (f"{name} before it ran")
+        early = self._stillborn.setdefault(group, [])
+        early.append((now, name))
+        # its own, whenever they were: one that dies late each time would never run
+        own = [other for _, other in early if other == name]
+        lately = [other for at, other in early if now - at <= RECENT and group not in self._ran]
+        if len(lately) >= FEWEST_STILLBORN:
+            which = (
+                f"{len(lately)} within {RECENT:.0f} s of {group} ({', '.join(lately)}), of which none has "
+                "run yet"
             )
-            raise NoLifeLeft(
-                f"{name} is gone, death {len(who)} within {RECENT:.0f} s of {whose}, whatever restarts "
-                f"allows: {cause}"
-            )
-        return pause
+        elif len(own) >= FEWEST_STILLBORN:
+            which = f"{len(own)} before it ran"
+        else:
+            return pause
+        raise NoLifeLeft(f"{name} is gone, death {which}, whatever restarts allows: {cause}")
 
     def _forget_stillborn(self, name: str) -> None:
         early = self._stillborn.get(group := group_of(name), [])
