@@ -63,12 +63,20 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
 from tidemill.run import cuts
 from tidemill.run.events import read_events
+from tidemill.run.folder import RunFolder
 from tidemill.run.member import Member
 from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.check_resume import compare
 from tidemill.transports.local import LocalBell, LocalLink
-from tidemill.workers.cut_files import go_back_together, has_part, number_of
+from tidemill.workers.cut_files import (
+    RUNNER,
+    go_back_together,
+    has_part,
+    number_of,
+    read_part_of,
+    write_part_of,
+)
 
 FILE = Path(__file__)
 
@@ -609,6 +617,31 @@ def test_the_last_episodes_go_on_from_the_cut_after_a_kill_at_any_update(tmp_pat
     for image in images[:-1]:  # the last one is at the limit
         resume(image, quiet=True, trust=True)
         assert [[record.get(name) for name in names] for record in read_metrics(image)] == told, image.name
+
+
+def test_a_cut_that_was_being_written_once_more_at_a_kill_is_none(tmp_path: Path) -> None:
+    """As where the run's end came in it: the runner's part is of the end then, and those
+    of others are of before."""
+    folder, made = RunFolder(tmp_path / "run"), experiment(max_episode_steps=20)
+
+    def save(record: dict[str, float], control: Any) -> None:
+        control.save()
+
+    def newest() -> set[int]:
+        cut = cuts.newest_whole_cut(folder, made)
+        return {number_of(path) for place, path in cut.items() if place.parent.name == "cuts"}
+
+    train(made, launch="inline", run_dir=folder.path, quiet=True, on_update=save)
+    last = max(cuts_of(folder.path))
+    assert newest() == {last}
+    part = folder.path / "cuts" / "actor-0" / f"update-{last}"
+    shutil.copytree(part, part.with_name(f"{part.name}.replaced"))
+    assert newest() == {last}
+    runner = read_part_of(folder.path, RUNNER)
+    write_part_of(folder.path, RUNNER, runner, last, {"policy": 10**6})
+    assert newest() == {last - 1}
+    shutil.rmtree(folder.path / "cuts" / RUNNER)  # earlier versions wrote none
+    assert newest() == {last}
 
 
 def replay(steps: int) -> Experiment:

@@ -9,6 +9,7 @@ theirs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tidemill.core.errors import CheckpointError
 from tidemill.run.folder import RunFolder
 from tidemill.run.member import Member
 from tidemill.run.run_state import RunState
-from tidemill.store.checkpoint import checkpoint_name, checkpoints, put_aside, readable
+from tidemill.store.checkpoint import FoundCheckpoint, checkpoint_name, checkpoints, put_aside, readable
 from tidemill.workers.cut_files import (
     CUTS,
     RUNNER,
@@ -212,26 +213,21 @@ def newest_whole_cut(folder: RunFolder, experiment: Experiment) -> dict[Path, Pa
     with_part = _with_part(experiment)
     if not with_part or not folder.has_checkpoints(policies):
         return {}
-    parts = {
-        name: {number_of(found.path): found for found in readable(folder.path / CUTS / name)}
-        for name in with_part
-    }
+    parts = {name: _by_number(folder.path / CUTS / name) for name in dict.fromkeys([*with_part, RUNNER])}
+    of_runner = min(parts[RUNNER], default=inf)  # earlier versions wrote none
     for cut, part in parts[actors_with_part(experiment)[0]].items():  # the newest first
         goes_with = part.facts.get("checkpoints", {})
-        same = [held[cut] for held in parts.values() if cut in held]
+        own = [held for name, held in parts.items() if name in with_part or cut >= of_runner]
+        same = [held[cut] for held in own if cut in held]
         agree = all(each.facts.get("checkpoints", {}).items() <= goes_with.items() for each in same)
         named = {policy: checkpoint_name(goes_with.get(policy, -1)) for policy in policies}
         paths = [folder.checkpoints(policy) / name for policy, name in named.items()]
         if (
             agree
-            and len(same) == len(parts)
+            and len(same) == len(own)
             and all(any(found.path == path for found in readable(path.parent)) for path in paths)
         ):
-            # none: an earlier version wrote the cut
-            runner = [
-                found.path for found in readable(folder.path / CUTS / RUNNER) if number_of(found.path) == cut
-            ]
-            return {path.parent: path for path in (*paths, *(each.path for each in same), *runner)}
+            return {path.parent: path for path in (*paths, *(each.path for each in same))}
     raise CheckpointError(
         f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run was killed before "
         "all its workers had written the first one. Train anew; or set exact_resume to false in its "
@@ -256,6 +252,15 @@ def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = F
     for place in (*map(folder.checkpoints, experiment.trained()), *parts):
         written = checkpoints(place)
         put_aside(written[written.index(cut[place]) + 1 :] if place in cut else written)
+
+
+def _by_number(folder: Path) -> dict[int, FoundCheckpoint]:
+    """Return a worker's parts of cuts by their numbers, the newest first, and of one that
+    it was about to replace when it was killed the newer one."""
+    found = dict[int, FoundCheckpoint]()
+    for part in readable(folder):
+        found.setdefault(number_of(part.path), part)
+    return found
 
 
 def _with_part(experiment: Experiment) -> list[str]:

@@ -20,8 +20,8 @@ KEPT = 4
 """Cuts of which a worker keeps its part: one more than trainers keep checkpoints, since
 theirs are written first."""
 RUNNER = "runner"
-"""Whose part is what is known of the run as a whole: of one with a curriculum, whose
-stages follow from that."""
+"""Whose part is what is known of the run as a whole: its episodes, from which the stages
+of a curriculum follow."""
 PART = "part"
 
 
@@ -101,7 +101,7 @@ def newest_cut(folder: Path) -> int:
 
 def number_of(path: Path) -> int:
     """Return the number of the cut of which the folder `path` is a part."""
-    return int(path.name.rpartition("-")[2])
+    return int(path.stem.rpartition("-")[2])
 
 
 def write_part(context: Context, part: Part, number: int, goes_with: Mapping[str, int]) -> None:
