@@ -122,6 +122,8 @@ def test_a_run_that_was_killed_between_the_last_checkpoints_of_its_policies_goes
     assert go_on().summary["status"] == "completed"
     assert "it is complete now" in capsys.readouterr().out
     killed(3)
+    # nor had the other one removed yet what it replaced by its last one
+    shutil.copytree(places[0] / "update-6", places[0] / "update-6.replaced")
     assert go_on().summary["updates"] == 6
     told = capsys.readouterr().out
     assert f"{places[0].name}, which had reached the limit, goes back to the one before" in told

@@ -151,7 +151,8 @@ def before_torn_end(folder: RunFolder, experiment: Experiment, ended: str) -> di
         point = ResumePoint.of(folder, experiment, [policy], leads=False)
         if not point.limit_reached(folder.path, experiment.limits, False, ended):
             continue
-        older = (found.path for found in readable(last.path.parent) if found.path != last.path)
+        # not one that the last was about to replace, which is at the limit, too
+        older = (found.path for found in readable(last.path.parent) if found.path.stem != last.path.stem)
         if (path := next(older, None)) is None:
             return {}
         before[path.parent] = path
