@@ -107,6 +107,15 @@ def test_equal_trainers_that_wait_for_one_actor_are_one_chain(now: float) -> Non
     )
 
 
+def test_the_pause_of_one_that_has_died_excuses_no_stall() -> None:
+    config, link = experiments.cartpole().workers["actor"], LocalLink.pair(LocalBell(), LocalBell())[0]
+    member = Member(config, link)
+    member.note_statistics(WorkerStatistics(0, away="nothing answers there", pauses=True))
+    assert member.pauses and member.away
+    member.bury("it was killed")
+    assert not (member.pauses or member.away)
+
+
 @pytest.mark.timeout(120)
 def test_a_run_in_which_nothing_progresses_ends_with_the_chain_and_a_checkpoint(tmp_path: Path) -> None:
     """How long that may last is cut short only once the environment hangs, and all that

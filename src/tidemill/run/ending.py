@@ -75,7 +75,8 @@ class Ending:
         self.hurry()
         if self.deadline is None:
             return
-        if any(member.begins and not self._left(name) for name, member in self._limited.items()):
+        begins = any(member.begins and not self._left(name) for name, member in self._limited.items())
+        if begins and awake() - self._told_at < LONGEST_WORK:
             self._extend()  # the supervisor has deadlines for those that are to live again
         elif awake() > self.deadline:
             self._look_who_is_late()
@@ -102,7 +103,8 @@ class Ending:
         silent = [name for name, member in living.items() if not member.works(EXIT_DEADLINE)]
         seconds = awake() - self._told_at
         at_work = all(map(self._stalls.trains, silent)) and any(map(self._stalls.works, living))
-        if at_work and seconds < LONGEST_WORK:
+        most = EXIT_DEADLINE + max((member.config.farewell_s for member in living.values()), default=0.0)
+        if (at_work and seconds < LONGEST_WORK) or (not silent and seconds < most):
             self._extend()
             return
         raise RunError(
@@ -190,6 +192,11 @@ class Ending:
             return f"{name} {condition}; the run is over, and it was ended by force"
         if member.state is State.CONFIGURING:
             return f"{name} had not started yet when the run ended: it was ended by force"
+        if member.saving:
+            return (
+                f"{name} was still writing its checkpoint {CLOSE_DEADLINE + SAVE_DEADLINE:.0f} s after the "
+                "run was over; it was ended by force, and the checkpoint before is the newest"
+            )
         if self._stalls.trains(name):
             return (
                 f"{name} was in an update, which did not end within {CLOSE_DEADLINE:.0f} s after the "

@@ -75,7 +75,7 @@ class Member:
         self.cause = cause.partition("\n")[0].partition(";")[0][:LONGEST_CAUSE]
         self.buried, self.state, self.shares, self.rate = True, State.CONFIGURING, {}, 0.0
         self.died_at = self.died_at or awake()
-        self.unsent = 0
+        self.unsent, self.away, self.pauses = 0, "", False
 
     def forget_updates(self) -> None:
         """Forget what updates have told that are undone."""
@@ -87,8 +87,7 @@ class Member:
         self.link, self.life, self.buried, self.awaits = link, self.life + 1, False, None
         self.reviving = True
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
-        self.progress = self.unsent = 0
-        self.away, self.pauses = "", False
+        self.progress = 0
 
     @property
     def begins(self) -> bool:
