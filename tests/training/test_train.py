@@ -96,6 +96,7 @@ def test_a_run_that_reached_its_mark_goes_on_without_it(
     ):
         resume(folder, launch="inline", quiet=True)
     steps = RunFolder(folder).read("summary.json")["env_steps"] + 2000
+    (folder / "layout.json").touch()  # as where the power failed
     result = resume(folder, launch="inline", limits={"steps": steps}, quiet=True)
     assert "reached its mark, a mean return of 1, and goes on without one" in capsys.readouterr().err
     assert result.summary["env_steps"] >= steps and "env steps" in result.summary["reason"]

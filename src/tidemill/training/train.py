@@ -266,6 +266,9 @@ def resume(
         except BaseException:
             folder.unlock()
             raise
+        paces: dict[str, float] = {}
+        with suppress(RunError):  # without the file, or with a torn one, cores alone count
+            paces = kept_paces(folder.read(LAYOUT))
         job = Job(
             experiment,
             str(source) if source else None,
@@ -273,7 +276,7 @@ def resume(
             past.checkpoint,
             files,
             folder.epoch,
-            kept_paces(folder.read(LAYOUT)) if (folder.path / LAYOUT).exists() else {},
+            paces,
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
         if torn:
