@@ -454,9 +454,11 @@ def promises(
     lag = parts.trainers.max_policy_lag
     if costs.waits:
         beside = _by_turns if lag == 0 else min
-        if parts.threads is None or not all(each.threaded for each in known):
+        # where its work takes most of a step threads were not tried
+        waiting = [each for each in (costs, *elsewhere) if each.waits]
+        if parts.threads is None or not all(each.threaded for each in waiting):
             return
-        one_core = all(each.one_core for each in known)
+        one_core = all(each.one_core for each in waiting)
         for layout in _waiting(experiment, one_core, len(known), most_trainers):
             train = costs.rows * trained(algorithm, costs, layout.trainers)
             yield layout, beside(_gathered(layout, costs, known, cores, lag == 0), 1 / train)
