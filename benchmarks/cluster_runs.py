@@ -336,9 +336,9 @@ def _have_fault(chance: random.Random, run: ClusterRun, network: Network, partit
 
 
 def soak(experiment: str, minutes: float, partitions: Sequence[float], seed: int) -> dict[str, float | str]:
-    """Train for so long on two hosts beside the runner's, with a random fault each 10 to
-    30 s: a line that loses frames, is slow or narrow, a host that is cut off for one of
-    `partitions` (s), or killed with all that is on it. Hosts come back."""
+    """Train for so long on two hosts beside the runner's, with random faults, 5 to 10 s
+    between two: a line that loses frames, is slow or narrow, a host that is cut off for
+    one of `partitions` (s), or killed with all that is on it. Hosts come back."""
     chance, faults = random.Random(seed), list[str]()
     restarts = [f"--set=workers.{group}.restarts=1000" for group in ("actor", "trainer")]
     with running(2, EXPERIMENTS[experiment], *restarts, launcher="Returning") as (network, run):

@@ -1,7 +1,7 @@
 """An update in torch, and torch's Adam: see `array_library`. Nothing in it waits for a
 GPU but what `target_kl`, the sums of equal trainers, and advantages that are normalised
-over each minibatch need. CPU tensors share their memory with the arrays that they are
-made of."""
+over each minibatch need, and the end of an epoch of recorded steps. CPU tensors share
+their memory with the arrays that they are made of."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
