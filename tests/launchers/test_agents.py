@@ -6,15 +6,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tests.launchers.host_launchers import LOOPBACK
 
 from tidemill.api.edges import Edge
-from tidemill.core.errors import SchemaError
+from tidemill.core.errors import RunError, SchemaError
 from tidemill.hosts.connections import Keys
 from tidemill.hosts.orders import (
     AgentKey,
+    Here,
     Introduction,
     Launched,
     Leaving,
@@ -29,6 +31,7 @@ from tidemill.hosts.wire import Wire
 from tidemill.launchers import host
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import CommandEngine, StartedAgent
+from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import HostLink, KnownAgent, Share
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.shared import EventBell
@@ -89,6 +92,17 @@ def test_what_is_told_of_lives_that_were_not_there_is_refused(told: Told, report
     with pytest.raises(SchemaError, match=said):
         told.agents._take(told.agent, report)
     assert told.agents.lost.take() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("cores", 0), ("cores", 1 << 40), ("native", ()), ("native", ("off", "sse9"))]
+)
+def test_a_host_that_cannot_be_is_refused(told: Told, field: str, value: object) -> None:
+    told.agent.here = Here(own_kind(), host.versions())
+    told.agents._check(told.agent)
+    told.agent.here = Here(msgspec.structs.replace(own_kind(), **{field: value}), host.versions())
+    with pytest.raises(RunError, match="host b says that it has"):
+        told.agents._check(told.agent)
 
 
 def test_what_was_not_asked_is_not_kept(told: Told) -> None:

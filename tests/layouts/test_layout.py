@@ -157,6 +157,9 @@ def test_environments_that_wait_are_stepped_in_threads_where_all_hosts_can() -> 
     assert choose(made, SLEEPS, 2, [slower(SLEEPS, 1.5)] * 6).threads
     none = msgspec.structs.replace(SLEEPS, threaded=False)
     assert apply(made, choose(made, SLEEPS, 2, [none] * 6)) == made
+    # where its work takes most of a step, a host does not try threads
+    busy = msgspec.structs.replace(none, env=SLEEPS.wall)
+    assert not busy.waits and choose(made, SLEEPS, 2, [busy] * 6).threads
 
 
 @given(
@@ -663,6 +666,11 @@ def test_costs_are_measured_on_one_host_of_each_kind(kept: Path, monkeypatch: py
     answer = {"error": "no step"}
     found = lay_out(made, None, hosts=[*hosts, GivenHost("e", 1, other)], measure=measure)
     assert found.layout is None and "could not be measured: on host e: no step" in found.note
+    answer = {"error": "\x1b[2J\ud800\nTraceback"}
+    found = lay_out(made, None, hosts=[*hosts, GivenHost("e", 1, other)], measure=measure)
+    assert found.note.endswith(r"on host e: \x1b[2J\ud800")
+    answer = {"error": ""}  # of whoever answers so
+    assert "on host e" in lay_out(made, None, hosts=[*hosts, GivenHost("e", 1, other)], measure=measure).note
     answer = {"refused": "no game"}
     with pytest.raises(ConfigError, match="on host e: no game"):
         lay_out(made, None, hosts=[*hosts, GivenHost("e", 1, other)], measure=measure)
@@ -896,7 +904,7 @@ def test_a_probe_says_how_it_ended() -> None:
             assert process.stdout is not None
             with pytest.raises(RunError, match=f"ended with status {status}$"):
                 read_answer(ProbeAnswer(process.stdout.read(), process.wait()))
-            for answer in (b"nonsense", b"[]", b"{}", b"3"):
+            for answer in (b"nonsense", b"[]", b"{}", b"3", b"[" * 99_999):
                 with pytest.raises(RunError, match="make no sense"):
                     read_answer(ProbeAnswer(answer, process.wait()))
 

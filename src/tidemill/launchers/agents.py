@@ -64,6 +64,7 @@ from tidemill.launchers.own_files import MOST_LOGGED_BYTES
 from tidemill.launchers.processes import log_name
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.versions_sent import VersionsSent
+from tidemill.native.library import INSTRUCTION_SETS
 from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell
 
@@ -71,6 +72,9 @@ JOIN_S = 60.0
 """Seconds that a host has to answer an order at the start."""
 VOID_S = 6.0
 """Seconds without a word of a host after which its workers are taken for dead."""
+MOST_CORES = 1 << 16
+"""The most cores that a host is believed to have."""
+_NATIVE = {"off", *INSTRUCTION_SETS}
 _ANSWER_S = 1.0  # seconds to wait for where a worker's thread is
 _LOOK_S = 0.005  # seconds between two looks for what is waited for
 
@@ -164,7 +168,8 @@ class Agents:
 
     @staticmethod
     def _check(agent: KnownAgent) -> None:
-        """Raise `RunError` for a host of other versions."""
+        """Raise `RunError` for a host of other versions, or one that says what cannot
+        be."""
         assert agent.here is not None
         if wrong := [
             f"{name} {agent.here.versions.get(name, 'none')}, here {version}"
@@ -174,6 +179,13 @@ class Agents:
             raise RunError(
                 f"host {agent.home} has other versions, and results could differ: {'; '.join(wrong)}; "
                 "install the same there"
+            )
+        kind = agent.here.kind
+        if not (0 < kind.cores <= MOST_CORES and kind.native and _NATIVE.issuperset(kind.native)):
+            raise RunError(
+                f"host {agent.home} says that it has {kind.cores} cores, of 1 to {MOST_CORES}, and computes "
+                f"layers by {', '.join(kind.native)[:100]!r}, of {', '.join(sorted(_NATIVE))}; see what "
+                "answers there"
             )
 
     def share_out(self, experiment: Experiment, places: Mapping[str, str]) -> None:

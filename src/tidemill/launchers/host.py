@@ -291,7 +291,7 @@ class HostAgent:
             sent = self._here(order.sent)
             told = MeasurementOrder(json.loads(sent.experiment), sent.source, os.getpid(), sent.path)
             self._measurement = Measurement(told.pack(), order.seconds, self._wake)
-        except (OSError, ValueError) as error:  # no room for files, or for a process
+        except (OSError, ValueError, RuntimeError) as error:  # no room for files, a process or a thread
             self._report(ProbeAnswer(error=str(error)))
 
     def _look_at_measurement(self) -> None:

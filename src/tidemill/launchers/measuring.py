@@ -3,7 +3,6 @@
 are told what to measure, and end with whoever started them.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, DeadlineError, RunError
 from tidemill.core.killed_processes import await_end, kill_session
 from tidemill.core.memory import keep_freed
+from tidemill.core.untrusted_files import read_json
 from tidemill.core.user_code_loading import begin_to_work, environment_of_ours, load_file, own_path, travel
 
 PROBE = "tidemill.layouts.probe"
@@ -116,13 +116,17 @@ class Measurement:
         """`ended`: called in the thread once `measured` is there."""
         self._process = _probe(seconds)
         self._thread = Thread(target=self._wait, args=(order, seconds, ended), name="measurement")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # RuntimeError where there is no room for a thread
+            kill_session(self._process.pid)
+            raise
 
     def _wait(self, order: bytes, seconds: float, ended: Callable[[], None]) -> None:
         try:
             self.measured = answer_of(self._process, order, seconds)
-        except DeadlineError as error:
-            self.measured = ProbeAnswer(error=str(error))
+        except (DeadlineError, OSError, MemoryError) as error:
+            self.measured = ProbeAnswer(error=str(error) or "no memory is left")
         ended()
 
     def close(self) -> None:
@@ -133,21 +137,22 @@ class Measurement:
 
 
 def read_answer(measured: ProbeAnswer) -> Any:
-    """Return what a process has measured. Raises `RunError` with what kept it from it,
-    and `ConfigError` where no run can be made of the experiment."""
+    """Return what a process has measured, which may be another host's, and answer
+    anything. Raises `RunError` with what kept it from it, and `ConfigError` where no run
+    can be made of the experiment."""
     if measured.error:
-        raise RunError(measured.error)
+        raise RunError(measured.error[:MOST_BYTES])
     if not measured.answer:
         raise RunError(
             f"the process that measures them ended with status {measured.status}"
             + " (too slow)" * (measured.status == -signal.SIGALRM)
         )
     try:
-        content = json.loads(measured.answer)
+        content = read_json(measured.answer[:MOST_BYTES])
         if "refused" in content:
             raise ConfigError(str(content["refused"]))
         if "error" in content:
-            raise RunError(str(content["error"]).splitlines()[0])
+            raise RunError(str(content["error"]).partition("\n")[0])
         return content["measured"]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"they make no sense: {error}") from None

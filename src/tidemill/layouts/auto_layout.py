@@ -26,6 +26,7 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.core.config import decode, encode
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.forgiving_output import printable
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.secrets import hide, known, mask
 from tidemill.core.user_code_loading import named_files, named_modules, own_code
@@ -196,7 +197,7 @@ def _lay_out(
         for digest, each in of_kind.items()
     }
     others = "".join(
-        f"; {_named(kind.hosts)} ({kind.processor}): {kind.costs.acting(found.lanes)}"
+        f"; {_named(kind.hosts)} ({printable(kind.processor)}): {kind.costs.acting(found.lanes)}"
         for kind in [*kinds.values()][1:]
     )
     where = f"{count} core{'s' * (count > 1)}{f' of {len(hosts)} hosts' * several}"
@@ -302,9 +303,10 @@ def _costs_of_kinds(
     answers = measure([host.name for host in to_measure.values()], made, source, SECONDS)
     for digest, host in to_measure.items():
         try:
-            found[digest] = _read_costs(answers[host.name], made)
+            measured = _read_costs(answers[host.name], made)
         except (ConfigError, RunError) as error:
             raise type(error)(f"on host {host.name}: {error}") from None
+        found[digest] = msgspec.structs.replace(measured, decided={})  # it was told what is decided
         _write(_file(made, source, host.kind), found[digest])
     return found
 
@@ -381,6 +383,6 @@ def _read_costs(measured: ProbeAnswer, experiment: Experiment) -> Costs:
     try:
         return msgspec.convert(read_answer(measured), Costs)
     except (ConfigError, RunError) as error:
-        raise type(error)(mask(str(error), secrets)) from None
+        raise type(error)(printable(mask(str(error), secrets))) from None  # it may be of another host
     except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise RunError(f"they make no sense: {error}") from None
