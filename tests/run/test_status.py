@@ -6,16 +6,20 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tests.run.experiments import cartpole
 from tests.run.watching import Run, wait_until
 
+from tidemill import Limits
 from tidemill.core.errors import RunError
 from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.folder import RunFolder
 from tidemill.run.status import read_status, render_status
+from tidemill.training.train import train
+from tidemill.workers.learner import Learner
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
@@ -94,3 +98,19 @@ def test_a_run_that_is_starting_was_not_killed(tmp_path: Path) -> None:
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError):
         RunFolder.open(tmp_path)
+
+
+def test_inline_it_is_written_that_a_run_has_begun_before_its_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may take minutes."""
+    seen: list[str] = []
+    update = Learner.update
+
+    def look(learner: Learner, batch: Any) -> Any:
+        seen.append((tmp_path / "run" / "events.jsonl").read_text())
+        return update(learner, batch)
+
+    monkeypatch.setattr(Learner, "update", look)
+    train(cartpole().replace(limits=Limits(updates=1)), run_dir=tmp_path / "run", launch="inline", quiet=True)
+    assert '"began"' in seen[0]

@@ -186,6 +186,7 @@ class Controller:
 
     def _live(self) -> None:
         if self._beginning.begin():
+            self._watch(self)  # inline the first turn may be in an update of minutes
             with self._turns if self.launcher.takes_turns else nullcontext():
                 self._loop()
 
