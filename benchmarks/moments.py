@@ -202,7 +202,7 @@ def one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None]
                     strike(run, draw, whose)
                     return _told(goes_on(run, work)), None
                 wrong, seconds = ends(run, work, name)
-                over = run.main.returncode == 0 or _was_over(run, name)
+                over = complete(run)
                 return _told(wrong or (goes_on if over else again)(run, work)), seconds
             finally:
                 run.kill()
@@ -223,7 +223,7 @@ def goes_on(run: Run, work: Work) -> list[str]:
     wrong = [f"left {left}"] if (left := run.left()) else []
     if status == 1 and at_last == work.length and "summary.json cannot be written" in run.said():
         return wrong  # it ended on a full disk, and has its last weights
-    if status != 0 or reached != work.length:
+    if (status != 0 and not complete(run)) or reached != work.length:
         return [f"status {status} at {work.unit} {reached:.0f}: {run.said()}", *wrong]
     updates = [record["update"] for record in read_metrics(run.path) if "update" in record]
     if updates != sorted(updates) or (work.unit == "update" and len(updates) > len(set(updates))):
@@ -241,7 +241,7 @@ def ends(run: Run, work: Work, strike: str) -> tuple[list[str], float]:
     wrong = [f"it took {seconds:.0f} s to end"] if seconds > allowed else []
     if left := run.left(halves=strike != "main"):
         wrong.append(f"left {left}")
-    if strike == "main" or status == 0 or _was_over(run, strike):
+    if strike == "main" or complete(run):
         return wrong, seconds
     number, told = SIGNALS[strike], run.newest()
     if status != 128 + number and (status != -number or run.path.exists()):
@@ -251,12 +251,11 @@ def ends(run: Run, work: Work, strike: str) -> tuple[list[str], float]:
     return wrong, seconds
 
 
-def _was_over(run: Run, strike: str) -> bool:
-    """Return whether a signal came once the run had told its end: as any program that
-    ends it dies of it then."""
-    if run.main.returncode != -SIGNALS.get(strike, 0) or not (run.path / SUMMARY).exists():
-        return False
-    return bool(json.loads((run.path / SUMMARY).read_text())["status"] == "completed")
+def complete(run: Run) -> bool:
+    """Return whether a run has told its end: what comes then ends its process as it ends
+    any program, and leaves nothing to go on with."""
+    summary = run.path / SUMMARY
+    return summary.exists() and bool(json.loads(summary.read_text())["status"] == "completed")
 
 
 def saved(path: Path, work: Work) -> int | None:
