@@ -21,7 +21,7 @@ def test_kills_of_workers_and_of_all_leave_the_bits_of_a_run_without(tmp_path: P
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for log in ("served-0.log", "actor-0+trainer-0.log"):
         words = [sys.executable, "-m", "tests.run.slow_lockstep", str(killed), log]
-        run = subprocess.run(words, cwd=SLOW.parents[2], capture_output=True, text=True, timeout=600)
+        run = subprocess.run(words, cwd=SLOW.parents[2], capture_output=True, text=True, timeout=240)
         assert run.returncode == -signal.SIGKILL, run.stderr
     died = [event.worker for event in read_events(killed) if event.what == "died"]
     assert died == ["served-0", "actor-0", "trainer-0"] and newest_cut(killed) >= 6

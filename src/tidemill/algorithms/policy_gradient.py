@@ -233,8 +233,10 @@ class PolicyGradientLearner(DataParallel):
         with policy.network.place():
             self._optimiser.begin()
         source = self._source(batch, samples)
-        steps = yield from self._steps(source, batch, samples, whole, count, rate, alone)
-        self._recorded = self._recorded_columns = None  # they hold the batch
+        try:
+            steps = yield from self._steps(source, batch, samples, whole, count, rate, alone)
+        finally:
+            self._recorded = self._recorded_columns = None  # they hold the batch
         moments = policy.moments(batch.observation, batch.target if config.normalise_returns else None)
         yield moments
         if not np.isfinite(moments).all():

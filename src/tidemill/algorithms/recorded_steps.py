@@ -34,7 +34,7 @@ class RecordedSteps:
                 given = pieces.clone()
                 try:
                     recordings[count] = given, self._recorder.record(lambda: step(given))
-                except RuntimeError:
+                except RuntimeError:  # what is wrong with the step itself is raised by doing it
                     self._recorder = None
                     return step(pieces)
             given, recording = recordings[count]

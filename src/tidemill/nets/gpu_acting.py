@@ -81,14 +81,13 @@ class _Lane:
 
     def __init__(self, network: Answering, generator: torch.Generator, recorded: bool) -> None:
         self._network, self._generator, self._recorded = network, generator, recorded
-        self._on_gpu = network.device.type == "cuda"
-        self._stream = torch.cuda.Stream(network.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        on_gpu = network.device.type == "cuda"
+        self._stream = torch.cuda.Stream(network.device) if on_gpu else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
-            self._recorder = GraphRecorder() if self._on_gpu and recorded else None
+            self._recorder = GraphRecorder() if on_gpu and recorded else None
         self._answered = DeviceEvent(network.device)
         self._rows = self._capacity = 0
         self._recordings: dict[int, GraphRecording] = {}
-        self._sent: dict[str, Tensor] = {}
         self._inputs: dict[str, tuple[Tensor, NDArray[Any], Tensor]] = {}
 
     def begin(self, inputs: Arrays, deterministic: bool | Array, out: Arrays) -> None:
