@@ -247,6 +247,9 @@ def line_of(name: str, part: Part, found: list[Figures]) -> tuple[str, list[str]
               and medians[what] < part.least[what]]  # fmt: skip
     wrong += [f"{what} {number(max(values[what]))}" for what in part.never if what in values
               and max(values[what]) > part.never[what]]  # fmt: skip
+    if not {BROKEN, OUT} & words.keys():
+        promises = (*part.most, *part.least, *part.never)
+        wrong += [f"{what} was not measured" for what in promises if what not in values]
     promised = [f"{what} ≤ {number(most)}" for what, most in (*part.most.items(), *part.never.items())]
     promised += [f"{what} ≥ {number(least)}" for what, least in part.least.items()]
     seen = []

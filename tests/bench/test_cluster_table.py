@@ -14,6 +14,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytest.importorskip("zmq")
 
 
+WELL = {"noticed": 0.1, "ratio": 0.8, "lost": 0}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Any:
     return load_file(BENCHMARKS / "cluster.py", "benchmarks")
@@ -45,9 +48,10 @@ def test_a_table_goes_on_where_it_was_cut(cluster: Any, tmp_path: Path) -> None:
     ("seen", "wrong"),
     [
         ([{"noticed": 0.4}, {"noticed": 9.0}, {"noticed": 0.5, "ratio": 0.8}, {"lost": 0}], []),
-        ([{"noticed": 0.6}], ["it: noticed 0.6"]),
-        ([{"ratio": 0.6}], ["it: ratio 0.6"]),
-        ([{"lost": 0}, {"lost": 0}, {"lost": 2}], ["it: lost 2"]),
+        ([{**WELL, "noticed": 0.6}], ["it: noticed 0.6"]),
+        ([{**WELL, "ratio": 0.6}], ["it: ratio 0.6"]),
+        ([WELL, WELL, {"lost": 2}], ["it: lost 2"]),
+        ([{"noticed": 0.1, "lost": 0}], ["it: ratio was not measured"]),
         ([{"noticed": 0.1}, {"broken": "two errors"}], ["it: broken: two errors"]),
     ],
 )
