@@ -8,10 +8,11 @@ any.
 Faults of workers, environments, disks, simulators and servers are to change nothing: the
 run comes to its limit. One that is told to end by a signal, or whose main process is
 killed, is to leave nothing but a checkpoint (after a signal that of its last update), and
-the same command is to go on from there to the limit. Of runs in slots the ratio is to be
-exact; of `rows` and `equal-rows` every row that was trained on one that was played, and
-none trained on twice (`identified.py`). It prints how many went so, what became of the
-others, and how long those that were to end took for it.
+the same command is to go on from there to the limit. A run that begins while its server
+is away is to end at once, with an error that says so, and to come to its limit later. Of
+runs in slots the ratio is to be exact; of `rows` and `equal-rows` every row that was
+trained on one that was played, and none trained on twice (`identified.py`). It prints how
+many went so, what became of the others, and how long those that were to end took for it.
 """
 
 import argparse
@@ -53,6 +54,7 @@ OFTEN = ["--set=workers.trainer.checkpoint_seconds=0.2"]
 LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
 WELL = "as it is to be"
+AWAY = "nothing answers there"  # says a run that begins without its server
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,8 @@ def goes_on(run: Run, work: Work) -> list[str]:
     wrong = [f"left {left}"] if (left := run.left()) else []
     if status == 1 and at_last == work.length and "summary.json cannot be written" in run.said():
         return wrong  # it ended on a full disk, and has its last weights
+    if status == 1 and reached == 0 and AWAY in run.said():
+        return wrong + again(run, work)
     if (status != 0 and not complete(run)) or reached != work.length:
         return [f"status {status} at {work.unit} {reached:.0f}: {run.said()}", *wrong]
     updates = [record["update"] for record in read_metrics(run.path) if "update" in record]
