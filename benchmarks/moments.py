@@ -54,7 +54,8 @@ OFTEN = ["--set=workers.trainer.checkpoint_seconds=0.2"]
 LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
 WELL = "as it is to be"
-AWAY = "nothing answers there"  # says a run that begins without its server
+AWAY = ("nothing answers there", "is no environment server")
+"""What a run says that begins without its server."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def goes_on(run: Run, work: Work) -> list[str]:
     wrong = [f"left {left}"] if (left := run.left()) else []
     if status == 1 and at_last == work.length and "summary.json cannot be written" in run.said():
         return wrong  # it ended on a full disk, and has its last weights
-    if status == 1 and reached == 0 and AWAY in run.said():
+    if status == 1 and reached == 0 and any(words in run.said() for words in AWAY):
         return wrong + again(run, work)
     if (status != 0 and not complete(run)) or reached != work.length:
         return [f"status {status} at {work.unit} {reached:.0f}: {run.said()}", *wrong]
