@@ -9,10 +9,11 @@ Faults of workers, environments, disks, simulators and servers are to change not
 run comes to its limit. One that is told to end by a signal, or whose main process is
 killed, is to leave nothing but a checkpoint (after a signal that of its last update), and
 the same command is to go on from there to the limit. A run that begins while its server
-is away is to end at once, with an error that says so, and to come to its limit later. Of
-runs in slots the ratio is to be exact; of `rows` and `equal-rows` every row that was
-trained on one that was played, and none trained on twice (`identified.py`). It prints how
-many went so, what became of the others, and how long those that were to end took for it.
+is away, or its disk full, is to end at once, with an error that says so, and to come to
+its limit later. Of runs in slots the ratio is to be exact; of `rows` and `equal-rows`
+every row that was trained on one that was played, and none trained on twice
+(`identified.py`). It prints how many went so, what became of the others, and how long
+those that were to end took for it.
 """
 
 import argparse
@@ -54,8 +55,8 @@ OFTEN = ["--set=workers.trainer.checkpoint_seconds=0.2"]
 LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
 WELL = "as it is to be"
-AWAY = ("nothing answers there", "is no environment server")
-"""What a run says that begins without its server."""
+AWAY = ("nothing answers there", "is no environment server", "free space or make")
+"""What a run says that begins without its server, or its disk."""
 
 
 @dataclass(frozen=True)
