@@ -223,7 +223,9 @@ class ClusterRun(Run):
                 samples += event.samples
                 begun[event.worker, event.life] = event.steps
         found, records = (samples, sum(begun.values())), self.all_records()
-        told = tuple(max(r.get(f"lost/{what}", 0) for r in records) for what in ("samples", "steps"))
+        # the newest: what was begun may turn out to be less
+        newest = next((r for r in reversed(records) if "lost/steps" in r), {})
+        told = tuple(newest.get(f"lost/{what}", 0) for what in ("samples", "steps"))
         if self.main.poll() is not None and told != found:
             raise BrokenPromise(f"lost are {found}, and metrics say {told}")
         return found
@@ -245,8 +247,9 @@ class ClusterRun(Run):
             rows.wrong.append(f"{rows.trained} steps were trained on, of {summary['env_steps']}")
         if rows.wrong:
             raise BrokenPromise("; ".join(rows.wrong))
-        samples, _ = self.lost()
-        most = samples * identified.LANES * identified.STEPS + sum(e.steps for e in read_events(self.path))
+        samples, begun = self.lost()
+        undone = sum(event.steps for event in read_events(self.path) if event.what == "went back")
+        most = samples * identified.LANES * identified.STEPS + begun + undone
         # a step that failed voids what its lanes had begun, too
         return {"played": rows.played, "trained": rows.trained, "gaps": rows.gaps, "counted as lost": most}
 

@@ -3,6 +3,8 @@ samples that were on their way from a host."""
 
 from time import time
 
+from msgspec.structs import replace
+
 from tidemill.api.launcher import Launcher
 from tidemill.run.events import Event
 from tidemill.run.run_state import RunState
@@ -16,13 +18,17 @@ class Losses:
         self._begun = dict[tuple[str, int], int]()  # env steps that were lost of samples, by worker and life
 
     def note(self, event: Event) -> None:
-        """Take note of an event, and of what was lost with it."""
+        """Take note of an event, and of what was lost with it: of each life the last
+        event says how many steps that are."""
+        life, progress = (event.worker, event.life), self._state.progress
+        if event.what == "died" and life in self._begun:  # its host is lost before it lives again
+            event = replace(event, steps=self._begun[life])
         self._state.report.events.append(event)
-        life = event.worker, event.life
-        if event.what == "lost" or (event.what == "died" and life not in self._begun):
-            self._state.progress.lost_samples += event.samples
+        if event.what in ("died", "lost"):
+            progress.lost_samples += event.samples
             # what was known before may have been less, or was sent since
-            self._state.progress.lost_steps += event.steps - self._begun.get(life, 0)
+            progress.lost_steps += event.steps - self._begun.get(life, 0)
+            progress.lost_any |= bool(progress.lost_samples or progress.lost_steps)
             self._begun[life] = event.steps
 
     def look(self) -> None:

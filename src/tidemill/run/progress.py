@@ -60,7 +60,9 @@ class Progress:
     """Samples that were on their way from hosts that are lost."""
     lost_steps: int = 0
     """Env steps of samples that were begun by workers that died, as far as they had
-    told."""
+    told. Of a host that is heard again it becomes known exactly, and may be less."""
+    lost_any: bool = False
+    """Either was told, and is recorded from then on, also where it comes to nothing."""
     episodes: int = 0
     windows: EpisodeWindows | None = None
     """What the last episodes have reached; None before the run begins."""
@@ -283,7 +285,7 @@ class Progress:
             "dropped": self.dropped,
             "episodes": self.episodes,
         }
-        if self.lost_samples or self.lost_steps:
+        if self.lost_any:
             counters |= {"lost/samples": self.lost_samples, "lost/steps": self.lost_steps}
         record |= {k: float(v) for k, v in counters.items()}
         if self.windows is not None:

@@ -102,6 +102,7 @@ class ResumePoint:
             for record in each_record(folder.path):
                 if record.get("step", 0) <= progress.steps and record.get("update", 0) <= progress.updates:
                     progress.episodes = max(progress.episodes, _whole(record.get("episodes", 0)))
+                    progress.lost_any |= "lost/steps" in record
                     progress.lost_samples = _whole(record.get("lost/samples", progress.lost_samples))
                     progress.lost_steps = _whole(record.get("lost/steps", progress.lost_steps))
                     stage = max(stage, _whole(record.get("curriculum/stage", 1)))
