@@ -687,6 +687,41 @@ def test_silence_of_a_line_is_noticed_and_the_host_is_called_anew(hosts, closing
     until(channel.get, here, there)
 
 
+def test_an_edge_tells_for_how_long_something_is_under_way(hosts):
+    at_here, at_there = join(*hosts)
+    channel = Channel(at_here, at_there, hosts)
+    cell = Cell(at_here, at_there, hosts)
+    cell.writer.offer({"w": Field((), "float64")})
+    channel.offer(1)
+    cell.writer.write({"w": np.ones(())}, 1)
+    channel.put()
+    until(lambda: channel.get(release=False), *hosts)
+    until(lambda: not any(flow.under_way for flow in at_here.flows.values()), *hosts)
+    nbytes = [flow.sent_bytes for flow in at_here.flows.values()]
+    assert nbytes == [channel.outgoing.sent, cell.outgoing.sent] and all(nbytes)
+    before = [flow.under_way_s for flow in at_here.flows.values()]
+    time.sleep(0.01)  # what is there, and not released, is not under way
+    hosts[0].turn(0.0)
+    assert [flow.under_way_s for flow in at_here.flows.values()] == before
+    channel.put()
+    hosts[0].turn(0.0)  # and nobody turns the other host
+    time.sleep(0.05)
+    hosts[0].turn(0.0)
+    after = [flow.under_way_s for flow in at_here.flows.values()]
+    assert after[0] >= before[0] + 0.05 and after[1] == before[1]
+
+
+def test_a_host_that_is_silent_is_looked_at_often_and_leases_are_told_in_time(hosts):
+    at_here, at_there = join(*hosts)
+    until(lambda: at_here.round_trip_s is not None and at_there.round_trip_s is not None, *hosts)
+    for peer in (at_here, at_there):
+        peer.tick()
+        due = peer._next_lease - peer._looked
+        assert 0 < peer.patience_s == due <= tidemill.hosts.peer.LEASE_S
+        peer.heard -= 3
+        assert 0 < peer.patience_s <= tidemill.hosts.peer.WATCH_S
+
+
 _DIES = """
 import os, sys, time
 from tests.hosts.hosts import Cell, Channel, Host, LOOPBACK

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.launchers.host_launchers import LOOPBACK
+from tests.run.watching import wait_until
 
 from tidemill.api.edges import Edge
 from tidemill.core.errors import RunError, SchemaError
@@ -27,8 +28,9 @@ from tidemill.hosts.orders import (
     WantVersion,
     pack,
 )
+from tidemill.hosts.peer import LEASE_S, SILENCE_S, WATCH_S, now
 from tidemill.hosts.wire import Wire
-from tidemill.launchers import host
+from tidemill.launchers import agents, host
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import CommandEngine, StartedAgent
 from tidemill.launchers.kinds import own_kind
@@ -103,6 +105,22 @@ def test_a_host_that_cannot_be_is_refused(told: Told, field: str, value: object)
     told.agent.here = Here(msgspec.structs.replace(own_kind(), **{field: value}), host.versions())
     with pytest.raises(RunError, match="host b says that it has"):
         told.agents._check(told.agent)
+
+
+def test_a_host_is_given_up_in_time_and_has_paused_by_then(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the agent may have begun to count a lease later than the runner
+    pauses = host.PAUSE_S + LEASE_S + WATCH_S + host._LOOK_S
+    assert SILENCE_S < host.PAUSE_S and pauses < 6.0 - agents.LATE_S
+    monkeypatch.setattr(agents, "VOID_S", 1000.0)
+    told.agent.here = Here(own_kind(), host.versions())
+    told.agents.hear()
+    assert not told.agent.lost
+    told.agent.peer.heard = now() - (1000.0 - agents.LATE_S + 0.1)
+    wait_until(lambda: told.agent.peer.silence_s > 999, 60, "the wire has turned")
+    told.agents.hear()
+    assert told.agent.lost.startswith("it has not been heard for")
 
 
 def test_what_was_not_asked_is_not_kept(told: Told) -> None:

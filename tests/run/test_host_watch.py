@@ -9,10 +9,11 @@ from tests.run.test_live_view import LATER, frame
 
 from tidemill import Actors, Gymnasium, Trainer
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.launcher import HostFigures
+from tidemill.api.edges import Edge
+from tidemill.api.launcher import EdgeFigures, HostFigures
 from tidemill.run import host_watch
 from tidemill.run.host_table import table_of_hosts
-from tidemill.run.host_watch import HostView, HostWatch
+from tidemill.run.host_watch import EdgeView, HostView, HostWatch
 from tidemill.run.member import Member
 
 
@@ -59,15 +60,16 @@ def test_rates_are_those_since_the_last_look(monkeypatch: pytest.MonkeyPatch) ->
         "trainer-0": Member(Trainer(algorithm=PPO()), None, rate=9.0),
     }  # type: ignore[arg-type]
     watch = HostWatch(lambda: dict(told))
-    told["b"] = HostFigures(("actor-0", "actor-1", "trainer-0"), 4, 10_000_000, 0, 100, 0.025, 3)
+    told["b"] = HostFigures(("actor-0", "actor-1", "trainer-0"), 4, 10_000_000, 0, 100, 0.025, 3, at=7.0)
     watch.look(members)
     now[0] += 0.5
-    told["b"] = told["b"]._replace(sent_bytes=18_000_000, received_bytes=1_000_000, said=140)
+    told["b"] = told["b"]._replace(sent_bytes=18_000_000, received_bytes=1_000_000, said=140, at=9.0)
     watch.look(members)  # too soon
     assert watch.hosts["b"].sent == 0.0
-    now[0] += 1.5
-    watch.look(members)
-    assert watch.hosts["b"] == HostView(3, 4, 1000.0, 4.0, 0.5, 20.0, 25.0, 3)
+    for _ in range(2):  # by the host's own clock, and as long as it has told nothing since
+        now[0] += 1.5
+        watch.look(members)
+        assert watch.hosts["b"] == HostView(3, 4, 1000.0, 4.0, 0.5, 20.0, 25.0, 3)
     assert watch.metrics() == {
         "host/b/workers": 3.0,
         "host/b/cores": 4.0,
@@ -79,6 +81,62 @@ def test_rates_are_those_since_the_last_look(monkeypatch: pytest.MonkeyPatch) ->
         "host/b/lag": 3.0,
     }
     now[0] += 2.0
-    told["b"] = HostFigures((), 4, 5, 5, 1)  # another agent has its place, and begins at 0
+    told["b"] = HostFigures((), 4, 5, 5, 1, at=20.0)  # another agent has its place, and begins at 0
     watch.look(members)
     assert (watch.hosts["b"].sent, watch.hosts["b"].said) == (0.0, 0.0)
+
+
+def test_an_edge_is_awaited_while_something_is_under_way_and_both_ends_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, told = [100.0], dict[str, HostFigures]()
+    monkeypatch.setattr(host_watch, "awake", lambda: now[0])
+    config = Actors(environment=Gymnasium(id="CartPole-v1"))
+    members = {
+        name: Member(config, None, shares={"wait": wait})  # type: ignore[arg-type]
+        for name, wait in (("actor-0", 0.75), ("actor-1", 0.0), ("trainer-0", 0.5), ("judge-0", 1.0))
+    }
+    samples = [
+        Edge(f"samples/s/actor-{i}/0/trainer-0", "channel", f"actor-{i}", ("trainer-0",)) for i in (0, 1)
+    ]
+    weights = Edge("parameters/p/trainer-0", "cell", "trainer-0", ("actor-0", "actor-1", "judge-0"))
+    watch = HostWatch(lambda: dict(told))
+    for at, seconds, nbytes in ((0.0, 0.0, 0), (2.0, 1.8, 1_000_000)):
+        flow = EdgeFigures(nbytes, seconds)
+        told["runner"] = HostFigures(("trainer-0", "judge-0"), 2, edges={(weights, "b"): flow}, at=at)
+        told["b"] = HostFigures(
+            ("actor-0", "actor-1"), 2, edges=dict.fromkeys(((e, "runner") for e in samples), flow), at=at
+        )
+        now[0] += 2.0
+        watch.look(members)
+    assert watch.hosts["b"].edges == (EdgeView("samples/s", "runner", 1.0, 0.5),)
+    assert watch.hosts["runner"].edges == (EdgeView("parameters/p", "b", 0.5, 0.5),)  # judge-0 is not there
+    assert {name: value for name, value in watch.metrics().items() if name.startswith("edge/")} == {
+        "edge/samples/s/b/runner/mb_per_second": 1.0,
+        "edge/samples/s/b/runner/awaited": 0.5,
+        "edge/parameters/p/runner/b/mb_per_second": 0.5,
+        "edge/parameters/p/runner/b/awaited": 0.5,
+    }
+    told["b"] = told["b"]._replace(
+        edges={(edge, "runner"): EdgeFigures(9_000_000, 2.0) for edge in samples}, at=4.0
+    )
+    now[0] += 2.0
+    watch.look(members)
+    (edge,) = watch.hosts["b"].edges  # all of a second came at once: no line is full
+    assert edge.sent == 8.0 and edge.awaited == pytest.approx(0.1)
+
+
+def test_the_edge_that_holds_up_is_named_else_the_busiest() -> None:
+    quick, slow = EdgeView("samples/s", "runner", 9.5, 0.1), EdgeView("answers/i", "c", 0.25, 0.83)
+    _, b, c, d = shown(
+        {
+            "b": HostView(1, 2, edges=(quick, slow)),
+            "c": HostView(1, 2, edges=(quick, dataclasses.replace(slow, awaited=0.2))),
+            "d": HostView(1, 2, lost="its agent has ended"),
+        }
+    )
+    assert b.endswith("answers/i → c 0.25 MB/s, awaited 83%")
+    assert c.endswith("–   samples/s → runner 9.5 MB/s")
+    assert d.split(maxsplit=1) == ["d", "gone: its agent has ended"]
+    folded = shown({f"h{i}": HostView(1, 2, edges=(quick, slow)) for i in range(3)}, 2)
+    assert folded[0].endswith("busiest edge") and folded[-1].endswith("awaited 83%")

@@ -69,6 +69,11 @@ class Edge:
     source: str
     targets: tuple[str, ...]
 
+    @property
+    def stream(self) -> str:
+        """What is sent over it, and the stream that it is of: "samples/experience"."""
+        return "/".join(self.name.split("/")[:2])
+
 
 def ends_by_worker(edges: Iterable[Edge]) -> defaultdict[str, dict[str, tuple[str, ...]]]:
     """Return of which edges each worker holds an end, and which workers are at the other

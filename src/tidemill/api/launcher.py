@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidemill.api.edges import group_of
+from tidemill.api.edges import Edge, group_of
 from tidemill.api.experiment import Context, Experiment, WorkerHandle
 from tidemill.api.transport import Endpoints, Link
 from tidemill.core.errors import returned
@@ -97,6 +97,14 @@ class ProbeAnswer(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     error: str = ""
 
 
+class EdgeFigures(NamedTuple):
+    """What has gone over an edge to another host: bytes, and for how many seconds
+    something that its writer had committed had not come there."""
+
+    sent_bytes: int
+    under_way_s: float
+
+
 class HostFigures(NamedTuple):
     """A host of a run as it is now.
 
@@ -109,6 +117,8 @@ class HostFigures(NamedTuple):
     lag: how many versions of a cell it is behind that the runner's host writes, of that
         which is furthest; None of the runner's host
     lost: why it is not there, "" as long as it is
+    edges: what has gone from there over each edge to each other host, so far
+    at: second of the host's clock at which bytes and messages were counted
     """
 
     workers: Sequence[str]
@@ -119,6 +129,8 @@ class HostFigures(NamedTuple):
     round_trip_s: float | None = None
     lag: int | None = None
     lost: str = ""
+    edges: Mapping[tuple[Edge, str], EdgeFigures] = {}
+    at: float = 0.0
 
 
 class Loss(NamedTuple):

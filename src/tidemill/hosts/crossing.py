@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Handle, Link
+from tidemill.hosts.orders import EdgeFlow
 from tidemill.hosts.peer import Peer
 from tidemill.hosts.pumps import (
     Incoming,
@@ -230,6 +231,17 @@ class Crossing:
             for number, lives in peer.outgoing.items()
             for life in lives
             if isinstance(life, OutgoingChannel) and self.edges[number].name.startswith(SAMPLES)
+        ]
+
+    def flows(self) -> list[EdgeFlow]:
+        """Return what has gone over each edge from here to those who have other hosts'
+        shares now. Any thread may ask."""
+        there = [(host, self._wire.others.get(agent)) for host, agent in list(self.agents.items())]
+        return [
+            (number, host, flow.sent_bytes, flow.under_way_s)
+            for host, peer in there
+            if peer is not None
+            for number, flow in list(peer.flows.items())
         ]
 
     def part(self, host: str) -> str | None:

@@ -19,6 +19,9 @@ from tidemill.core.thread_stacks import Call
 T = TypeVar("T")
 Ports = tuple[int, int]
 """Of a host's two connections to another: control, and data."""
+EdgeFlow = tuple[int, str, int, float]
+"""The number of an edge, the host to which it leads, the bytes that were sent there, and
+for how many seconds something of it was under way."""
 
 
 class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -258,11 +261,17 @@ class Logged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 class Traffic(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The report of bytes of data that the host has sent to others and received of them,
-    and of messages that it has said besides."""
+    and of messages that it has said besides.
+
+    edges: what has gone over each edge that leads to another host
+    at: second of the host's own clock at which that was so
+    """
 
     sent: int = 0
     received: int = 0
     said: int = 0
+    edges: list[EdgeFlow] = []
+    at: float = 0.0
 
 
 class WorkerGone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

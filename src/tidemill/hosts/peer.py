@@ -10,6 +10,7 @@ position.
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 import zmq
@@ -39,6 +40,8 @@ LEASE_S = 0.5
 """Seconds between two leases."""
 SILENCE_S = 2.0
 """Seconds without a word on control after which the host that calls calls anew."""
+WATCH_S = 0.05
+"""Seconds between two looks at a host that has said nothing for `SILENCE_S`."""
 _MESSAGES = 32  # that are read at a time, so that one host does not keep others waiting
 
 
@@ -57,6 +60,20 @@ class _Line:
         self.answered = False
 
 
+@dataclass
+class Flow:
+    """What has gone over an edge to another host.
+
+    sent_bytes: of all lives of its writer, with what was sent again
+    under_way: whether something that its writer has committed has not come there
+    under_way_s: for how many seconds that was so
+    """
+
+    sent_bytes: int = 0
+    under_way: bool = False
+    under_way_s: float = 0.0
+
+
 class Peer:
     """A peer is another host, as this one knows it.
 
@@ -67,6 +84,7 @@ class Peer:
     round_trip_s: how long a lease and its echo were under way, without the wait between
         them
     sent_bytes, received_bytes: of data, so far
+    flows: what has gone there over each edge, by its number
     said: messages on control, so far
     outdated: messages that came from lives before the current one, and were dropped
     joined: whether its edges are known: before, nothing is said over data
@@ -89,6 +107,8 @@ class Peer:
         self.round_trip_s: float | None = None
         self.sent_bytes = self.received_bytes = self.said = self.outdated = self.hellos = 0
         self.ended = self.lost = ""
+        self.flows: dict[int, Flow] = {}
+        self._noted = self.heard  # when that was looked at
         self._order = deque[int]()  # outgoing edges, the next in turn first
         self._versions: dict[int, int] = {}  # of cells that came, by edge number
         self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
@@ -123,6 +143,7 @@ class Peer:
         committed or, with `void`, in its place."""
         if life.number not in self.outgoing:
             self._order.append(life.number)
+            self.flows.setdefault(life.number, Flow())
         lives = self.outgoing.setdefault(life.number, deque())
         if void:
             lives.clear()
@@ -180,6 +201,14 @@ class Peer:
         """Seconds that it has said nothing on control, but for those in which this host
         could hear nothing: it was stopped (Ctrl-Z, SIGSTOP)."""
         return self._looked - self.heard
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds for which nobody need look at it, as long as nothing comes: until its
+        next lease or, once it is silent, a moment, so that deadlines are kept that count
+        its silence."""
+        lease = self._next_lease - self._looked if self._control.answered else LEASE_S
+        return max(min(lease, WATCH_S if self.silence_s > SILENCE_S else LEASE_S), 0.0)
 
     def part(self) -> None:
         """Give up all edges between the two: only words go on."""
@@ -372,6 +401,7 @@ class Peer:
             for life, _ in told:
                 life.forget()
         self._send_pieces()
+        self._note_flows()
 
     def _send_words(self) -> None:
         # asked for in any case: it is bounded also while nobody is there
@@ -407,3 +437,12 @@ class Peer:
             idle = 0
             window -= len(data)
             self.sent_bytes += len(data)
+            self.flows[number].sent_bytes += len(data)
+
+    def _note_flows(self) -> None:
+        before, self._noted = self._noted, now()
+        for number, lives in self.outgoing.items():
+            flow = self.flows[number]
+            if flow.under_way:
+                flow.under_way_s += self._noted - before
+            flow.under_way = lives[0].under_way

@@ -85,6 +85,11 @@ class Outgoing(ABC):
         self._furthest = max(self._furthest, self.sent)
         return piece, part
 
+    @property
+    @abstractmethod
+    def under_way(self) -> bool:
+        """True while the other host lacks something that was committed."""
+
     @abstractmethod
     def _version(self) -> int:
         """Return the `version` of the piece that is sent."""
@@ -161,6 +166,10 @@ class OutgoingChannel(Outgoing):
     def _committed(self) -> int:
         return self.slots * self._nbytes
 
+    @property
+    def under_way(self) -> bool:
+        return self.received < self._committed()
+
     def _version(self) -> int:
         return self.slots
 
@@ -198,6 +207,10 @@ class OutgoingCell(Outgoing):
         """How many versions the other host's value is older than the newest, as far as it
         has said."""
         return max(self._cell.newest() - self._there, 0) if self._values else 0
+
+    @property
+    def under_way(self) -> bool:
+        return self.behind > 0
 
     def hear(self, position: Position, anew: bool) -> None:
         super().hear(position, anew)

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import ceil
 
 import zmq
 
@@ -127,7 +128,8 @@ class Wire:
         }
         for socket in lines:
             poller.register(socket, zmq.POLLIN)
-        for found, _ in poller.poll(int(min(seconds, LEASE_S) * 1000)):
+        seconds = min([seconds, LEASE_S, *(peer.patience_s for peer in peers)])
+        for found, _ in poller.poll(ceil(seconds * 1000)):
             if found == self.bell.descriptor:
                 self.bell.hear(0.0)
             elif found is self._door.socket:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -28,6 +29,7 @@ from tidemill.hosts.orders import (
     Ask,
     CallHost,
     Closed,
+    EdgeFlow,
     ForgetAgent,
     Here,
     HoldAgent,
@@ -71,7 +73,11 @@ from tidemill.transports.shared import EventBell
 JOIN_S = 60.0
 """Seconds that a host has to answer an order at the start."""
 VOID_S = 6.0
-"""Seconds without a word of a host after which its workers are taken for dead."""
+"""Seconds after the last word of a host within which its workers are taken for dead. By
+then it has paused them (`PAUSE_S`), though it may have begun to count a lease later."""
+LATE_S = 0.3
+"""Seconds of them for noticing it: the wire looks each `WATCH_S`, and the runner hears
+each 0.15 s while nothing comes."""
 MOST_CORES = 1 << 16
 """The most cores that a host is believed to have."""
 _NATIVE = {"off", *INSTRUCTION_SETS}
@@ -297,8 +303,8 @@ class Agents:
         if not agent.lost:
             if gone:
                 self._lose(agent, gone)
-            elif agent.here is not None and silence > VOID_S:
-                self._lose(agent, f"it has not been heard for {VOID_S:.0f} s")
+            elif agent.here is not None and silence > VOID_S - LATE_S:
+                self._lose(agent, f"it has not been heard for {silence:.1f} s")
         elif gone or silence > ALONE_S:  # by now it has ended itself
             self._forget(agent)
 
@@ -316,7 +322,8 @@ class Agents:
         match report:
             case Logged():
                 self._keep_log(agent, report)
-            case Traffic():
+            case Traffic(edges=edges):
+                self._check_edges(agent.share, edges)
                 agent.traffic = report
             case Here():
                 agent.here = report
@@ -377,6 +384,17 @@ class Agents:
             if not 0 <= number < len(self.edges):
                 raise SchemaError(f"it tells of edge {number}, and there are {len(self.edges)}")
             self._check_life(host, self.edges[number].source, life)
+
+    def _check_edges(self, host: str, edges: Sequence[EdgeFlow]) -> None:
+        """Raise `SchemaError` unless workers of a host write these edges, and what is
+        told of them can be."""
+        for number, other, _, seconds in edges:
+            known = 0 <= number < len(self.edges) and self._places[self.edges[number].source] == host
+            if not (known and other in self.cores and isfinite(seconds)):
+                raise SchemaError(
+                    f"it tells that edge {number} from host {host[:100]!r} to {other[:100]!r} was under way "
+                    f"for {seconds} s, which cannot be"
+                )
 
     def _check_life(self, host: str, worker: str, life: int) -> None:
         """Raise `SchemaError` unless this life of a worker was on a host."""

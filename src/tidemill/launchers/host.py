@@ -70,7 +70,7 @@ from tidemill.hosts.orders import (
     pack,
     unpack_order,
 )
-from tidemill.hosts.peer import LEASE_S
+from tidemill.hosts.peer import LEASE_S, SILENCE_S, now
 from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.engine import LEFT
 from tidemill.launchers.examination import serve
@@ -93,7 +93,7 @@ ALONE_S = 15.0
 itself."""
 _CALM_S = 1.0  # seconds after SIGTERM in which the whole run may turn out to end
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
-_LOOK_S = 0.05  # seconds between two looks at an agent that is being started, or for versions that are wanted
+_LOOK_S = 0.05  # seconds between two looks where nothing wakes this
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
 _FAREWELL_S = 2.0  # seconds for the last report to be heard
 
@@ -159,8 +159,8 @@ class HostAgent:
         self._report(Here(own_kind(), versions()))
         while not self._over and not self._lost():
             if self._workers is not None:
-                self._workers.wait(LEASE_S if self._mirror is None else _LOOK_S)
-            elif self._woken.wait(_LOOK_S if self._held.keys() - self._told else LEASE_S):
+                self._workers.wait(self._patience_s)
+            elif self._woken.wait(self._patience_s):
                 self._woken.clear()
             self._hear()
             self._pause_alone()
@@ -177,6 +177,13 @@ class HostAgent:
                 if monotonic() > deadline:
                     break
                 sleep(0.01)
+
+    @property
+    def _patience_s(self) -> float:
+        """Seconds until it is looked again at what nobody is woken by: versions that are
+        wanted, an agent that is being started, a runner that is silent."""
+        silent = self._peer.silence_s > SILENCE_S
+        return _LOOK_S if silent or self._mirror or self._held.keys() - self._told else LEASE_S
 
     def close(self) -> None:
         """End whatever still lives."""
@@ -365,10 +372,10 @@ class HostAgent:
         for name, text in self._own.written(all_of_it) if self._own is not None else ():
             self._report(Logged(name, text))
 
-    def _tell_traffic(self) -> None:
+    def _tell_traffic(self, workers: HostWorkers) -> None:
         if monotonic() >= self._next_traffic:
             self._next_traffic = monotonic() + _TRAFFIC_S
-            self._report(self._wire.traffic)
+            self._report(msgspec.structs.replace(self._wire.traffic, edges=workers.flows(), at=now()))
 
     def _pause_alone(self) -> None:
         """Pause what runs while nothing is heard of the runner: it may take this host for
@@ -445,7 +452,7 @@ class HostAgent:
     def _listen(self, workers: HostWorkers) -> None:
         """Report what workers say, and which are gone."""
         self._tell_logs()
-        self._tell_traffic()
+        self._tell_traffic(workers)
         while workers.parted:
             self._report(Parted(*workers.parted.popleft()))
         if self._mirror is not None:

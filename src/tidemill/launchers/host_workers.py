@@ -11,6 +11,7 @@ from tidemill.api.edges import Edge
 from tidemill.api.launcher import Job
 from tidemill.api.transport import Link
 from tidemill.hosts.crossing import Crossing, GuestEnds, LinkInOrder, edges_here, guest, neighbours
+from tidemill.hosts.orders import EdgeFlow
 from tidemill.hosts.peer import Peer
 from tidemill.hosts.wire import Wire
 from tidemill.launchers.processes import HostShare, ProcessesLauncher
@@ -127,6 +128,10 @@ class HostWorkers:
     def sent_in_the_end(self) -> list[tuple[int, int, int]]:
         """Return `Crossing.sent` once nobody turns the wire, nor any worker lives."""
         return self._crossing.sent()
+
+    def flows(self) -> list[EdgeFlow]:
+        """See `Crossing.flows`."""
+        return self._crossing.flows()
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         """Wait for a message of any worker (see `Launcher.wait`)."""

@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Call, GivenHost, HostFigures, Job, Launcher, Loss, ProbeAnswer
+from tidemill.api.launcher import Call, EdgeFigures, GivenHost, HostFigures, Job, Launcher, Loss, ProbeAnswer
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError
@@ -28,7 +31,8 @@ from tidemill.core.user_code_loading import (
     own_path,
     with_files_moved,
 )
-from tidemill.hosts.orders import Close, Measure, Revive, SentExperiment, Work
+from tidemill.hosts.orders import Close, Measure, Revive, SentExperiment, Traffic, Work
+from tidemill.hosts.peer import now
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import RUNNER, HostEngine
 from tidemill.launchers.host_workers import HostWorkers
@@ -274,19 +278,22 @@ class HostsLauncher(Launcher):
         workers: dict[str, list[str]] = {}
         for worker, host in self.places.items():
             workers.setdefault(host, []).append(worker)
-        cores, own = self._agents.cores, self._agents.wire.traffic
-        found = {
-            RUNNER: HostFigures(workers.get(RUNNER, ()), cores[RUNNER], own.sent, own.received, own.said)
-        }
+        cores, own, edges = self._agents.cores, self._agents.wire.traffic, self._agents.edges
+
+        def figures(host: str, told: Traffic, **more: Any) -> HostFigures:
+            flows = {(edges[n], other): EdgeFigures(sent, s) for n, other, sent, s in told.edges}
+            return HostFigures(
+                workers.get(host, ()), cores[host], told.sent, told.received, told.said,
+                edges=flows, at=told.at, **more,
+            )  # fmt: skip
+
+        found = {RUNNER: figures(RUNNER, replace(own, edges=self._own.flows(), at=now()))}
         for host, share in self._agents.shares.items():
-            there, agent = workers.get(host, ()), share.agent
-            if agent is None:
-                found[host] = HostFigures(there, cores[host], lost=share.lost)
-                continue
-            peer, told = agent.peer, agent.traffic
-            found[host] = HostFigures(
-                there, cores[host], told.sent, told.received, told.said, peer.round_trip_s, peer.lag
-            )
+            if (agent := share.agent) is None:
+                found[host] = figures(host, Traffic(), lost=share.lost)
+            else:
+                peer = agent.peer
+                found[host] = figures(host, agent.traffic, round_trip_s=peer.round_trip_s, lag=peer.lag)
         return found
 
     def close(self, seconds: float) -> None:

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.run.host_watch import HostView
+from tidemill.run.host_watch import AWAITED, HostView
 from tidemill.run.snapshot import short
 
 MOST = 20
 """Hosts that are shown one by one; the others fold into a line."""
 _COLUMNS = ("host", "workers", "cores", "steps/s", "MB/s in", "out", "round trip", "lag")
+_EDGE = "busiest edge"
 
 
 def table_of_hosts(hosts: Mapping[str, HostView], most: int = MOST) -> Table:
@@ -18,8 +19,9 @@ def table_of_hosts(hosts: Mapping[str, HostView], most: int = MOST) -> Table:
     table = Table.grid(padding=(0, 3, 0, 0))
     for number, column in enumerate(_COLUMNS):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    table.add_column()  # why it is gone: the one that a narrow terminal cuts
-    table.add_row(*(Text(column, "bright_black") for column in _COLUMNS))
+    table.add_column()  # or why it is gone: the one that a narrow terminal cuts
+    named = [_EDGE] if any(host.edges for host in hosts.values()) else []
+    table.add_row(*(Text(column, "bright_black") for column in (*_COLUMNS, *named)))
     shown = len(hosts) if len(hosts) <= most else max(most - 1, 0)
     for name, host in list(hosts.items())[:shown]:
         table.add_row(*_line(name, host))
@@ -45,7 +47,25 @@ def _line(name: str, host: HostView) -> list[Text]:
         "–" if host.round_trip_ms is None else f"{short(host.round_trip_ms)} ms",
         "–" if host.lag is None else str(host.lag),
     ]
-    return [Text(name), *map(Text, values)]
+    return [Text(name), *map(Text, values), *_edge(host)]
+
+
+def _edge(host: HostView) -> list[Text]:
+    """Return the edge from a host that others wait for most or, where they wait for none,
+    over which most goes."""
+    if not host.edges:
+        return []
+    edge = max(host.edges, key=lambda edge: edge.rank)
+    text = f"{edge.stream} → {edge.to} {short(edge.sent)} MB/s"
+    waits = edge.awaited >= AWAITED
+    return [
+        Text(
+            text + f", awaited {edge.awaited:.0%}" * waits,
+            "yellow" if waits else "",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    ]
 
 
 def _together(hosts: list[HostView]) -> HostView:
@@ -62,4 +82,5 @@ def _together(hosts: list[HostView]) -> HostView:
         round_trip_ms=max(trips, default=None),
         lag=max((host.lag for host in hosts if host.lag is not None), default=None),
         lost=f"{gone} of them" if gone == len(hosts) else "",
+        edges=tuple(edge for host in hosts for edge in host.edges),
     )
