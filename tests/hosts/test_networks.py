@@ -174,6 +174,12 @@ def test_a_run_over_a_line_that_loses_frames_and_breaks_learns_what_one_machine_
     assert max(record["host/h1/received_mb_per_second"] for record in told) > 0
     assert max(record["host/runner/sent_mb_per_second"] for record in told) > 0
     assert told[-1]["host/h1/round_trip_ms"] >= 10
+    edges = {
+        name: max(record[name] for record in told if name in record) for name in told[-1] if "edge" in name
+    }
+    samples, parameters = "edge/samples/samples/h1/runner", "edge/parameters/policy/runner/h1"
+    assert edges[f"{samples}/mb_per_second"] > 0 and edges[f"{parameters}/mb_per_second"] > 0
+    assert 0 < edges[f"{samples}/awaited"] <= 1  # both wait in lockstep
     assert told[-1]["host/h1/lag"] <= 2  # of what was to be said in lockstep
 
 

@@ -24,6 +24,7 @@ from tidemill.hosts.orders import (
     Listening,
     Parted,
     Report,
+    Traffic,
     Vacated,
     WantVersion,
     pack,
@@ -57,6 +58,7 @@ class Told:
             Edge("samples/s/actor-0/0/trainer-0", "channel", "actor-0", ("trainer-0",)),
             Edge("samples/s/actor-1/0/trainer-0", "channel", "actor-1", ("trainer-0",)),
         ]
+        self.agents.cores = {"runner": 1, "b": 1}
         self.agents._places = {"actor-0": "b", "actor-1": "runner", "trainer-0": "runner"}
         self.agent = self.meet("b", None)
         share = self.agents.shares["b"] = Share("b", self.agent, given=True)
@@ -88,12 +90,18 @@ def told(tmp_path: Path) -> Iterator[Told]:
         (Vacated([(0, 0, 5)]), "life 0 of 'actor-0'"),
         (Vacated([], {"trainer-0": (1, 5)}), "life 1 of 'trainer-0'"),
         (Leaving([(-1, 1, 5)]), "edge -1"),
+        (Traffic(edges=[(2, "runner", 1, 0.0)]), "edge 2 from host 'b' to 'runner'"),
+        (Traffic(edges=[(1, "runner", 1, 0.0)]), "edge 1 from host 'b'"),
+        (Traffic(edges=[(0, "c", 1, 0.0)]), "to 'c'"),
+        (Traffic(edges=[(0, "runner", 1, float("nan"))]), "for nan s"),
     ],
 )
-def test_what_is_told_of_lives_that_were_not_there_is_refused(told: Told, report: Report, said: str) -> None:
+def test_what_is_told_of_what_was_not_there_is_refused(told: Told, report: Report, said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         told.agents._take(told.agent, report)
-    assert told.agents.lost.take() == []
+    assert told.agents.lost.take() == [] and told.agent.traffic == Traffic()
+    told.agents._take(told.agent, Traffic(edges=[(0, "runner", 1, 0.5)]))
+    assert told.agent.traffic.edges
 
 
 @pytest.mark.parametrize(
