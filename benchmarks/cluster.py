@@ -161,7 +161,8 @@ PARTS: dict[str, dict[str, Part]] = {
             "… stands still, and its line is cut", faults.runner_dies(True), {"hosts end": 20.0, **ENDS}
         ),
         "leave": Part(
-            "SIGTERM to one host", faults.host_told_to_leave, ENDS, never={**NONE, "samples lost": 0.0}
+            "SIGTERM to one host", faults.host_told_to_leave, {"noticed": 1.0, **ENDS},
+            never={**NONE, "samples lost": 0.0},
         ),
         "preempted": Part(
             "SIGTERM to the runner", faults.runner_told_to_end, {"noticed": 1.0, **ENDS},

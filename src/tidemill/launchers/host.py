@@ -91,7 +91,7 @@ PAUSE_S = 5.0
 ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
-_CALM_S = 1.0  # seconds after SIGTERM in which the whole run may turn out to end
+_CALM_S = 0.4  # seconds after SIGTERM in which the runner may get one, too: then the whole run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
 _LOOK_S = 0.05  # seconds between two looks where nothing wakes this
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
@@ -181,9 +181,10 @@ class HostAgent:
     @property
     def _patience_s(self) -> float:
         """Seconds until it is looked again at what nobody is woken by: versions that are
-        wanted, an agent that is being started, a runner that is silent."""
-        silent = self._peer.silence_s > SILENCE_S
-        return _LOOK_S if silent or self._mirror or self._held.keys() - self._told else LEASE_S
+        wanted, an agent that is being started, a runner that is silent, what is to arrive
+        before this one leaves."""
+        waits = self._peer.silence_s > SILENCE_S or self.terminated or self._mirror is not None
+        return _LOOK_S if waits or self._held.keys() - self._told else LEASE_S
 
     def close(self) -> None:
         """End whatever still lives."""
