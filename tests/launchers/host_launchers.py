@@ -1,6 +1,7 @@
 """Hosts for tests: agents on this machine, joined over loopback."""
 
 import os
+import subprocess
 import sys
 
 from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
@@ -9,6 +10,10 @@ from tidemill.run import equal_lives
 
 equal_lives.ANSWER = 60.0  # seconds, in the runner that loads this: others have the machine, too
 LOOPBACK = "127.0.0.1"
+HAVE_GPUS = (
+    "mount -t tmpfs tmpfs /proc/driver && cd /proc/driver && "
+    'mkdir -p nvidia/gpus/0000:01:00.0 nvidia/gpus/0000:02:00.0 && cd / && exec "$@"'
+)
 
 
 class TwoHosts(HostsLauncher):
@@ -47,6 +52,29 @@ class BlindHost(HostsLauncher):
     def engine(self) -> HostEngine:
         hide = 'mount -t tmpfs tmpfs "$HIDDEN" && exec "$@"'
         return CommandEngine({"b": CommandHost(LOOPBACK, ("unshare", "-m", "sh", "-c", hide, "sh"))})
+
+
+def allowed() -> str:
+    """Return why a host cannot be made to look otherwise here, "" where it can."""
+    done = subprocess.run(
+        ("unshare", "-m", "sh", "-c", HAVE_GPUS, "sh", "true"), capture_output=True, text=True
+    )
+    return f"nothing can be mounted over /proc/driver: {done.stderr}" if done.returncode else ""
+
+
+class TwoGpus(HostsLauncher):
+    """A host beside the runner's, whose driver has two GPUs."""
+
+    def engine(self) -> HostEngine:
+        here = ("env", "-u", "CUDA_VISIBLE_DEVICES", "unshare", "-m", "sh", "-c", HAVE_GPUS, "sh")
+        return CommandEngine({"b": CommandHost(LOOPBACK, here)})
+
+
+class OneCore(HostsLauncher):
+    """A host beside the runner's, of one core."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({"b": CommandHost(LOOPBACK, cores=1)})
 
 
 class ServerOnB(ThreeHosts):

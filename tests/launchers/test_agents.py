@@ -22,8 +22,10 @@ from tidemill.hosts.orders import (
     Launched,
     Leaving,
     Listening,
+    Measure,
     Parted,
     Report,
+    SentExperiment,
     Traffic,
     Vacated,
     WantVersion,
@@ -113,6 +115,16 @@ def test_a_host_that_cannot_be_is_refused(told: Told, field: str, value: object)
     told.agent.here = Here(msgspec.structs.replace(own_kind(), **{field: value}), host.versions())
     with pytest.raises(RunError, match="host b says that it has"):
         told.agents._check(told.agent)
+    told.agent.here = Here(own_kind(), host.versions(), gpus=-1)
+    with pytest.raises(RunError, match=r"host b says that it has .* and -1 GPUs"):
+        told.agents._check(told.agent)
+
+
+def test_a_host_that_is_lost_is_not_told_only_once_others_have_measured(told: Told) -> None:
+    told.meet("c", None).lost = "it is gone"
+    order = Measure(SentExperiment("{}", None, {}, [], {}), 600.0)
+    with pytest.raises(RunError, match="host c did not measure: it is gone"):
+        told.agents.measure(["b", "c"], order)
 
 
 def test_a_host_is_given_up_in_time_and_has_paused_by_then(

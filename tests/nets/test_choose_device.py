@@ -21,7 +21,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate
 from tidemill.nets import choose_device as devices
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
-from tidemill.nets.choose_device import check_device, choose_device
+from tidemill.nets.choose_device import check_device, choose_device, visible_gpus
 from tidemill.nets.gpu_acting import LANES, DeviceActing
 from tidemill.nets.torch_copies import Mirror, Staging
 from tidemill.nets.torch_network import TorchNetwork
@@ -240,6 +240,33 @@ def test_devices_are_named_or_found(monkeypatch, tmp_path):
     assert [choose_device(device, 1) for device in ("auto", "cpu", "cuda:0")] == ["cuda:1", "cpu", "cuda:0"]
     with pytest.raises(ConfigError, match=r'"cuda:2", but there are 2 GPUs; take cuda:0, cuda:1'):
         choose_device("cuda:2", 0)
+
+
+def test_gpus_are_counted_without_torch(monkeypatch, tmp_path):
+    driver, made, windows = tmp_path / "driver", tmp_path / "dev", tmp_path / "dxg"
+    monkeypatch.setattr(devices, "_GPUS", ((driver, "*"), (made, "nvidia[0-9]*")))
+    monkeypatch.setattr(devices, "_WINDOWS", windows)
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    assert visible_gpus() == 0
+    windows.touch()
+    assert visible_gpus() == 1  # it tells no number
+    for index in range(4):
+        (driver / f"0000:0{index}:00.0").mkdir(parents=True)
+    assert visible_gpus() == 4
+    made.mkdir()
+    for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia3"):  # those of a container
+        (made / name).touch()
+    assert visible_gpus() == 3
+    for visible, count in (
+        ("0,2", 2), ("", 0), ("-1", 0), ("1,-1,2", 1), ("1,7,2", 1), ("NoDevFiles", 0),
+        ("GPU-8932f937, GPU-3f1a", 2), ("MIG-1", 1),
+    ):  # fmt: skip
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert visible_gpus() == count, visible
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    assert visible_gpus() == 1
 
 
 def test_a_policy_that_knows_no_gpu_says_so():

@@ -602,6 +602,8 @@ class Context:
         worker has a core of its own
     math_threads: threads that numeric libraries may use in this worker's process
     life: number of the worker's life, from 0: how often it has died
+    gpu: number of the GPU that it takes where its device leaves open which ("cuda",
+        "auto"), of as many as there are in turn
     """
 
     experiment: Experiment
@@ -613,6 +615,7 @@ class Context:
     spin: float = 0.0
     math_threads: int = 1
     life: int = 0
+    gpu: int = 0
 
     def seed(self, *path: str | int) -> int:
         """Return the seed of a part of this worker that plays. Another one after a

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidemill.api.edges import Edge, group_of
+from tidemill.api.edges import Edge, group_of, number
 from tidemill.api.experiment import Context, Experiment, WorkerHandle
 from tidemill.api.transport import Endpoints, Link
 from tidemill.core.errors import returned
@@ -31,6 +31,8 @@ class Job:
     epoch: that of the run's folder (`store/fence.py`); 0: nobody else leads the run
     paces: seconds in which an actor does an env step on a core of a host, by the digest
         of the host's kind, of those that were measured
+    gpus: see `Context.gpu`, by worker; those that are not named take that of their number
+        in their group
     """
 
     experiment: Experiment
@@ -40,6 +42,7 @@ class Job:
     files: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
     paces: Mapping[str, float] = field(default_factory=dict)
+    gpus: Mapping[str, int] = field(default_factory=dict)
 
     def build(
         self, worker: str, endpoints: Endpoints, math_threads: int, spin: float = 0.0, life: int = 0
@@ -47,9 +50,9 @@ class Job:
         """Return one of the experiment's workers, not yet configured. See `Context` for
         what it is given."""
         config = self.experiment.workers[group_of(worker)]
-        folder, resume = self.folder, self.resume
+        folder, resume, gpu = self.folder, self.resume, self.gpus.get(worker, number(worker))
         context = Context(
-            self.experiment, worker, config, endpoints, folder, resume, spin, math_threads, life
+            self.experiment, worker, config, endpoints, folder, resume, spin, math_threads, life, gpu
         )
         return returned(config.build(context), WorkerHandle, config.build)
 
@@ -108,7 +111,7 @@ class EdgeFigures(NamedTuple):
 class HostFigures(NamedTuple):
     """A host of a run as it is now.
 
-    workers: names of those that live there
+    workers: names of those that are its share
     cores: how many of its are the run's
     sent_bytes, received_bytes: of data, to and from other hosts, so far
     said: messages to other hosts besides data, so far
@@ -119,6 +122,8 @@ class HostFigures(NamedTuple):
     lost: why it is not there, "" as long as it is
     edges: what has gone from there over each edge to each other host, so far
     at: second of the host's clock at which bytes and messages were counted
+    gpus: how many of its are the run's
+    home: the host where its share lives: another one where it was lost, "" for none
     """
 
     workers: Sequence[str]
@@ -131,6 +136,8 @@ class HostFigures(NamedTuple):
     lost: str = ""
     edges: Mapping[tuple[Edge, str], EdgeFigures] = {}
     at: float = 0.0
+    gpus: int = 0
+    home: str = ""
 
 
 class Loss(NamedTuple):

@@ -49,10 +49,12 @@ class Here(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
     kind: of what costs depend on, its cores among it
     versions: of what results depend on, by name
+    gpus: how many a process may use
     """
 
     kind: HostKind
     versions: dict[str, str]
+    gpus: int = 0
 
 
 class Listen(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

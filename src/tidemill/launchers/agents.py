@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import chain, zip_longest
 from math import isfinite
 from pathlib import Path
 from time import monotonic, sleep
@@ -63,10 +64,12 @@ from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import KnownAgent, Share
 from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
+from tidemill.launchers.placement import device_of, fit, needs_gpu
 from tidemill.launchers.processes import log_name
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.versions_sent import VersionsSent
 from tidemill.native.library import INSTRUCTION_SETS
+from tidemill.nets.choose_device import visible_gpus
 from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell
 
@@ -80,6 +83,8 @@ LATE_S = 0.3
 each 0.15 s while nothing comes."""
 MOST_CORES = 1 << 16
 """The most cores that a host is believed to have."""
+MOST_GPUS = 1 << 10
+"""The most GPUs that a host is believed to have."""
 _NATIVE = {"off", *INSTRUCTION_SETS}
 _ANSWER_S = 1.0  # seconds to wait for where a worker's thread is
 _LOOK_S = 0.005  # seconds between two looks for what is waited for
@@ -91,7 +96,7 @@ class Agents:
     wire: the runner's
     known: those that are not gone, by name
     shares: by host, once there is an experiment
-    cores: how many of each host are the run's, by its name
+    cores, gpus: how many of each host are the run's, by its name
     kinds: of the hosts, by name
     part: function that has the runner's own workers part with the agent that has a host's
         share
@@ -107,6 +112,7 @@ class Agents:
         self.known: dict[str, KnownAgent] = {}
         self.shares: dict[str, Share] = {}
         self.cores: dict[str, int] = {}
+        self.gpus: dict[str, int] = {}
         self.kinds: dict[str, HostKind] = {}
         self.part: Callable[[str], object] = lambda _: None
         self.lost = LostSamples()
@@ -115,6 +121,7 @@ class Agents:
         self.edges: Sequence[Edge] = ()
         self._places: Mapping[str, str] = {}
         self._processes: Sequence[Sequence[str]] = ()
+        self._devices: dict[str, list[str]] = {}  # of each share's workers
         self._seating: Iterator[None] | None = None
         self._asked = self._stand_ins = 0
         self._thread = WireThread(self.wire, came)
@@ -128,34 +135,31 @@ class Agents:
         for host, agent in started.items():
             self._greet(host, host, None, agent, partial(self._engine.introduce, host))
         own = self._engine.own_cores
-        self.cores[RUNNER] = cores() if own is None else min(own, cores())
+        self.cores[RUNNER] = _at_most(own, cores())
+        self.gpus[RUNNER] = _at_most(self._engine.own_gpus, visible_gpus()) if self.cores[RUNNER] else 0
         self.kinds[RUNNER] = own_kind()
         for known in list(self.known.values()):
             self.wait_for(self._until(known, "call the runner", lambda known: known.here is not None))
             self._check(known)
             assert known.here is not None
-            kind, given = known.here.kind, known.started.cores
-            self.cores[known.home] = kind.cores if given is None else min(given, kind.cores)
+            kind = known.here.kind
+            self.cores[known.home] = _at_most(known.started.cores, kind.cores)
+            self.gpus[known.home] = _at_most(known.started.gpus, known.here.gpus)
             self.kinds[known.home] = kind
 
     def measure(self, hosts: Sequence[str], order: Measure) -> dict[str, ProbeAnswer]:
         """Have hosts measure, all at the same time, and return what came of it on each.
-        Raises `RunError`."""
+        Raises `RunError` as soon as one of them is lost."""
         if gone := [host for host in hosts if host not in self.known]:
             raise RunError(f"host {gone[0]} is gone before the run began")
         asked = {host: self.known[host] for host in hosts}
         for agent in asked.values():
             agent.measured = None
             self.tell(agent, order)
-        found = {}
-        for host, agent in asked.items():
-            done = self._until(
-                agent, "measure", lambda agent: agent.measured is not None, order.seconds + JOIN_S
-            )
-            self.wait_for(done)
-            assert agent.measured is not None
-            found[host] = agent.measured
-        return found
+        measured = lambda agent: agent.measured is not None  # noqa: E731
+        each = [self._until(agent, "measure", measured, order.seconds + JOIN_S) for agent in asked.values()]
+        self.wait_for(zip_longest(*each))
+        return {host: agent.measured for host, agent in asked.items() if agent.measured is not None}
 
     def _greet(
         self,
@@ -186,12 +190,13 @@ class Agents:
                 f"host {agent.home} has other versions, and results could differ: {'; '.join(wrong)}; "
                 "install the same there"
             )
-        kind = agent.here.kind
-        if not (0 < kind.cores <= MOST_CORES and kind.native and _NATIVE.issuperset(kind.native)):
+        kind, gpus = agent.here.kind, agent.here.gpus
+        natives = kind.native and _NATIVE.issuperset(kind.native)
+        if not (0 < kind.cores <= MOST_CORES and 0 <= gpus <= MOST_GPUS and natives):
             raise RunError(
-                f"host {agent.home} says that it has {kind.cores} cores, of 1 to {MOST_CORES}, and computes "
-                f"layers by {', '.join(kind.native)[:100]!r}, of {', '.join(sorted(_NATIVE))}; see what "
-                "answers there"
+                f"host {agent.home} says that it has {kind.cores} cores, of 1 to {MOST_CORES}, and {gpus} "
+                f"GPUs, of 0 to {MOST_GPUS}, and computes layers by {', '.join(kind.native)[:100]!r}, of "
+                f"{', '.join(sorted(_NATIVE))}; see what answers there"
             )
 
     def share_out(self, experiment: Experiment, places: Mapping[str, str]) -> None:
@@ -199,6 +204,9 @@ class Agents:
         workers have edges in common. Raises `RunError`."""
         self.edges, self._places = experiment.edges(), places
         self._processes = experiment.processes()
+        self._devices = {host: [] for host in self.cores}
+        for name, config in experiment.members():
+            self._devices[places[name]].append(device_of(config))
         for host in [home for home in self.cores if home != RUNNER]:
             agent = self.known.get(host)
             if agent is None:
@@ -235,7 +243,7 @@ class Agents:
                 )
             yield
 
-    def wait_for(self, steps: Iterable[None]) -> None:
+    def wait_for(self, steps: Iterable[object]) -> None:
         """Wait until something that takes a while is done."""
         for _ in steps:
             sleep(_LOOK_S)
@@ -455,10 +463,15 @@ class Agents:
         again."""
         agent.share = share.host
         share.refused.discard(share.host)
+        assert agent.here is not None
         try:
             self._check(agent)
         except RunError:  # the node that Ray has given in its place has another Python, say
             share.refused.add(share.host)
+        else:
+            self.gpus[share.host] = _at_most(agent.started.gpus, agent.here.gpus)
+            if not fit(self._devices[share.host], self.gpus[share.host]):
+                share.refused.add(share.host)
 
     def _give_back(self, share: Share) -> None:
         """Take a share from its stand-in, once that has begun, where its own host is
@@ -510,19 +523,33 @@ class Agents:
 
     def _holder_for(self, share: Share) -> str:
         """Return who is to hold the next agent of a share that is lost: its own host's
-        agent, where that is back, or else whoever has most cores left; "" as long as its
-        own may come back. Raises `RunError`."""
+        agent, where that is back, or else whoever has most cores left, of those that have
+        the GPUs that its workers need; "" as long as its own may come back. Raises
+        `RunError`."""
         own = self.known.get(share.host)
         if own is not None and share.host not in share.refused:
             return "" if own.lost else own.name
         holders = [a.name for a in self.known.values() if a.holder is None and not a.lost]
         if self.cores[RUNNER] or self._engine.restarts:  # else it is a login node, whose allocation is over
             holders.insert(0, RUNNER)
-        if not (left := [name for name in holders if name not in share.refused]):
-            raise RunError(f"no host is left that can have the workers of host {share.host}: {share.lost}")
         homes = {s.host: s.agent.home for s in self.shares.values() if s.agent is not None}
+        if not (left := [n for n in holders if n not in share.refused and self._has_gpus(n, share, homes)]):
+            on_gpus = needs_gpu(self._devices[share.host])
+            if on_gpus and self._engine.restarts and share.host not in share.refused:
+                return ""
+            raise RunError(
+                f"no host is left that can have the workers of host {share.host}"
+                f"{', which need GPUs' * on_gpus}: {share.lost}"
+            )
         busy = Counter(homes.get(host, host) for host in (self._places[n[0]] for n in self._processes))
         return max(left, key=lambda name: self.cores[name] - busy[name])
+
+    def _has_gpus(self, holder: str, share: Share, homes: Mapping[str, str]) -> bool:
+        """Return whether a host has the GPUs left that a share's workers need. `homes`:
+        where shares are, of those that are not where their names say."""
+        needed = self._devices[share.host]
+        there = [each for host, each in self._devices.items() if homes.get(host, host) == holder]
+        return not needs_gpu(needed) or fit([*chain(*there), *needed], self.gpus[holder])
 
     def _seat(self, share: Share, holder: str) -> Iterator[None]:
         """Have a new agent, held by `holder`, for a share that is lost. Whoever cannot
@@ -596,3 +623,8 @@ class Agents:
                 stack.callback(held.close)
             stack.callback(self.wire.close)
             self._thread.end()
+
+
+def _at_most(given: int | None, there: int) -> int:
+    """Return how many of what is there are the run's."""
+    return there if given is None else min(given, there)

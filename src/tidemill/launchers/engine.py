@@ -39,12 +39,13 @@ class StartedAgent(NamedTuple):
 
     key: its public key
     address: the one by which other hosts reach its host
-    cores: of its host that are the run's; None: all that it may use
+    cores, gpus: of its host that are the run's; None: all that it may use
     """
 
     key: bytes
     address: str
     cores: int | None = None
+    gpus: int | None = None
 
 
 class HostEngine(ABC):
@@ -53,12 +54,14 @@ class HostEngine(ABC):
     to the runner.
 
     own_address: the address by which other hosts reach the runner's, once it has started
-    own_cores: cores of the runner's host that are the run's; None: all that it may use
+    own_cores, own_gpus: of the runner's host that are the run's; None: all that it may
+        use, of which a host without cores for workers has no GPU
     restarts: whether it starts another agent on a host whose own has ended (`again`)
     """
 
     own_address = "127.0.0.1"
     own_cores: int | None = None
+    own_gpus: int | None = None
     restarts = False
 
     @abstractmethod

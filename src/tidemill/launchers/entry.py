@@ -87,7 +87,7 @@ def main() -> None:
             experiment = decode(Experiment, json.loads(order.experiment))
             if order.folder is not None:
                 hold(order.folder, order.epoch)
-            job = Job(experiment, order.source, order.folder, order.resume)
+            job = Job(experiment, order.source, order.folder, order.resume, gpus=order.gpus)
             workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin, order.life))
         except Exception as error:
             expected = isinstance(error, TidemillError)

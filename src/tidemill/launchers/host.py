@@ -78,8 +78,10 @@ from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.measuring import Measurement, MeasurementOrder
 from tidemill.launchers.own_files import OwnFiles, has_files
+from tidemill.launchers.placement import gpu_numbers
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.worker_process import ENDING
+from tidemill.nets.choose_device import visible_gpus
 from tidemill.store.database_mirror import DatabaseMirror
 from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell
@@ -156,7 +158,7 @@ class HostAgent:
 
     def run(self) -> None:
         """Do what the runner orders until it is over, or the runner is gone."""
-        self._report(Here(own_kind(), versions()))
+        self._report(Here(own_kind(), versions(), visible_gpus()))
         while not self._over and not self._lost():
             if self._workers is not None:
                 self._workers.wait(self._patience_s)
@@ -327,7 +329,8 @@ class HostAgent:
                 if self._who_draws(experiment, order):
                     self._mirror = DatabaseMirror(self._own.run / PARAMETERS)
                     folder = str(self._own.run)
-            job = Job(experiment, sent.source, folder, order.resume, sent.files, order.epoch)
+            gpus = gpu_numbers(experiment, order.places)
+            job = Job(experiment, sent.source, folder, order.resume, sent.files, order.epoch, gpus=gpus)
             self._lives.update(order.lives)
             self._workers = HostWorkers(
                 self._wire, job, order.places, order.host, order.agents, order.lives, logs

@@ -11,11 +11,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Call, EdgeFigures, GivenHost, HostFigures, Job, Launcher, Loss, ProbeAnswer
@@ -37,7 +38,7 @@ from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import RUNNER, HostEngine
 from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.known_agents import HostLink, Share
-from tidemill.launchers.placement import place
+from tidemill.launchers.placement import gpu_numbers, place
 from tidemill.launchers.processes import log_name
 
 MOST_CODE_BYTES = 16 << 20
@@ -133,11 +134,12 @@ class HostsLauncher(Launcher):
 
     def launch(self, job: Job) -> dict[str, Link]:
         agents = self._agents or self._meet(job.folder)
-        experiment, self._job = job.experiment, job
+        experiment = job.experiment
         paces = {
             host: job.paces[kind.digest] for host, kind in agents.kinds.items() if kind.digest in job.paces
         }
-        self.places = place(experiment, agents.cores, self._chosen, paces)
+        self.places = place(experiment, agents.cores, self._chosen, paces, agents.gpus)
+        job = self._job = replace(job, gpus=gpu_numbers(experiment, self.places))
         if self._logs is not None:
             for names in experiment.processes():
                 (self._logs / log_name(names)).unlink(missing_ok=True)  # of the run that is resumed
@@ -278,22 +280,24 @@ class HostsLauncher(Launcher):
         workers: dict[str, list[str]] = {}
         for worker, host in self.places.items():
             workers.setdefault(host, []).append(worker)
-        cores, own, edges = self._agents.cores, self._agents.wire.traffic, self._agents.edges
+        cores, gpus, own = self._agents.cores, self._agents.gpus, self._agents.wire.traffic
+        edges = self._agents.edges
 
         def figures(host: str, told: Traffic, **more: Any) -> HostFigures:
             flows = {(edges[n], other): EdgeFigures(sent, s) for n, other, sent, s in told.edges}
             return HostFigures(
                 workers.get(host, ()), cores[host], told.sent, told.received, told.said,
-                edges=flows, at=told.at, **more,
+                edges=flows, at=told.at, gpus=gpus[host], **more,
             )  # fmt: skip
 
-        found = {RUNNER: figures(RUNNER, replace(own, edges=self._own.flows(), at=now()))}
+        own = structs.replace(own, edges=self._own.flows(), at=now())
+        found = {RUNNER: figures(RUNNER, own, home=RUNNER)}
         for host, share in self._agents.shares.items():
             if (agent := share.agent) is None:
                 found[host] = figures(host, Traffic(), lost=share.lost)
             else:
-                peer = agent.peer
-                found[host] = figures(host, agent.traffic, round_trip_s=peer.round_trip_s, lag=peer.lag)
+                trip, lag = agent.peer.round_trip_s, agent.peer.lag
+                found[host] = figures(host, agent.traffic, round_trip_s=trip, lag=lag, home=agent.home)
         return found
 
     def close(self, seconds: float) -> None:

@@ -1,11 +1,16 @@
-"""The placement: on which host each worker lives."""
+"""The placement: on which host each worker lives, and which of its GPUs it takes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 
 from tidemill.api.edges import group_of, number
-from tidemill.api.experiment import Experiment
+from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.policy import PolicyWorkers
+from tidemill.workers.trainer_config import TrainerConfig
+
+_NAMED = 8  # hosts that an error names
 
 
 def place(
@@ -13,20 +18,25 @@ def place(
     hosts: Mapping[str, int],
     chosen: Mapping[str, str] | None = None,
     paces: Mapping[str, float] | None = None,
+    gpus: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
     """Return the host of each worker, by its name. `hosts`: the cores of each, the
     runner's first. `chosen`: what the user has said of workers or groups, by name.
     `paces`: seconds of an actor's env step on hosts, of those that were measured; others
-    are taken for as slow as the slowest. Raises `ConfigError` for what cannot be.
+    are taken for as slow as the slowest. `gpus`: of each host that has any. Raises
+    `ConfigError` for what cannot be.
 
     Workers of one process stay together. The first trainers of each group, evaluation,
     populations and buffers stand with the runner, which has the run's folder; further
     equal trainers, and actors, go to the fastest hosts that have cores left, where most
-    are left, a process each; policy workers where most of those are that ask them.
+    are left, a process each; policy workers where most of those are that ask them. What
+    computes on GPUs goes only where its GPUs are: a first trainer to the first such host,
+    a further one to that with most GPUs left.
     """
-    runner, paces = next(iter(hosts)), paces or {}
+    paces = paces or {}
     slowest = max(paces.values(), default=0.0)
     configs, free = dict(experiment.members()), dict(hosts)
+    taken = _Gpus(configs, {host: (gpus or {}).get(host, 0) for host in hosts})
     askers: dict[str, list[str]] = {}  # of each policy worker
     for edge in experiment.edges():
         if edge.name.startswith("requests/"):
@@ -37,30 +47,138 @@ def place(
         return not isinstance(configs[worker], ActorConfig) and not (sums and number(worker))
 
     places: dict[str, str] = {}
+
+    def stand(names: Sequence[str], host: str) -> None:
+        taken.take(names, host)
+        places.update(dict.fromkeys(names, host))
+
     with_runner, serve, spread = list[list[str]](), list[list[str]](), list[list[str]]()
     said = _hosts_said(experiment, hosts, chosen or {})
     for names in experiment.processes():
         if names[0] in said:
-            free[said[names[0]]] -= 1
-            places |= dict.fromkeys(names, said[names[0]])
+            (host,) = taken.able(names, said[names[0]])
+            free[host] -= 1
+            stand(names, host)
         elif all(name in askers for name in names):
             serve.append(names)
         else:
             (with_runner if any(map(stays, names)) else spread).append(names)
     for names in with_runner:
-        free[runner] -= 1
-        places |= dict.fromkeys(names, runner)
-    for names in spread:
+        host = taken.able(names)[0]
+        free[host] -= 1
+        stand(names, host)
+    for names in sorted(spread, key=lambda names: not taken.devices(names)):
         host = max(
-            free, key=lambda host: (free[host] > 0, -paces.get(host, slowest) * (free[host] > 0), free[host])
+            taken.able(names),
+            key=lambda host: (
+                taken.left(host) if taken.devices(names) else 0,
+                free[host] > 0,
+                -paces.get(host, slowest) * (free[host] > 0),
+                free[host],
+            ),
         )
         free[host] -= 1
-        places |= dict.fromkeys(names, host)
+        stand(names, host)
     for names in serve:
         found = [places[asker] for name in names for asker in askers[name] if asker in places]
-        host = max(hosts, key=found.count) if found else runner
-        places |= dict.fromkeys(names, host)
+        able = taken.able(names)
+        stand(names, max(able, key=found.count) if found else able[0])
     return {name: places[name] for name in configs}
+
+
+def gpu_numbers(experiment: Experiment, places: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of the GPU of its host that each worker takes whose device leaves
+    open which (see `Context.gpu`), by name: one that no other of the host names, or takes
+    before it."""
+    devices = {name: device_of(config) for name, config in experiment.members()}
+    numbers: dict[str, int] = {}
+    for host in dict.fromkeys(places.values()):
+        mine = {name: device for name, device in devices.items() if places[name] == host}
+        named = _named(mine.values())
+        left = (number for number in count() if number not in named)
+        for device in ("cuda", "auto"):  # who must have one chooses first
+            numbers |= {name: next(left) for name, each in mine.items() if each == device}
+    return numbers
+
+
+def device_of(config: WorkerConfig) -> str:
+    """Return what a worker computes on: "cpu", or what its `device` says."""
+    return config.device if isinstance(config, TrainerConfig | PolicyWorkers) else "cpu"
+
+
+def needs_gpu(devices: Iterable[str]) -> bool:
+    """Return whether any of these devices is a GPU for certain."""
+    return any(device.startswith("cuda") for device in devices)
+
+
+def fit(devices: Sequence[str], gpus: int) -> bool:
+    """Return whether so many GPUs are enough for the devices of workers: one for each
+    "cuda", and those that are named ("cuda:1"), which several may share."""
+    named = _named(devices)
+    return max(named, default=-1) < gpus and len(named) + devices.count("cuda") <= gpus
+
+
+def _named(devices: Iterable[str]) -> set[int]:
+    return {int(device[5:]) for device in devices if device.startswith("cuda:")}
+
+
+class _Gpus:
+    """The GPUs of hosts, and which workers have taken them."""
+
+    def __init__(self, configs: Mapping[str, WorkerConfig], gpus: Mapping[str, int]) -> None:
+        self._devices = {
+            name: device for name, config in configs.items() if needs_gpu([device := device_of(config)])
+        }
+        self._gpus = gpus
+        self._takers: dict[str, list[str]] = {host: [] for host in gpus}
+
+    def devices(self, names: Sequence[str]) -> list[str]:
+        """Return the GPUs that workers must have, as they say it."""
+        return [self._devices[name] for name in names if name in self._devices]
+
+    def take(self, names: Sequence[str], host: str) -> None:
+        """Note that workers stand on a host."""
+        self._takers[host] += [name for name in names if name in self._devices]
+
+    def left(self, host: str) -> int:
+        """Return how many GPUs of a host nobody has taken."""
+        devices = self.devices(self._takers[host])
+        return self._gpus[host] - len(_named(devices)) - devices.count("cuda")
+
+    def able(self, names: Sequence[str], said: str = "") -> list[str]:
+        """Return which hosts have the GPUs left that workers of one process need, of all
+        or of the one that the user has `said`. Raises `ConfigError` where none has."""
+        needed = self.devices(names)
+        found = [
+            host
+            for host in ([said] if said else self._gpus)
+            if not needed or fit(self.devices(self._takers[host]) + needed, self._gpus[host])
+        ]
+        if found:
+            return found
+        needing = [f'{name} (device = "{self._devices[name]}")' for name in names if name in self._devices]
+        raise ConfigError(
+            f"{f'--place on {said}: ' if said else ''}more GPUs are asked for than there are: "
+            f"{' and '.join(needing)} {'needs' if len(needing) == 1 else 'need'} {_words(needed)}, and "
+            f"{self._have()}; take hosts that have more (see CUDA_VISIBLE_DEVICES there), fewer workers with "
+            'a GPU of their own, device = "cuda:0" for those that are to share one, or "cpu"'
+        )
+
+    def _have(self) -> str:
+        """Return what hosts have, in words."""
+        words = [
+            f"host {host} has {gpus or 'none'}"
+            + (f", which {' and '.join(takers)} took" if (takers := self._takers[host]) else "")
+            for host, gpus in self._gpus.items()
+        ]
+        more = len(words) - _NAMED
+        return "; ".join(words[:_NAMED] + ([f"{more} more have too few"] if more > 0 else []))
+
+
+def _words(devices: Sequence[str]) -> str:
+    named, own = [f"number {number}" for number in sorted(_named(devices))], devices.count("cuda")
+    words = ["one of its own" if own == 1 else f"{own} of their own"] if own else []
+    return " and ".join([*named, *words])
 
 
 def _hosts_said(

@@ -99,6 +99,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     asked: int  # eventfd by which it is asked where its workers' thread is
     path: list[str]  # where the main process looks for modules
     life: int  # of its workers
+    gpus: dict[str, int]  # see `Job`
     mark: str  # of what their environments start
 
     def descriptors(self) -> list[int]:
@@ -290,6 +291,7 @@ class ProcessesLauncher(Launcher):
             group.asked,
             own_path(),
             group.life,
+            {name: job.gpus[name] for name in names if name in job.gpus},
             self._mark_of(group),
         )
         for name, (ours, _) in zip(names, pairs, strict=True):

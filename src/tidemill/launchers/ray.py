@@ -110,7 +110,7 @@ class RayEngine(HostEngine):
                 "this machine alone",
                 file=sys.stderr,
             )
-        self.own_address, self.own_cores = told.address, told.cores
+        self.own_address, self.own_cores, self.own_gpus = told.address, told.cores, told.gpus
         return {name: self._started(host) for name, host in told.hosts.items()}
 
     def introduce(self, host: str, introduction: bytes) -> None:
@@ -137,7 +137,7 @@ class RayEngine(HostEngine):
 
     @staticmethod
     def _started(host: BroughtHost) -> StartedAgent:
-        return StartedAgent(host.key.encode("ascii"), host.address, host.cores)
+        return StartedAgent(host.key.encode("ascii"), host.address, host.cores, host.gpus)
 
     def close(self) -> None:
         if self._driver is None:

@@ -58,6 +58,7 @@ class BroughtHost(msgspec.Struct, frozen=True):
     address: str
     cores: int
     key: str
+    gpus: int = 0
 
 
 class Brought(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +69,7 @@ class Brought(msgspec.Struct, frozen=True, tag=True):
     cores: int | None
     hosts: dict[str, BroughtHost]
     alone: bool = False
+    gpus: int | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -222,6 +224,11 @@ def cpus(node: dict[str, Any]) -> int:
     return int(node["Resources"].get("CPU", 0))
 
 
+def gpus(node: dict[str, Any]) -> int:
+    """Return how many GPUs a node of Ray has."""
+    return int(node["Resources"].get("GPU", 0))
+
+
 class RayHosts:
     """The hosts that Ray gives to a run."""
 
@@ -230,7 +237,7 @@ class RayHosts:
         self._group: Any = None
         self._holders: dict[str, Any] = {}
         self._waiting: dict[Any, str] = {}  # for the ends of agents
-        self._cores: dict[str, int] = {}
+        self._nodes: dict[str, dict[str, Any]] = {}
         self._away: dict[str, float] = {}  # hosts without an agent, and when to try again
         self._starting: dict[Any, str] = {}
 
@@ -267,7 +274,7 @@ class RayHosts:
         own = next(node for node in nodes if node["NodeID"] == own_id)
         others = chosen(nodes, own_id, wanted.hosts)
         self._place(own, others)
-        return Brought(own["NodeManagerAddress"], cpus(own), self._start())
+        return Brought(own["NodeManagerAddress"], cpus(own), self._start(), gpus=gpus(own))
 
     def _place(self, own: dict[str, Any], others: Sequence[dict[str, Any]]) -> None:
         """Have Ray keep the hosts for this run: a bundle each, of which the first is the
@@ -302,7 +309,7 @@ class RayHosts:
         for (name, node), index in zip(names.items(), given, strict=True):
             self._holders[name] = holder.options(
                 num_cpus=0,
-                num_gpus=node["Resources"].get("GPU", 0),
+                num_gpus=gpus(node),
                 max_concurrency=4,  # the end is waited for meanwhile
                 max_restarts=-1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
@@ -310,7 +317,7 @@ class RayHosts:
         starts = {name: one.start.remote() for name, one in self._holders.items()}
         hosts = dict[str, BroughtHost]()
         for name, node in names.items():
-            self._cores[name] = cpus(node)
+            self._nodes[name] = node
             try:
                 hosts[name] = self._begun(name, starts[name])
             except (ray.exceptions.RayError, msgspec.DecodeError, KeyError) as error:
@@ -323,7 +330,7 @@ class RayHosts:
         address, line = self._ray.get(start, timeout=_KEY_S)
         key = msgspec.json.decode(line, type=dict[str, str])["key"]
         self._waiting[self._holders[name].ended.remote()] = name
-        return BroughtHost(address, self._cores[name], key)
+        return BroughtHost(address, cpus(self._nodes[name]), key, gpus(self._nodes[name]))
 
     def back(self) -> list[Back]:
         """Have another agent started on each host whose own has ended; return those that

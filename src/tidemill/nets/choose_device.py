@@ -5,13 +5,16 @@ A device belongs to a worker (`Trainer.device`, `PolicyWorkers.device`), not to 
 so actors act on the CPU while a GPU trains.
 """
 
+import os
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from tidemill.core.errors import ConfigError
 
-# the last: Windows' Linux
-_DRIVER = Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/dxg")
+_WINDOWS = Path("/dev/dxg")  # Windows' Linux
+_DRIVER = Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), _WINDOWS
+_GPUS = (Path("/proc/driver/nvidia/gpus"), "*"), (Path("/dev"), "nvidia[0-9]*")
 
 
 def check_device(device: str) -> None:
@@ -23,9 +26,24 @@ def check_device(device: str) -> None:
         )
 
 
+def visible_gpus() -> int:
+    """Return how many GPUs this process may use, by what the driver and the environment
+    tell (CUDA_VISIBLE_DEVICES, and of Slurm SLURM_GPUS_ON_NODE): torch, which alone knows
+    whether it can use them, is not imported."""
+    # a container may see what the driver has and be given less, or devices be made late
+    told = [count for folder, names in _GPUS if (count := sum(1 for _ in folder.glob(names)))]
+    found = min(told) if told else int(_WINDOWS.exists())
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        known = lambda name: (name.isdecimal() and int(name) < found) or name[:4] in ("GPU-", "MIG-")  # noqa: E731
+        # what follows one that is not there counts no more
+        found = min(found, len(list(takewhile(known, map(str.strip, visible.split(","))))))
+    granted = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return min(found, int(granted)) if granted.isdecimal() else found
+
+
 def choose_device(device: str, number: int) -> str:
-    """Return "cpu" or the name of a GPU ("cuda:1") for worker `number` of its group:
-    "cuda" and "auto" spread a group over all GPUs.
+    """Return "cpu" or the name of a GPU ("cuda:1"): where `device` leaves open which
+    ("cuda", "auto"), that of this `number`, of as many as there are in turn.
 
     Torch is asked only when a GPU is wanted by name, or when the machine has its driver.
     """

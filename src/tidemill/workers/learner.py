@@ -215,7 +215,7 @@ class Learner:
         and publish the first version. Return the memory that this is going to take."""
         config, context = self._config, self._context
         seed = derive_seed(context.experiment.seed, "policy", config.policy)
-        device = choose_device(config.device, number(context.name))
+        device = choose_device(config.device, context.gpu)
         with placeholder_weights() if self.found is not None else nullcontext():
             self.policy = context.experiment.policies[config.policy].build_on(device, self.spaces, seed)
         if self.found is not None:

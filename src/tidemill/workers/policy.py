@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from tidemill.api.control_messages import Facts, Notice
-from tidemill.api.edges import Port, number
+from tidemill.api.edges import Port
 from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import check_next_state, misfit
 from tidemill.api.spaces import Spaces, schema_of_space
@@ -132,7 +132,7 @@ class _Served:
         ]
         self._server = ChannelInferenceServer(channels, observation, state, answer)
         self._most_rows = config.most_rows
-        device = choose_device(config.device, number(context.name))
+        device = choose_device(config.device, context.gpu)
         with placeholder_weights():
             self.policy = policy.build_on(device, spaces, context.seed("policy", name))
         self._index = list(experiment.policies).index(name)
