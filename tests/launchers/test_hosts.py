@@ -44,6 +44,7 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers import agents, hosts
 from tidemill.launchers.placement import place
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.nets.choose_device import visible_gpus
 from tidemill.replay.replay import Replay
 from tidemill.run.events import Event, read_events
 from tidemill.store.checkpoint import read_newest
@@ -447,8 +448,9 @@ def test_workers_are_placed_where_the_user_says() -> None:
 
 
 def test_the_command_line_says_where_workers_stand(tmp_path: Path) -> None:
-    words = ["train", "CartPole-v1", "--launch", TWO, "--layout", "given", "--set", "workers.actor.count=1"]
-    words += ["--place", "actor-0=b", "--max-steps", "200000", "--run-dir", str(tmp_path / "run")]
+    launch, count = f"{LAUNCHERS}:OneCore", "workers.actor.count=2"
+    words = ["train", "CartPole-v1", "--launch", launch, "--layout", "given", "--set", count]
+    words += ["--place", "actor=b", "--max-steps", "200000", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "tidemill.cli.main", *words], capture_output=True, text=True, timeout=240
     )
@@ -457,4 +459,13 @@ def test_the_command_line_says_where_workers_stand(tmp_path: Path) -> None:
         (each.get("host/runner/workers"), each.get("host/b/workers"))
         for each in read_metrics(tmp_path / "run")
     ]
-    assert (1, 1) in told, told
+    assert (1, 2) in told, told
+    table = f"host     cores   GPUs   workers\nrunner {cores():7}{visible_gpus():7}   trainer-0\n"
+    table += "b            1      0   actor-0, actor-1"
+    assert done.stdout.count(table) == 1, done.stdout
+    assert done.stderr.count("host b has 1 core for 2 processes (actor-0, actor-1)") == 1, done.stderr
+    words = ["status", str(tmp_path / "run")]
+    told = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli.main", *words], capture_output=True, text=True, timeout=240
+    ).stdout
+    assert "Where its workers stood last" in told and table in told, told

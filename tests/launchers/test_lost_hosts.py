@@ -20,7 +20,9 @@ from tidemill import train
 from tidemill.launchers.stand_in import StandIn
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
+from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
+from tidemill.run.status import read_status
 
 
 @pytest.fixture
@@ -52,6 +54,13 @@ def lost(run: Run) -> tuple[int, int]:
     return samples, sum(begun.values())
 
 
+def homes(run: Run) -> dict[str, str]:
+    """Return where each worker lives, as its status tells."""
+    status = read_status(RunFolder.open(run.path))
+    assert status is not None
+    return {worker.name: worker.host for worker in status.workers}
+
+
 def goes_on(run: Run) -> None:
     lines = lambda: len((run.path / "metrics.jsonl").read_text().splitlines())  # noqa: E731
     before = lines()
@@ -75,12 +84,18 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
     wait_until(lambda: len(events(run, "lives")) >= 2, 120, "its workers live again")
     assert agents(run)["b#1"].parent() == there["c"]  # nobody is busy there
     goes_on(run)
+    wait_until(
+        lambda: homes(run) == {"trainer-0": "runner", "actor-0": "c", "server-0": "c"}, 60, "it is told"
+    )
     there["c"].kill()  # and what it holds goes with it
     wait_until(lambda: len(events(run, "lives")) >= 4, 120, "they live again with the runner")
     wait_until(lambda: agents(run).keys() == {"b#2"}, 120, "what the lost host held has ended")
     goes_on(run)
     assert {event.worker for event in events(run, "died")} == {"actor-0", "server-0"}
+    wait_until(lambda: set(homes(run).values()) == {"runner"}, 60, "it is told")
     ends_cleanly(run)
+    kept = RunFolder.open(run.path).read("placement.json")
+    assert [len(kept[host]["workers"]) for host in ("runner", "b", "c")] == [3, 0, 0]
 
 
 def test_a_trainer_waits_for_an_equal_one_whose_host_is_lost(start: Callable[..., Run]) -> None:

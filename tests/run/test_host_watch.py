@@ -12,6 +12,7 @@ from tidemill.algorithms.ppo import PPO
 from tidemill.api.edges import Edge
 from tidemill.api.launcher import EdgeFigures, HostFigures
 from tidemill.run import host_watch
+from tidemill.run.host_places import HostPlace, crowded, places_of, table_of_places
 from tidemill.run.host_table import table_of_hosts
 from tidemill.run.host_watch import EdgeView, HostView, HostWatch
 from tidemill.run.member import Member
@@ -40,6 +41,42 @@ def test_a_host_that_is_gone_says_why() -> None:
     _, runner, b = shown({"runner": HostView(1, 2, 950.0), "b": lost})
     assert runner.split() == ["runner", "1", "2", "950", "0", "0", "–", "–"]
     assert b.split(maxsplit=1) == ["b", "gone: its agent was killed by signal 9"]
+
+
+def test_workers_of_a_lost_host_stand_where_they_live() -> None:
+    own = HostFigures(("trainer-0",), 2, gpus=1, home="runner")
+    moved, lost = HostFigures(("actor-0",), 4, home="runner"), HostFigures(("actor-1",), 4, lost="it is gone")
+    places = places_of({"runner": own, "b": moved, "c": lost})
+    assert places == {
+        "runner": HostPlace(2, 1, ["trainer-0", "actor-0"]),
+        "b": HostPlace(4, 0, []),
+        "c": HostPlace(4, 0, []),
+    }
+    assert shown({"b": HostView(1, 4, elsewhere="runner")})[1].startswith("b, on runner ")
+
+
+def test_many_workers_and_hosts_are_told_shortly() -> None:
+    actors = [f"actor-{number}" for number in (0, 1, 2, 3, 5, 7, 8)]
+    few = {"runner": HostPlace(2, 0, ["trainer-0"]), "b": HostPlace(16, 8, actors)}
+    assert table_of_places(few).splitlines() == [
+        "host     cores   GPUs   workers",
+        "runner       2      0   trainer-0",
+        "b           16      8   actor-0 … 3, actor-5, actor-7, actor-8",
+    ]
+    lines = table_of_places({f"h{i}": HostPlace(4, 1, ["a-0", "a-1"]) for i in range(25)}).splitlines()
+    assert len(lines) == 21 and lines[-1].split() == ["6", "others", "24", "6", "12", "workers"]
+
+
+def test_hosts_with_too_few_cores_are_named() -> None:
+    processes = [["trainer-0", "actor-0"], ["actor-1"], ["actor-2"], ["judge-0"]]
+    places = {
+        "runner": HostPlace(0, 0, ["judge-0"]),
+        "b": HostPlace(2, 0, ["trainer-0", "actor-0", "actor-1"]),
+    }
+    assert crowded(places, processes) == ""  # a runner's without cores for workers
+    places["b"] = HostPlace(1, 0, ["trainer-0", "actor-0", "actor-1", "actor-2"])
+    told = "host b has 1 core for 3 processes (trainer-0, actor-0 … 2): they share its cores"
+    assert crowded(places, processes).startswith(told)
 
 
 @pytest.mark.parametrize(("width", "height"), [(100, 20), (100, 24), (80, 40)])
@@ -80,6 +117,7 @@ def test_rates_are_those_since_the_last_look(monkeypatch: pytest.MonkeyPatch) ->
         "host/b/round_trip_ms": 25.0,
         "host/b/lag": 3.0,
     }
+    assert watch.places == {"b": HostPlace(4, 0, [])}  # they live nowhere
     now[0] += 2.0
     told["b"] = HostFigures((), 4, 5, 5, 1, at=20.0)  # another agent has its place, and begins at 0
     watch.look(members)

@@ -24,6 +24,8 @@ class Beginning:
 
     hear: function that waits for what workers report, and takes it
     look_for_signal: function that looks whether a signal has come
+    look_at_hosts: function that is called once workers were launched, before any is
+        configured
     look_at_plan: function that is called once the run's memory is planned, before any of
         it is taken
     """
@@ -39,16 +41,19 @@ class Beginning:
         supervisor: Supervisor,
         hear: Callable[[], None],
         look_for_signal: Callable[[], None],
+        look_at_hosts: Callable[[], None],
         look_at_plan: Callable[[], None],
     ) -> None:
         self._job, self._launcher, self._state, self._stalls = job, launcher, state, stalls
         self._conditions, self._cuts, self._supervisor = conditions, cuts, supervisor
-        self._hear, self._look_for_signal, self._look_at_plan = hear, look_for_signal, look_at_plan
+        self._hear, self._look_for_signal = hear, look_for_signal
+        self._look_at_hosts, self._look_at_plan = look_at_hosts, look_at_plan
 
     def begin(self) -> bool:
         """Begin the run. False where it is to end before every worker runs. Raises
         `RunError` where that cannot be, or takes too long."""
         self._launch()
+        self._look_at_hosts()
         return self._configure() and self._start()
 
     def _launch(self) -> None:

@@ -25,6 +25,7 @@ from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
 from tidemill.run.deaths import Deaths
 from tidemill.run.ending import Ending
+from tidemill.run.host_places import HostPlace, crowded
 from tidemill.run.host_watch import HostView, HostWatch
 from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
 from tidemill.run.losses import Losses
@@ -110,6 +111,7 @@ class Controller:
             self._supervisor,
             self._hear,
             self._look_for_signal,
+            self._look_at_hosts,
             lambda: watch(self),
         )
         self._ending = Ending(experiment, launcher, state, self._cuts, self.stalls, self._conditions)
@@ -144,6 +146,11 @@ class Controller:
     def hosts(self) -> Mapping[str, HostView]:
         """The hosts of the run by name, where there are several."""
         return self._hosts.hosts
+
+    @property
+    def places(self) -> Mapping[str, HostPlace]:
+        """What each of these hosts has, and which workers live there."""
+        return self._hosts.places
 
     # ---- from the start to the end -----------------------------------------------------
 
@@ -236,6 +243,15 @@ class Controller:
                 self._hosts.look(self.state.members)
             self._recorder.record_when_due()
             self._watch(self)
+
+    def _look_at_hosts(self) -> None:
+        """Have the user see on which hosts workers stand, before they begin."""
+        self._hosts.look(self.state.members)
+        if not self.places:
+            return
+        if text := crowded(self.places, self.job.experiment.processes()):
+            self.state.report.notify(text)
+        self._watch(self)
 
     def _hear_and_look(self) -> None:
         self._hear()

@@ -5,6 +5,7 @@ source.json      the experiment's own file
 versions.json    of Python, packages, machine, git
 launcher.json    what launched it last
 layout.json      how it was laid out, and why
+placement.json   on several hosts: which worker stands on which
 memory.json      what it takes, as planned when it began
 metrics.jsonl    of updates (and TensorBoard events)
 logs/            what workers printed, tracebacks
@@ -48,6 +49,7 @@ CONFIG = "config.json"
 EPISODES = "episodes.json"
 LAUNCHER = "launcher.json"
 MEMORY = "memory.json"
+PLACES = "placement.json"
 SOURCE = "source.json"
 SUMMARY, VERSIONS = "summary.json", "versions.json"
 

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.run.host_places import MOST
 from tidemill.run.host_watch import AWAITED, HostView
 from tidemill.run.snapshot import short
 
-MOST = 20
-"""Hosts that are shown one by one; the others fold into a line."""
 _COLUMNS = ("host", "workers", "cores", "steps/s", "MB/s in", "out", "round trip", "lag")
 _EDGE = "busiest edge"
 
@@ -47,7 +46,11 @@ def _line(name: str, host: HostView) -> list[Text]:
         "–" if host.round_trip_ms is None else f"{short(host.round_trip_ms)} ms",
         "–" if host.lag is None else str(host.lag),
     ]
-    return [Text(name), *map(Text, values), *_edge(host)]
+    return [
+        Text(f"{name}, on {host.elsewhere}" if host.elsewhere else name),
+        *map(Text, values),
+        *_edge(host),
+    ]
 
 
 def _edge(host: HostView) -> list[Text]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tidemill.api.edges import Edge
 from tidemill.api.launcher import HostFigures
 from tidemill.core.clock import awake
+from tidemill.run.host_places import HostPlace, places_of
 from tidemill.run.member import Member
 from tidemill.workers.actor_config import ActorConfig
 
@@ -51,6 +52,7 @@ class HostView:
         furthest; None of the runner's host
     lost: why it is not there; "" as long as it is
     edges: what goes from there to other hosts
+    elsewhere: the host where its workers live, "" where that is this one
     """
 
     workers: int
@@ -63,6 +65,7 @@ class HostView:
     lag: int | None = None
     lost: str = ""
     edges: tuple[EdgeView, ...] = ()
+    elsewhere: str = ""
 
 
 class _Rates(NamedTuple):
@@ -81,11 +84,13 @@ class HostWatch:
     each_host: function that returns what is known of them (see `Launcher.each_host`)
     hosts: each as it was when it was last looked at, the runner's first; empty where a
         run has this machine alone
+    places: what each has, and who lived there then
     """
 
     def __init__(self, each_host: Callable[[], Mapping[str, HostFigures]]) -> None:
         self._each_host = each_host
         self.hosts: dict[str, HostView] = {}
+        self.places: dict[str, HostPlace] = {}
         self._told: dict[str, HostFigures] = {}
         self._rates: dict[str, _Rates] = {}
         self._at = float("-inf")
@@ -100,8 +105,9 @@ class HostWatch:
             if name not in self._rates or figures.at != before.at:  # else it has told nothing since
                 self._rates[name], self._told[name] = _rates(figures, before), figures
         self.hosts = {
-            name: _view(figures, self._rates[name], told, members) for name, figures in told.items()
+            name: _view(name, figures, self._rates[name], told, members) for name, figures in told.items()
         }
+        self.places = places_of(told)
 
     def metrics(self) -> dict[str, float]:
         """Return what is recorded of them, by metric name."""
@@ -144,7 +150,11 @@ def _rates(now: HostFigures, before: HostFigures) -> _Rates:
 
 
 def _view(
-    figures: HostFigures, rates: _Rates, hosts: Mapping[str, HostFigures], members: Mapping[str, Member]
+    name: str,
+    figures: HostFigures,
+    rates: _Rates,
+    hosts: Mapping[str, HostFigures],
+    members: Mapping[str, Member],
 ) -> HostView:
     def waits(workers: Iterable[str]) -> float:
         """Return for which share of its time one of these waits, of whom that is most."""
@@ -171,4 +181,5 @@ def _view(
         lag=figures.lag,
         lost=figures.lost,
         edges=tuple(edges.values()),
+        elsewhere=figures.home if figures.home != name else "",
     )

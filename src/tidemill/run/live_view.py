@@ -22,7 +22,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.core.forgiving_output import printable
-from tidemill.run.host_table import MOST, table_of_hosts
+from tidemill.run.host_places import MOST
+from tidemill.run.host_table import table_of_hosts
 from tidemill.run.snapshot import EvaluationView, Snapshot, WorkerView, short
 
 SHARES = {

@@ -2,7 +2,7 @@
 do on the way, and summed up at its end."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from time import time
@@ -27,7 +27,8 @@ from tidemill.run.control_socket import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.cuts import go_back_to_cut
 from tidemill.run.events import Event, EventLog
-from tidemill.run.folder import EPISODES, MEMORY, SUMMARY, RunFolder, as_typed, command
+from tidemill.run.folder import EPISODES, MEMORY, PLACES, SUMMARY, RunFolder, as_typed, command
+from tidemill.run.host_places import HostPlace, table_of_places
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live_view import make_view
 from tidemill.run.progress import Progress
@@ -63,6 +64,7 @@ class RunLifecycle:
         self._view = None if quiet else make_view(self._console)
         self._noticed = 0  # how many notices were shown
         self._planned = False  # the memory plan was written
+        self._places: Mapping[str, HostPlace] = {}  # as they were written
         self._elsewhere = ""  # what to do with the last checkpoint that its own folder did not take
         self._events = EventLog(folder.path)
         # lost: nothing is there that is worth keeping, but for what is called kept
@@ -79,8 +81,9 @@ class RunLifecycle:
         with ExitStack() as stack:
             stack.callback(lambda: folder.discard(self._discard_except) if self._lost else folder.unlock())
             try:
-                if (folder.path / SUMMARY).exists():
-                    (folder.path / SUMMARY).unlink()
+                for name in (SUMMARY, PLACES):  # of the life before
+                    if (folder.path / name).exists():
+                        (folder.path / name).unlink()
             except OSError as broken:  # its disk has just become read-only
                 raise RunError(_unwritable(broken, folder.path)) from None
             metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
@@ -195,6 +198,8 @@ class RunLifecycle:
             self._planned = True
             with suppress(OSError):  # a full disk does not stop training
                 self._folder.write(MEMORY, controller.state.plan)
+        if controller.places != self._places:
+            self._keep_places(controller.places)
         self._keep_episodes(controller.state.progress)
         self._obey(controller)
         self._keep_events(controller)
@@ -208,6 +213,14 @@ class RunLifecycle:
         """Tell what the controller cannot, which hangs. Called in another thread."""
         self._events.write([Event(time(), "told", cause=text)])
         print(f"note: {printable(text)}", file=sys.stderr)
+
+    def _keep_places(self, places: Mapping[str, HostPlace]) -> None:
+        """Write down where workers stand, and show it the first time."""
+        if not self._places and self._view is not None:
+            self._console.print(Text(printable(table_of_places(places))), soft_wrap=True)
+        self._places = places
+        with suppress(OSError):  # a full disk does not stop training
+            self._folder.write(PLACES, msgspec.to_builtins(places))
 
     def _keep_episodes(self, progress: Progress) -> None:
         if progress.unsaved:

@@ -1,6 +1,7 @@
 """What `tidemill status RUN` tells: of a run that is going on as it is now, by its
 socket; of one that is over how it ended; and of either what happened last."""
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -11,10 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill.core.errors import RunError
+from tidemill.core.forgiving_output import printable
 from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
-from tidemill.run.folder import SUMMARY, RunFolder, as_typed, command
+from tidemill.run.folder import PLACES, SUMMARY, RunFolder, as_typed, command
+from tidemill.run.host_places import HostPlace, table_of_places
 from tidemill.run.host_table import table_of_hosts
 from tidemill.run.host_watch import HostView
 from tidemill.run.member import LONGEST_CAUSE
@@ -26,13 +29,15 @@ EVENTS = 10  # that are shown, the last ones
 
 class WorkerStatus(msgspec.Struct, frozen=True):
     """A worker of a run that is going on: its state, the number of its life, from 1, what
-    it does, in words, and where its time goes."""
+    it does, in words, where its time goes and, of several, the host that it lives on, ""
+    for none."""
 
     name: str
     state: str
     life: int
     does: str
     shares: dict[str, float]
+    host: str = ""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -60,6 +65,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 def status_of(controller: Controller) -> RunStatus:
     """Return the run as it is now."""
     now, awaited = snapshot(controller), whom_each_awaits(controller.job.experiment)
+    homes = {worker: host for host, place in controller.places.items() for worker in place.workers}
     workers = [
         WorkerStatus(
             name,
@@ -67,6 +73,7 @@ def status_of(controller: Controller) -> RunStatus:
             member.life + 1,
             "" if member.buried else doing(member, awaited[name], controller.launcher.condition(name)),
             member.shares,
+            homes.get(name, ""),
         )
         for name, member in controller.state.members.items()
     ]
@@ -132,14 +139,16 @@ def _now(status: RunStatus) -> list[RenderableType]:
         facts["lost"] = (
             f"{status.lost_samples:,} samples on their way, {status.lost_steps:,} env steps of others"
         )
-    table = Table("worker", "life", "state", "does", "time", box=SIMPLE_HEAD)
+    on_hosts = ("host",) if status.hosts else ()
+    table = Table("worker", *on_hosts, "life", "state", "does", "time", box=SIMPLE_HEAD)
     for worker in status.workers:
         shares = ", ".join(
             f"{name} {share:.0%}"
             for name, share in sorted(worker.shares.items(), key=lambda item: -item[1])
             if share >= 0.005
         )
-        table.add_row(worker.name, str(worker.life), worker.state, worker.does, shares)
+        host = (worker.host or "–",) if status.hosts else ()
+        table.add_row(worker.name, *host, str(worker.life), worker.state, worker.does, shares)
     hosts: list[RenderableType] = [Text(), table_of_hosts(status.hosts)] if status.hosts else []
     return [_facts(facts), *hosts, table]
 
@@ -157,7 +166,15 @@ def _over(folder: RunFolder) -> list[RenderableType]:
     except RunError:
         cure = f"go on from its last checkpoint by: {command()} resume {as_typed(folder.path)}"
         return [Text(f"no run is going on there, and none has ended: it was killed; {cure}")]
-    return [_facts({str(name).replace("_", " "): str(value) for name, value in summary.items()})]
+    facts = _facts({str(name).replace("_", " "): str(value) for name, value in summary.items()})
+    with suppress(RunError, ValueError, msgspec.ValidationError):  # none of a run on this machine alone
+        places = msgspec.convert(folder.read(PLACES), dict[str, HostPlace])
+        return [
+            facts,
+            Text("\nWhere its workers stood last", "bold"),
+            Text(printable(table_of_places(places))),
+        ]
+    return [facts]
 
 
 def _facts(facts: dict[str, str]) -> Text:
