@@ -173,6 +173,14 @@ PARTS: dict[str, dict[str, Part]] = {
         "folder": Part(
             "a host that does not see the folder, and must", faults.host_lacks("BlindHost"), ENDS, times=1
         ),
+        "gpus": Part(
+            "fewer GPUs than are asked for", faults.host_lacks("OneGpu", "--set=workers.trainer.device=cuda",
+            "--layout=given"), ENDS, times=1,
+        ),
+        "cores": Part(
+            "fewer cores than processes: told, and goes on", faults.few_cores, ENDS, never={"deaths": 0.0},
+            times=1,
+        ),
     },
     "soaks": {
         "soak-rows": Part(

@@ -212,16 +212,19 @@ LACKS = {
     "OtherVersion": r"host h1 has other versions.*numpy 1\.0, here.*install the same there",
     "BlindHost": r"host h1 cannot start its workers.*is not seen there, and trainer-1 must read checkpoints.*"
     r"put it where all hosts see it",
+    "OneGpu": r"more GPUs are asked for than there are: trainer-0 .* needs one of its own, and host runner "
+    r"has none; host h1 has 1, which trainer-1 took; host h2 has none; take hosts that have more",
 }
 
 
-def host_lacks(launcher: str) -> Measure:
-    """Return what has a host that cannot do its share: one error names it."""
+def host_lacks(launcher: str, *words: str) -> Measure:
+    """Return what has a host that cannot do its share: one error names it. `words`: more
+    of the command."""
 
     def measure(draw: Random, short: bool) -> Iterator[Figures]:
         at = time.monotonic()
-        with running(2, OF_FAULTS + "equal", "--place=trainer-1=h1", "--place=actor-1=h1",
-                     launcher=launcher) as (_, run):  # fmt: skip
+        with running(2, OF_FAULTS + "equal", "--place=trainer-1=h1", "--place=actor-1=h1", *words,
+                     launcher=launcher, CUDA_VISIBLE_DEVICES="") as (_, run):  # fmt: skip
             status = run.ended(120.0)
             told = time.monotonic() - at
             left = run.gone(time.monotonic())
@@ -233,3 +236,16 @@ def host_lacks(launcher: str) -> Measure:
             yield {"refused": told, "nothing left": left}
 
     return measure
+
+
+def few_cores(draw: Random, short: bool) -> Iterator[Figures]:
+    """A host of one core has two actors: it is told before they begin, and all goes
+    on."""
+    with running(2, OF_FAULTS + "apart", "--place=actor=h1", "--place=server=h2",
+                 launcher="OneCore") as (_, run):  # fmt: skip
+        run.wait_for_updates()
+        goes_on(run)
+        told = run.events("told", r"host h1 has 1 core for 2 processes \(actor-0, actor-1\)")
+        if [event.time < run.events("began")[0].time for event in told] != [True]:
+            raise BrokenPromise(f"it was told {len(told)} times, or late: {run.output[-400:]}")
+        yield {"deaths": len(run.events("died")), "nothing left": run.interrupt()}

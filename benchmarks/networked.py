@@ -93,6 +93,35 @@ class BlindHost(Networked):
         return CommandEngine({**hosts, "h1": replace(hosts["h1"], command=words)}, own)
 
 
+class OneGpu(Networked):
+    """The same, where h1 has a GPU, by what its driver tells."""
+
+    def bring(self, hosts: dict[str, CommandHost], own: str) -> HostEngine:
+        """See `Networked`."""
+        has = 'mount -t tmpfs tmpfs /proc/driver && mkdir -p /proc/driver/nvidia/gpus/0 && exec "$@"'
+        words = (
+            *hosts["h1"].command,
+            "env",
+            "-u",
+            "CUDA_VISIBLE_DEVICES",
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            has,
+            "sh",
+        )
+        return CommandEngine({**hosts, "h1": replace(hosts["h1"], command=words)}, own)
+
+
+class OneCore(Networked):
+    """The same, where one core of h1 is the run's."""
+
+    def bring(self, hosts: dict[str, CommandHost], own: str) -> HostEngine:
+        """See `Networked`."""
+        return CommandEngine({**hosts, "h1": replace(hosts["h1"], cores=1)}, own)
+
+
 class _Returning(HostEngine):
     """An engine that starts another agent on a host whose own has ended, some seconds
     later."""
