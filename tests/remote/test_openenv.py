@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import websockets
+import websockets.sync.server
 from tests.envs.driver import Driver
 from tests.remote.served import port_of_ones_own
 
@@ -24,8 +25,10 @@ from tidemill.core.errors import (
     ReplyLost,
     SessionLost,
 )
+from tidemill.core.step_deadlines import StepTimes
 from tidemill.envs.lanes import Gymnasium
-from tidemill.remote.openenv import OpenEnv
+from tidemill.remote import openenv
+from tidemill.remote.openenv import OpenEnv, OpenEnvSession
 
 
 class CartPole:
@@ -276,3 +279,40 @@ def test_what_cannot_be_is_refused(port):
     for url in ("localhost:8000", "http://[::1", "http://a..b"):
         with pytest.raises(ConfigError, match="no address"):
             OpenEnv(url=url, translate="x:y")
+
+
+def test_what_answers_in_place_of_a_server_is_one_that_is_away(monkeypatch):
+    """Where none has answered there before it is a wrong address."""
+    monkeypatch.setattr("tidemill.remote.openenv._answered", set())
+
+    async def begin(config):
+        session = OpenEnvSession(config, CartPole(), StepTimes(120.0))
+        try:
+            await session.reset()
+        finally:
+            await session.close()
+
+    def other(socket):
+        for _ in socket:
+            socket.send('{"hello": "there"}')
+
+    with port_of_ones_own() as port:
+        served = serving(port=port)
+        config, _ = served.__enter__()
+        asyncio.run(begin(config))
+        served.__exit__(None, None, None)
+        with websockets.sync.server.serve(other, "127.0.0.1", port) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            try:
+                with pytest.raises(
+                    RemoteUnavailable, match=r"not of OpenEnv's protocol.*else answers in the"
+                ):
+                    asyncio.run(begin(config))
+                openenv._answered.clear()
+                with pytest.raises(RemoteFault, match="not of OpenEnv's protocol") as raised:
+                    asyncio.run(begin(config))
+                assert type(raised.value) is RemoteFault
+            finally:
+                server.shutdown()
+                thread.join()

@@ -9,7 +9,6 @@ import threading
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from time import sleep
 
 import gymnasium
 import numpy as np
@@ -21,14 +20,17 @@ from tests.run.test_supervisor import process_of
 from tests.run.watching import wait_until
 
 import tidemill
-from tidemill.core.errors import EnvironmentAway, EnvironmentFault, RunError
+from tidemill.core.clock import awake
+from tidemill.core.errors import ConfigError, EnvironmentAway, EnvironmentFault, RunError
 from tidemill.envs import lane_restarts
 from tidemill.envs.lane_restarts import LaneRestarts, Remaking
 from tidemill.remote.call_limits import Breaker
 from tidemill.remote.rest_config import Rest
+from tidemill.run import ending
 from tidemill.run.events import read_events
+from tidemill.store.checkpoint import read_newest
 from tidemill.training.train import resume
-from tidemill.workers.actor_environments import make_until_there
+from tidemill.workers.actor_environments import EnvironmentsAgain
 
 PATIENCE = 120.0  # seconds
 
@@ -176,6 +178,103 @@ def test_to_wait_for_what_is_away_is_no_stall_and_a_chain_names_it(tries, monkey
     assert "nothing answers there" in chain
 
 
+@contextmanager
+def deaf(server):
+    """Who listens there meanwhile accepts, and never answers."""
+    with away(server), socket.create_server(("127.0.0.1", int(server.url.rpartition(":")[2]))):
+        yield
+
+
+def test_a_try_that_hangs_is_no_stall(monkeypatch, tmp_path):
+    """How long a stall may last is cut short only while the server is away."""
+    looked = []
+    with serving(Walk) as server:
+        played = client(server, retries=0.0, deadline_s=3.0)
+        made = experiment("server", played, 60, lane_restarts=1000)
+
+        def on_update(record, control):
+            stalls, actor = control._controller.stalls, control._controller.state.members["actor-0"]
+            if absence.thread is None:
+                look, gone = stalls.look, [0]
+
+                def noted():
+                    if actor.pauses:
+                        gone[0] = gone[0] or awake()
+                        stalls.watch._most = 1.0
+                        looked.append(awake() - gone[0])
+                    look()
+
+                monkeypatch.setattr(stalls, "look", noted)
+            elif not absence.thread.is_alive():
+                stalls.watch._most = 600.0
+            absence(record, control)
+
+        absence = Absence(partial(deaf, server), lambda: looked and looked[-1] > 2.0)
+        result = tidemill.train(
+            made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=on_update
+        )
+        absence.thread.join(PATIENCE)
+    assert result.summary["status"] == "completed"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_a_trainer_that_hangs_while_a_server_is_away_is_a_stall(monkeypatch, tmp_path):
+    monkeypatch.setattr(ending, "CLOSE_DEADLINE", 0.5)
+    path, ended = tmp_path / "run", threading.Event()
+
+    def on_update(record, control):
+        state, stalls = control._controller.state, control._controller.stalls
+
+        def stopped():
+            if not (actor := state.members["actor-0"]).pauses or not actor.away:
+                return False
+            process_of(path, "trainer-0").suspend()
+            stalls.watch._most = 0.5
+            return True
+
+        if absence.thread is None:
+            absence._over, absence._then = stopped, lambda: ended.wait(PATIENCE)
+            absence(record, control)
+
+    with serving(Walk) as server:
+        absence = Absence(partial(away, server), None)
+        made = experiment("server", client(server, retries=0.0), 10**9)
+        try:
+            with pytest.raises(RunError, match=r"(?s)nothing has progressed for.*trainer-0 is stopped"):
+                tidemill.train(
+                    made, launch="processes", layout="given", run_dir=path, quiet=True, on_update=on_update
+                )
+        finally:
+            ended.set()
+            absence.thread.join(PATIENCE)
+
+
+@contextmanager
+def instead_of(server, reply):
+    """Something else answers there meanwhile."""
+    stop = threading.Event()
+
+    def serve():
+        while not stop.is_set():
+            with suppress(OSError), listener.accept()[0] as connection:
+                connection.settimeout(1.0)
+                connection.recv(1 << 16)
+                connection.sendall(reply)
+
+    with away(server), socket.create_server(("127.0.0.1", int(server.url.rpartition(":")[2]))) as listener:
+        listener.settimeout(0.05)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+RUBBISH = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nhere"
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 def test_an_actor_that_dies_while_its_server_is_away_lives_again_once_that_is_back(tmp_path):
     path, killed = tmp_path / "run", []
@@ -207,48 +306,98 @@ def test_an_actor_that_dies_while_its_server_is_away_lives_again_once_that_is_ba
     assert any("it is tried again in" in text and "(restart 1 of at most 5" in text for text in told(path))
 
 
-def test_what_stays_away_from_a_next_life_of_an_actor_uses_up_its_budget():
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_what_stays_away_from_a_next_life_of_an_actor_uses_up_its_budget(in_thread):
     with port_of_ones_own() as port:
-        config, pauses = Rest(url=f"http://127.0.0.1:{port}"), []
+        build = partial(Rest(url=f"http://127.0.0.1:{port}").build, 1, 0)
+        again = EnvironmentsAgain(
+            lambda first: (first or build()).close(),
+            build if in_thread else None,
+            LaneRestarts(3, 600.0, lambda text: None),
+            lambda: None,
+        )
         with pytest.raises(
             EnvironmentFault, match=r"(?s)nothing answers there.* 3 times within 600 s already"
         ):
-            make_until_there(
-                lambda: config.build(1, 0).close(),
-                LaneRestarts(3, 600.0, lambda text: None),
-                lambda remaking: sleep(pauses.append(remaking.fault.pause) or remaking.fault.pause),
-            )
-        assert len(pauses) >= 3 and all(pauses)
+            wait_until(again.made, PATIENCE, "the budget is used up")
+        assert again.tries >= 3 and again.pauses and "nothing answers there" in again.away
 
 
-@contextmanager
-def instead_of(server, reply):
-    """Something else answers there meanwhile."""
-    stop = threading.Event()
+def test_what_answers_in_place_of_a_server_that_a_life_before_had_is_away():
+    with serving(Walk) as server:
+        build = partial(client(server).build, 1, 0)
+        again = EnvironmentsAgain(
+            lambda first: first.close(), build, LaneRestarts(9, 600.0, lambda text: None), lambda: None
+        )
+        with instead_of(server, RUBBISH):
+            with pytest.raises(ConfigError, match="is no environment server"):  # which no life had
+                build()
+            wait_until(lambda: again.made() or again.tries, PATIENCE, "it is tried")
+            assert "is no environment server" in again.away
+        wait_until(again.made, PATIENCE, "it is back")
 
-    def serve():
-        while not stop.is_set():
-            with suppress(OSError), listener.accept()[0] as connection:
-                connection.settimeout(1.0)
-                connection.recv(1 << 16)
-                connection.sendall(reply)
 
-    with away(server), socket.create_server(("127.0.0.1", int(server.url.rpartition(":")[2]))) as listener:
-        listener.settimeout(0.05)
-        thread = threading.Thread(target=serve)
-        thread.start()
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_next_life(tmp_path):
+    path, killed = tmp_path / "run", []
+
+    def on_update(record, control):
+        actor = control._controller.state.members["actor-0"]
+
+        def tried_again():
+            if not killed:
+                killed.append(process_of(path, "actor-0+trainer-0"))
+                killed[0].kill()
+            return actor.life == 1 and actor.pauses and actor.away != ""
+
+        if absence.thread is None:
+            absence._over = tried_again
+            absence._then = lambda: (os.kill(os.getpid(), signal.SIGTERM), ended.wait(PATIENCE))
+            absence(record, control)
+
+    ended = threading.Event()
+    with serving(Walk) as server:
+        absence = Absence(partial(away, server), None)
+        made = experiment("server", client(server, retries=0.0), 10**9).replace(together=("actor", "trainer"))
         try:
-            yield
+            result = tidemill.train(
+                made, launch="processes", layout="given", run_dir=path, quiet=True, on_update=on_update
+            )
         finally:
-            stop.set()
-            thread.join()
+            ended.set()
+            absence.thread.join(PATIENCE)
+    assert (result.summary["status"], result.summary["reason"]) == ("interrupted", "SIGTERM")
+    assert not any("force" in text for text in told(path))
+    assert read_newest(path / "checkpoints" / "policy").facts["updates"] == result.summary["updates"]
+
+
+def test_a_resumed_run_waits_for_the_server_that_it_had_before(tmp_path):
+    path = tmp_path / "run"
+    with serving(Walk) as server:
+        played = client(server, retries=0.0)
+        tidemill.train(experiment("server", played, 20), launch="inline", run_dir=path, quiet=True)
+        gone = away(server)
+        gone.__enter__()
+
+        def tried(text):
+            return "nothing answers there" in text and "it is tried again" in text
+
+        def come_back():
+            wait_until(lambda: any(map(tried, told(path))), PATIENCE, "it is tried again")
+            gone.__exit__(None, None, None)
+
+        thread = threading.Thread(target=come_back)
+        thread.start()
+        result = resume(path, launch="inline", limits={"steps": 60}, quiet=True)
+        thread.join(PATIENCE)
+    assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 60
 
 
 @pytest.mark.parametrize(
     ("kind", "ring", "reply"),
     [
         ("loop", 1, b"HTTP/1.1 401 No\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nwho?"),
-        ("threads", 2, b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nhere"),
+        ("threads", 2, RUBBISH),
     ],
 )
 def test_a_server_in_whose_place_something_else_answers_is_away(kind, ring, reply, tries, tmp_path):

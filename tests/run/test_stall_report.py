@@ -15,7 +15,7 @@ from tidemill.core.user_code_loading import load_file
 from tidemill.run import stall_report, stall_watch
 from tidemill.run.member import Member
 from tidemill.run.run_control import RunControl
-from tidemill.run.stall_report import BESIDES, SILENT, explain_stall, stall_limit
+from tidemill.run.stall_report import BESIDES, SILENT, explain_stall, stall_limit, waits_for_pause
 from tidemill.run.worker_messages import WorkerMessages
 from tidemill.store.checkpoint import checkpoints
 from tidemill.training.train import train
@@ -105,6 +105,33 @@ def test_equal_trainers_that_wait_for_one_actor_are_one_chain(now: float) -> Non
         "trainer-0 waits for a sum's part ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
         "stuck in its environment"
     )
+
+
+def test_a_pause_excuses_no_stall_of_who_does_not_wait_for_it(now: float) -> None:
+    experiment = experiments.equal()
+    link = LocalLink.pair(LocalBell(), LocalBell())[0]
+    members = {
+        name: Member(config, link, State.RUNNING, {"wait": 1.0}, heard=now)
+        for name, config in experiment.members()
+    }
+    actor, other = members["actor-0"], members["trainer-1"]
+
+    def excused() -> bool:
+        return waits_for_pause(experiment, members)
+
+    assert not excused()
+    actor.away, actor.pauses = "nothing answers there", True
+    assert excused()  # trainer-1 waits for the sum of trainer-0, and that for samples
+    other.heard = now - 28  # it hangs
+    assert not excused()
+    other.heard, other.shares = now, {"train": 0.9, "wait": 0.1}
+    assert not excused()
+    other.shares = {"wait": 1.0}
+    actor.heard = now - 28  # nobody knows whether it still pauses
+    assert not excused()
+    actor.heard = now
+    other.bury("it was killed")  # the supervisor has deadlines for its next life
+    assert excused()
 
 
 def test_the_pause_of_one_that_has_died_excuses_no_stall() -> None:

@@ -3,6 +3,7 @@ the value, the cause and the cure.
 
 TidemillError
 ├── ConfigError        a setting that is unknown, of a wrong type or impossible
+│   └── WrongServer    an address where somebody else answers than is asked for
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
 │   ├── EnvironmentHangs       a lane that has not come back, and was left with its thread
@@ -51,6 +52,11 @@ class TidemillError(Exception):
 
 class ConfigError(TidemillError):
     """A setting is unknown, of a wrong type, or impossible together with another."""
+
+
+class WrongServer(ConfigError):
+    """Somebody else answers at an address than is asked for: that is wrong, or, where the
+    right one has answered there before, away."""
 
 
 class SchemaError(TidemillError):

@@ -101,14 +101,14 @@ class LaneRestarts:
         self._away_until = -inf
         # who lost what they connect to, and wait for it since then
         self._waiting = set[tuple[str, int | None]]()
-        self._pause_until = -inf
+        self._try_at = -inf  # second of `awake` at which the newest try begins
         self.count = self.tries = 0
         self.away = ""
 
-    @property
-    def pauses(self) -> bool:
-        """True while a pause is made before what is away is tried again."""
-        return awake() < self._pause_until
+    def pauses(self, seconds: float) -> bool:
+        """Return whether a pause is made before what is away is tried again, or that try
+        lasts, for which there are so many `seconds`."""
+        return awake() < self._try_at + seconds
 
     def __call__(self, fault: Exception, where: str = "") -> int:
         """Permit one restart for `fault`, and return its number; `where`: in which target
@@ -136,8 +136,8 @@ class LaneRestarts:
             self._away_until = now + max(FIRST_PAUSE, pause) if away else self._away_until
         self._waiting.add(who)
         self.away = text.partition("\n")[0] if away else ""
-        if pause:
-            self.tries, self._pause_until = self.tries + 1, max(self._pause_until, now + pause)
+        self._try_at = max(self._try_at, now + pause)
+        self.tries += pause > 0
         self.count += 1
         if (cause := cause_of(text)) in self._first:
             self._again[cause] += 1

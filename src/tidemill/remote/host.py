@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tidemill.api.spaces import Spaces
-from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteUnavailable
+from tidemill.core.errors import ConfigError, ProtocolFault, RemoteFault, RemoteUnavailable, WrongServer
 from tidemill.remote.call_limits import Breaker, Budget, CallTimes
 from tidemill.remote.calls import CallTerms, HttpAnswer, NoAnswer, Plan, Send, TimeLimit, call, problem_of
 from tidemill.remote.connections import Address, Connection
@@ -49,15 +49,15 @@ class ServerKnowledge:
     proven: whether a step was answered as the protocol asks
     unreported: sessions that ended, of which it could not be told
     asking: held while somebody asks what it is, which may take long
-    refusal: when that failed last, how, and its cause: not the error, whose traceback
-        holds who asked
+    refusal: when that failed last, how, by which kind of error, and its cause: not the
+        error, whose traceback holds who asked
     """
 
     answered: bool = False
     proven: bool = False
     unreported: list[str] = field(default_factory=list)
     asking: threading.Lock = field(default_factory=threading.Lock)
-    refusal: tuple[float, str, BaseException | None] | None = None
+    refusal: tuple[float, str, type[ConfigError], BaseException | None] | None = None
 
 
 class Host:
@@ -194,7 +194,8 @@ class Host:
 
     def _ask(self) -> Description:
         """Return the server's description. Raises `ConfigError` that says what the URL is
-        instead, and where it is away comes from a `ConnectionError` or `TimeoutError`."""
+        instead (`WrongServer` where somebody else answers there), and where it is away
+        comes from a `ConnectionError` or `TimeoutError`."""
         given = self.settings.deadline_s
         seconds = given if given is not None and given < math.inf else ANSWER_SECONDS
         connection, until = self.connection(), monotonic() + min(START_SECONDS, seconds)
@@ -259,13 +260,13 @@ def _is_foreign(reply: HttpAnswer) -> bool:
 
 def _read_description(url: str, reply: HttpAnswer) -> Description:
     if reply.status in (401, 403):
-        raise ConfigError(
+        raise (WrongServer if _is_foreign(reply) else ConfigError)(
             f'url = "{url}": the server wants another token ({reply.status}); set token, or TIDEMILL_TOKEN, '
             "to what it was started with"
         )
     plain = _of_the_protocol(reply)
     if plain is None:
-        raise ConfigError(
+        raise WrongServer(
             f'url = "{url}": what answers is no environment server (status {reply.status} at '
             f"{PREFIX}/environment); name the server's address without any path of its calls, or see "
             "docs/rest.md for what it has to answer"
@@ -310,14 +311,15 @@ def host_of(settings: Settings) -> Host:
     known, began = _known_of(settings), monotonic()
     with known.asking:
         if known.refusal is not None and known.refusal[0] > began:
-            raise ConfigError(known.refusal[1]) from known.refusal[2]
+            _, text, kind, cause = known.refusal
+            raise kind(text) from cause
         with _hosts_lock:
             host = _hosts.get(settings)
         if host is None:
             try:
                 host = Host(settings)
             except ConfigError as error:
-                known.refusal = monotonic(), str(error), error.__cause__
+                known.refusal = monotonic(), str(error), type(error), error.__cause__
                 raise
             with _hosts_lock:
                 _hosts[settings] = host

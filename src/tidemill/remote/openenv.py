@@ -42,6 +42,7 @@ from tidemill.remote.rest_config import check_url, connection, token_of
 CLOSE_SECONDS = 1.0
 SCHEMES = ("http", "https", "ws", "wss")
 LARGEST = 256 << 20  # bytes of an answer, also of what a compressed one says
+_answered = set[str]()  # addresses where a server of the protocol has answered in this process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +191,11 @@ class OpenEnvSession:
         session: what comes later answers nobody."""
         import websockets
 
-        where, sent, whole = f"{self._config.url}: {what}", False, False
+        where, sent, whole, opens = f"{self._config.url}: {what}", False, False, self._socket is None
         seconds = self._times.deadline(resetting=what == "reset")
         try:
             async with asyncio.timeout(seconds):
-                if self._socket is None:
+                if opens:
                     self._socket = await self._open()
                 sent = True
                 await self._socket.send(msgspec.json.encode({"type": what, "data": data}).decode())
@@ -204,7 +205,9 @@ class OpenEnvSession:
                 or not isinstance(answer := reply.get("data"), dict)
                 or reply.get("type") not in ("observation", "error")
             ):
-                raise RemoteFault(f"{where}: what was answered is not of OpenEnv's protocol: {brief(reply)}")
+                raise self._foreign(
+                    f"{where}: what was answered is not of OpenEnv's protocol: {brief(reply)}", opens
+                )
             if reply["type"] == "error":
                 raise RemoteFault(
                     f"{where}: answered {answer.get('code', 'an error')}: {answer.get('message', '')}; see "
@@ -213,6 +216,7 @@ class OpenEnvSession:
             if not isinstance(answer.get("observation"), dict):
                 raise RemoteFault(f"{where}: what was answered has no observation: {brief(answer)}")
             whole = self._answered = True
+            _answered.add(self._url)
             return answer
         except TimeoutError as error:
             if not sent:
@@ -224,7 +228,7 @@ class OpenEnvSession:
                 f"while: {MORE_TIME}, or see why the server does not answer"
             ) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RemoteFault(f"{where}: what was answered is no JSON: {error}") from error
+            raise self._foreign(f"{where}: what was answered is no JSON: {error}", opens) from error
         except (OSError, websockets.WebSocketException) as error:
             if not sent:
                 raise RemoteUnavailable(
@@ -239,6 +243,14 @@ class OpenEnvSession:
                 broken, self._socket = self._socket, None
                 if broken is not None:
                     broken.transport.abort()
+
+    def _foreign(self, text: str, opens: bool) -> RemoteFault:
+        """Return the fault of an answer that is not of the protocol. In place of a server
+        that has answered in this process something else does so, where it is the first
+        answer of a session: the server is away."""
+        if opens and self._url in _answered:
+            return RemoteUnavailable(f"{text}. Something else answers in the server's place")
+        return RemoteFault(text)
 
     async def _open(self) -> Any:
         """Return the connection of a new session. Nothing has been applied yet, so that a

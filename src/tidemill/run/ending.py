@@ -116,8 +116,11 @@ class Ending:
         """True of a trainer that is dead, begins another life or is silent, and whose
         equal has finished: that has saved what all of them know. A silent one hangs, most
         likely in the environment of an actor that it takes turns with. `finish` tells,
-        and ends it."""
+        and ends it. So does one whose next life waits for an actor's, which waits for a
+        server: it would go on from its newest checkpoint, and come to nothing new."""
         member = self._state.members[name]
+        if member.begins and any(each.begins and each.pauses for each in self._state.members.values()):
+            return True
         away = member.begins or awake() - member.heard > SILENT
         return away and self.saved_by_equal(name)
 

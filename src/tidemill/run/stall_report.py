@@ -6,7 +6,7 @@ from itertools import pairwise
 from time import time
 from typing import Protocol
 
-from tidemill.api.control_messages import State
+from tidemill.api.control_messages import ENDED, State
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.clock import awake
 
@@ -34,6 +34,7 @@ class _Member(Protocol):
     died_at: float
     cause: str
     away: str
+    pauses: bool
 
 
 BESIDES = 60.0  # seconds by which a run's own end comes after what its workers wait for
@@ -89,6 +90,24 @@ def explain_stall(
     return "; ".join([*chains, *(f"besides, {text}" for text in besides)])
 
 
+def waits_for_pause(experiment: Experiment, members: Mapping[str, _Member]) -> bool:
+    """Return whether each trainer waits, by way of others or not, for an actor that tries
+    again at a known time what is away. So does one that begins another life: for that the
+    supervisor has deadlines."""
+    awaited = whom_each_awaits(experiment)
+    standing = {name: _stand(member, "") for name, member in members.items()}
+
+    def waits(name: str) -> bool:
+        reached = [members[other] for other in _chains(name, awaited, standing)]
+        return any(each.pauses and awake() - each.heard <= SILENT for each in reached)
+
+    trainers = {name: member for name, member in members.items() if member.config.limited}
+    return all(
+        member.state in (State.CONFIGURING, State.READY, *ENDED) or waits(name)
+        for name, member in trainers.items()
+    )
+
+
 _DEAD, _HELD, _SILENT, _BEGINS, _WORKS, _WAITS = range(6)
 """What a worker may be in, by how much it explains."""
 
@@ -127,6 +146,23 @@ def whom_each_awaits(experiment: Experiment) -> dict[str, dict[str, str]]:
     return found
 
 
+def _chains(
+    root: str,
+    awaited: Mapping[str, Mapping[str, str]],
+    standing: Mapping[str, int],
+) -> dict[str, list[str]]:
+    """Return the shortest chain from `root` to each of whom it waits for, by way of
+    others that wait or not, and to itself."""
+    chains, front = {root: [root]}, [root]
+    while front:
+        name = front.pop(0)
+        for other in awaited[name] if standing[name] == _WAITS else ():
+            if other not in chains:
+                chains[other] = [*chains[name], other]
+                front.append(other)
+    return chains
+
+
 def _chain(
     root: str,
     members: Mapping[str, _Member],
@@ -136,13 +172,7 @@ def _chain(
     """Return the shortest chain from `root` to whoever explains most why it waits. Where
     all wait for each other, this is the nearest one with an environment: it may wait for
     that."""
-    chains, front = {root: [root]}, [root]
-    while front:
-        name = front.pop(0)
-        for other in awaited[name] if standing[name] == _WAITS else ():
-            if other not in chains:
-                chains[other] = [*chains[name], other]
-                front.append(other)
+    chains = _chains(root, awaited, standing)
     owners = [name for name in chains if members[name].config.owns_environment]
     best = min(chains, key=lambda name: standing[name])
     if standing[best] == _WAITS:

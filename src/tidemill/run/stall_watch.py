@@ -9,7 +9,7 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.run.run_state import RunState
 from tidemill.run.silence import in_update
-from tidemill.run.stall_report import SILENT, explain_stall, stall_limit
+from tidemill.run.stall_report import SILENT, explain_stall, stall_limit, waits_for_pause
 
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
 
@@ -80,8 +80,9 @@ class Stalls:
             self._state.report.notify(why)
         state = self._state
         counts = state.running and not (state.paused or state.reason)
-        # who waits for what is away, to try it again at a known time, within its budget
-        counts = counts and not any(member.pauses for member in state.members.values())
+        if counts and any(member.pauses for member in state.members.values()):
+            # who waits for that waits for a known time, within a budget
+            counts = not waits_for_pause(self._experiment, state.members)
         if still := self.watch.look(counts):
             raise RunError(
                 f"nothing has progressed for {still:.0f} s (limits.stall_s = "

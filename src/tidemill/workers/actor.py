@@ -9,7 +9,8 @@ flushed when enough are buffered, or when nothing can proceed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic, sleep
+from functools import partial
+from time import monotonic
 
 from tidemill.api.control_messages import (
     EnterStage,
@@ -27,14 +28,14 @@ from tidemill.api.spaces import Spaces
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import CheckpointError, ConfigError
-from tidemill.core.step_deadlines import StepTimes
+from tidemill.core.step_deadlines import FIRST, StepTimes
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
-from tidemill.envs.lane_restarts import LaneRestarts, Remaking, text_of
+from tidemill.envs.lane_restarts import LaneRestarts, text_of
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
-from tidemill.workers.actor_environments import build_environment, make_until_there
+from tidemill.workers.actor_environments import EnvironmentsAgain, build_environment
 from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_rows
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
@@ -90,16 +91,20 @@ class ActorWorker(Worker):
             # of slots every fault is told (`replay_training.slot_fault_notices`)
             tell = (lambda text: None) if self._slots else self._tell
             self._restarts = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell)
+        self._again: EnvironmentsAgain | None = None
+        if self._restarts is not None and (context.life or context.resume is not None):
+            # what was there before may be there again later; what never was is named
+            self._again = EnvironmentsAgain(
+                self._make_environments,
+                partial(self._make_environment, 0) if config.environment.bare().remote else None,
+                partial(self._permit_again, self._restarts),
+                context.endpoints.bell.ring,
+            )
         self._faults = StepFaults(context, config, self.clock, self._tell)
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         check_lockstep(context.experiment, config)
-        if context.life and self._restarts is not None:
-            # what a life before had may be there again later; what none had is named
-            make_until_there(self._make_environments, self._restarts, self._pause_before)
-        else:
-            self._make_environments()
         first = self._environments[0]
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
@@ -193,17 +198,28 @@ class ActorWorker(Worker):
     def _tell(self, text: str) -> None:
         self.report(Notice(text))
 
-    def _pause_before(self, remaking: Remaking) -> None:
-        """Wait until what environments connect to is to be tried again, and let the
-        runner know meanwhile."""
-        text = text_of(remaking.fault).partition("\n")[0]
-        if self._slots and remaking.number == 1:  # of which nothing else tells it
-            self._tell(f"{text}; it is tried again, after pauses that grow")
-        while (left := remaking.due - awake()) > 0:
-            self.report(WorkerStatistics(self.polls, away=text, pauses=True))
-            sleep(min(left, HEARTBEAT))
+    def _there(self) -> bool:
+        """Make the environments."""
+        again = self._again
+        if again is None:
+            self._make_environments()
+            return True
+        if again.made():
+            return True
+        if again.pauses and awake() - self._last_beat > HEARTBEAT:
+            self._last_beat = awake()
+            self.report(WorkerStatistics(self.polls, progress=again.tries, away=again.away, pauses=True))
+        return False
 
-    def _make_environments(self) -> None:
+    def _permit_again(self, restarts: LaneRestarts, fault: Exception) -> int:
+        number = restarts(fault)
+        if self._slots and number == 1:  # of which nothing else tells it
+            text = text_of(fault).partition("\n")[0]
+            self._tell(f"{text}; it is tried again, after pauses that grow")
+        return number
+
+    def _make_environments(self, first: Environment | None = None) -> None:
+        """Make all targets' environments, but for the `first`, where that is given."""
         config, context, told_at = self._config, self.context, monotonic()
         close_all(self._environments)  # of a try before
         self._environments.clear()
@@ -211,12 +227,7 @@ class ActorWorker(Worker):
             check_lanes(context, config, context.seed("target", 0))
 
         def make(number: int) -> Environment:
-            # in whichever thread: what it starts is no part of this process, and who
-            # steps for it keeps to this one's core
-            with every_core():
-                return build_environment(
-                    config, config.lanes, context.seed("target", number), permit=self._permit(number)
-                )
+            return first if first is not None and number == 0 else self._make_environment(number)
 
         for environment in make_all(make, range(config.ring)):
             self._environments.append(environment)
@@ -225,6 +236,13 @@ class ActorWorker(Worker):
             if (now := monotonic()) - told_at > TELL and len(self._environments) < config.ring:
                 told_at = now
                 self._tell(f"{len(self._environments)} of {config.ring} environments are made")
+
+    def _make_environment(self, number: int) -> Environment:
+        config, seed = self._config, self.context.seed("target", number)
+        # in whichever thread: what it starts is no part of this process, and who steps
+        # for it keeps to this one's core
+        with every_core():
+            return build_environment(config, config.lanes, seed, permit=self._permit(number))
 
     def _permit(self, number: int) -> Callable[[Exception], int] | None:
         """Return what a target's environment asks before it makes a lane anew."""
@@ -294,10 +312,12 @@ class ActorWorker(Worker):
         return self.order.ticks + self.order.steps + tries
 
     def _away(self) -> tuple[str, bool]:
-        restarts = self._restarts
-        if restarts is None or not any(environment.away for environment in self._environments):
+        restarts, gone = self._restarts, [each for each in self._environments if each.away]
+        if restarts is None or not gone:
             return "", False
-        return restarts.away, restarts.pauses
+        # a try may take as long as one makes such an environment, and resets it
+        longest = max((each.deadline(resetting=True) for every in gone for each in every.times), default=0.0)
+        return restarts.away, restarts.pauses(longest + max(FIRST, longest))
 
     def _unsent(self) -> int:
         return self.order.unsent()
@@ -338,4 +358,6 @@ class ActorWorker(Worker):
             self._restarts.end()
 
     def _close(self) -> None:
+        if self._again is not None:
+            self._again.give_up()
         close_all(self._environments)

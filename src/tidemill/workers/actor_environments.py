@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 
 from tidemill.api.environment import Environment
 from tidemill.api.spaces import Spaces
-from tidemill.core.errors import ConfigError, returned
+from tidemill.core.clock import awake
+from tidemill.core.errors import ConfigError, EnvironmentAway, WrongServer, returned
+from tidemill.core.step_deadlines import FIRST
 from tidemill.envs.frame_stack import FrameStack, stacked
-from tidemill.envs.lane_restarts import Remaking, RestartedTogether, may_come_back
+from tidemill.envs.lane_restarts import Remaking, RestartedTogether, may_come_back, text_of
+from tidemill.envs.parallel_build import EnvironmentMaker
 from tidemill.envs.step_limit import StepLimit
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec, match_agents
@@ -46,28 +49,75 @@ def build_environment(
         raise
 
 
-def make_until_there(
-    make: Callable[[], None], permit: Callable[[Exception], int], wait: Callable[[Remaking], None]
-) -> None:
-    """Call `make`, which makes environments, again and again where a connection fails in
-    it, after the pauses of `Remaking`, for each of which `wait` is called; `permit` is
-    asked for each. Raises what `make` raises for any other reason, and what `permit`
-    does."""
-    remaking: Remaking | None = None
-    while True:
+class EnvironmentsAgain:
+    """The environments of an actor that connect to what was there before, and may be away
+    now: they are made as soon as it is, after the pauses of `Remaking`.
+
+    tries: how many have failed so far
+    away: how it was not there in the newest one, "" before
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Environment | None], None],
+        first: Callable[[], Environment] | None,
+        permit: Callable[[Exception], int],
+        wake: Callable[[], None],
+    ) -> None:
+        """`make` makes all of them, but for the first where that is given; `permit` is
+        asked for each try but the first (see `Environment.restart_lanes`). `first` makes
+        the first, where who answers there is to be heard in a thread: that may take long,
+        and no other takes any time then. `wake` is called from it."""
+        self._make, self._first, self._permit, self._wake = make, first, permit, wake
+        self._maker: EnvironmentMaker | None = None
+        self._remaking: Remaking | None = None
+        self._try_at = awake()
+        self.tries, self.away = 0, ""
+
+    def made(self) -> bool:
+        """Make them, once it is time for that. False where they are not made yet. Raises
+        what keeps them from it for good, and what `permit` does."""
         try:
-            make()
-            return
+            if self._first is None:
+                if awake() < self._try_at:
+                    return False
+                self._make(None)
+                return True
+            if self._maker is None:
+                pause = max(0.0, self._try_at - awake())
+                self._maker = EnvironmentMaker(self._first, self._wake, pause=pause)
+            if (made := self._maker.made()) is None:
+                return False
+            self._maker = None
+            if isinstance(made, Exception):
+                raise made
+            self._make(made)
+            return True
+        except WrongServer as error:  # the right one was there before
+            fault: Exception = EnvironmentAway(str(error))
         except Exception as error:
             if not may_come_back(error):
                 raise
             fault = error
-        if remaking is None:
-            remaking = Remaking(permit, fault, anew=False)
+        if self._remaking is None:
+            self._remaking = Remaking(self._permit, fault, anew=False)
         else:
-            remaking.failed(fault)
+            self._remaking.failed(fault)
+        self.tries += 1
+        self._try_at, self.away = self._remaking.due, text_of(self._remaking.fault).partition("\n")[0]
         del fault  # whose traceback holds this frame
-        wait(remaking)
+        return False
+
+    @property
+    def pauses(self) -> bool:
+        """True while a pause is made before the next try, or that lasts no longer than a
+        reset may."""
+        return awake() < self._try_at + FIRST
+
+    def give_up(self) -> None:
+        """Nobody waits for them any more."""
+        if self._maker is not None:
+            self._maker.give_up()
 
 
 def stack_frames(environment: Environment, specs: Sequence[PlayerSpec]) -> Environment:

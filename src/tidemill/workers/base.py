@@ -80,6 +80,7 @@ class Worker(WorkerHandle):
         self._last_beat = awake()
         self._last_counts = (0, 0)
         self._held = False  # nothing is polled while the run is cut
+        self._facts: Facts | None = None  # what it is to be configured by, once all is there
         self._inbox: list[bytes] = []  # what it was told in a long piece of work
         self._hurry, self._asked_at = False, 0.0
         self.cut = 0
@@ -93,6 +94,11 @@ class Worker(WorkerHandle):
     def _configure(self, facts: Facts) -> Facts:
         """Build everything and return what only this worker knows (an owner of
         environments: its spaces; others: nothing)."""
+
+    def _there(self) -> bool:
+        """Return whether all is there that the worker is built on: it is configured once
+        that is, and looks again with each turn."""
+        return True
 
     @abstractmethod
     def _poll(self) -> PollResult:
@@ -158,9 +164,11 @@ class Worker(WorkerHandle):
     # ---- handles -----------------------------------------------------------------------
 
     def configure(self, facts: Facts | None = None) -> None:
-        """Become READY."""
-        own = returned(self._configure(facts or Facts()), Facts, self._configure)
-        self._enter(Status(State.READY, own))
+        """Become READY, once all is there for that."""
+        self._facts = facts = facts or Facts()
+        if self._there():
+            self._facts = None
+            self._enter(Status(State.READY, returned(self._configure(facts), Facts, self._configure)))
 
     def start(self) -> None:
         """Become RUNNING."""
@@ -211,7 +219,11 @@ class Worker(WorkerHandle):
         turns in which it is, there is no need to."""
         self.clock.enter("python")
         try:
-            if (obeys and not self._obey()) or self.state is not State.RUNNING:
+            if obeys and not self._obey():
+                return False
+            if self.state is not State.RUNNING:
+                if self._facts is not None:
+                    self.configure(self._facts)
                 return False
             began = awake()
             if self._held:
