@@ -105,6 +105,8 @@ class ActorWorker(Worker):
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
         check_lockstep(context.experiment, config)
+        if not self._environments:
+            self._make_environments()
         first = self._environments[0]
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
@@ -199,12 +201,9 @@ class ActorWorker(Worker):
         self.report(Notice(text))
 
     def _there(self) -> bool:
-        """Make the environments."""
+        """Make environments that were there before, as soon as they are there again."""
         again = self._again
-        if again is None:
-            self._make_environments()
-            return True
-        if again.made():
+        if again is None or again.made():
             return True
         if again.pauses and awake() - self._last_beat > HEARTBEAT:
             self._last_beat = awake()
