@@ -165,7 +165,10 @@ def test_to_wait_for_what_is_away_is_no_stall_and_a_chain_names_it(tries, monkey
             absence(record, control)
             chains.append(lambda: actor.pauses and stalls._explain())
 
-        absence = Absence(gone, lambda: tries and chains[0](), lambda: chains.append(chains[0]()))
+        def named():
+            return "nothing answers there" in str(chains[0]())
+
+        absence = Absence(gone, lambda: tries and named(), lambda: chains.append(chains[0]()))
         result = tidemill.train(
             made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=on_update
         )

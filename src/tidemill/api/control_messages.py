@@ -204,8 +204,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     the worker has done, in units of its own: it stands still while that only waits;
     `unsent` the env steps that it has begun samples with, and that nobody has yet. While
     what its environment connects to is away, `away` is how that failed last, and `pauses`
-    says that a pause is made before it is tried again. A trainer sends one per update
-    with `update` set."""
+    says that a pause is made before it is tried again, or that the try lasts no longer
+    than it may. A trainer sends one per update with `update` set."""
 
     polls: int
     values: dict[str, float] = {}

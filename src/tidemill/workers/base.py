@@ -119,7 +119,8 @@ class Worker(WorkerHandle):
 
     def _away(self) -> tuple[str, bool]:
         """Return how what the worker's environment connects to has failed last, while
-        that is away, "" else; and whether it makes a pause before it tries again."""
+        that is away, "" else; and whether it makes a pause before it tries again, or
+        tries no longer than that may take."""
         return "", False
 
     def _paces(self) -> dict[str, float]:
