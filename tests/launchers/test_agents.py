@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import zmq
 from tests.launchers.host_launchers import LOOPBACK
 from tests.run.watching import wait_until
 
@@ -80,6 +81,21 @@ def told(tmp_path: Path) -> Iterator[Told]:
     yield made
     made.agents.end()
     os.close(made.bell)
+
+
+@pytest.mark.parametrize("how", ["its agent ended", ""])
+def test_who_is_waited_for_and_has_another_key_is_told_so(told: Told, how: str) -> None:
+    _, ports = told.agents.wire.listen("c", Keys.new().public, LOOPBACK, joined=False)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as other:
+        other.linger = 0
+        other.curve_publickey, other.curve_secretkey = zmq.curve_keypair()
+        other.curve_serverkey = told.agents.wire.keys.public
+        other.connect(f"tcp://{LOOPBACK}:{ports[0]}")
+        wait_until(lambda: told.agents.wire.refused, 60, "it is refused")
+    told.agent.lost = how
+    waits = told.agents._until(told.agent, "call the runner", lambda _: False, 0.0)
+    with pytest.raises(RunError, match=rf"{how}.*; .* wants to be c/control, and its key .* is not on the l"):
+        list(waits)
 
 
 @pytest.mark.parametrize(

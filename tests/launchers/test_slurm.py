@@ -1,16 +1,19 @@
 """Jobs of Slurm: their script, and, where there is a Slurm, a run on two of its nodes."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.launchers import slurm, slurm_job
 from tidemill.launchers.slurm_job import WATCH, SlurmJob, script
 from tidemill.launchers.table import make_launcher
@@ -36,37 +39,72 @@ def test_a_script_asks_for_what_the_job_says() -> None:
         "--open-mode=append", "--signal=B:USR1@120", "--requeue", "--no-kill", "--account=x",
     ]  # fmt: skip
     assert "#SBATCH --exclusive\n" in script(JOB, "/home", "python")
+    for time in ("0", "3", "1-0"):  # the first has no end, and minutes are the others' least
+        assert f"#SBATCH --time={time}\n" in script(replace(JOB, time=time), "/home", "python")
 
 
-@pytest.mark.parametrize(
-    ("end", "restarts", "requeued"),
-    [(signal.SIGUSR1, "", True), (signal.SIGUSR1, "1", True), (signal.SIGTERM, "", False)],
-)
-def test_a_job_that_is_told_of_its_end_goes_on_later(
-    end: signal.Signals, restarts: str, requeued: bool, tmp_path: Path
-) -> None:
+def told(end: signal.Signals, folder: Path, **variables: str) -> list[str]:
+    """Return what a job's script says whose run, in a folder, is told of its end."""
     for name, text in (("tidemill", PROGRAM), ("scontrol", '#!/bin/bash\necho "scontrol $@"\n')):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o700)
-    (tmp_path / "job.sh").write_text(script(JOB, str(tmp_path), str(tmp_path / "tidemill")))
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    variables |= {"SLURM_RESTART_COUNT": restarts} if restarts else {}
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o700)
+    made = replace(JOB, run=folder / "run")
+    (folder / "job.sh").write_text(script(made, str(folder), str(folder / "tidemill")))
+    variables |= {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     job = subprocess.Popen(
-        ["bash", "job.sh"], cwd=tmp_path, env=os.environ | variables, stdout=subprocess.PIPE, text=True
+        ["bash", "job.sh"], cwd=folder, env=os.environ | variables, stdout=subprocess.PIPE, text=True
     )
     try:
-        wait_until((tmp_path / "begun").exists, 60, "the run begins")
+        wait_until((folder / "begun").exists, 60, "the run begins")
         job.send_signal(end)
         output, _ = job.communicate(timeout=240)
     finally:
         job.kill()
         job.wait()
-    words = JOB.again if restarts else JOB.first
-    assert output.splitlines() == [
-        f"-m tidemill.cli.main {' '.join(words)}",
-        *(["scontrol requeue 7"] if requeued else []),
-    ]
     assert job.returncode == 143
+    return output.splitlines()
+
+
+def begins(words: Sequence[str]) -> str:
+    return f"-m tidemill.cli.main {' '.join(words)}"
+
+
+LATER = {"SECONDS": "100"}  # bash counts on from there: the job has had so many
+
+
+def test_a_job_that_is_told_of_its_end_goes_on_later(tmp_path: Path) -> None:
+    queued = "scontrol requeue 7"
+    assert told(signal.SIGUSR1, tmp_path, **LATER) == [begins(JOB.first), queued]
+    (tmp_path / "run" / "checkpoints" / "policy" / "update-1").mkdir(parents=True)
+    (tmp_path / "begun").unlink()
+    assert told(signal.SIGUSR1, tmp_path, SLURM_RESTART_COUNT="1", **LATER) == [begins(JOB.again), queued]
+
+
+def test_a_job_that_is_told_to_end_or_has_no_time_is_not_queued_again(tmp_path: Path) -> None:
+    assert told(signal.SIGTERM, tmp_path, **LATER) == [begins(JOB.first)]
+    (tmp_path / "begun").unlink()
+    first, why = told(signal.SIGUSR1, tmp_path, SECONDS="0")
+    assert first == begins(JOB.first)
+    assert re.fullmatch(
+        r"the job was told of its end \d+ s after its start, and is not queued again: it must have 3 minutes "
+        rf"at least \(--time\); go on by: tidemill resume {tmp_path}/run --launch slurm",
+        why,
+    )
+
+
+def test_a_job_that_was_queued_again_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "epochs").mkdir(parents=True)
+    for name in ("config.json", "events.jsonl", slurm_job.LOG, slurm_job.JOB, "epochs/1"):
+        (run / name).write_text(name)
+    said, first = told(signal.SIGTERM, tmp_path, SLURM_RESTART_COUNT="1")
+    assert first == begins(JOB.first)
+    (aside,) = tmp_path.glob("run-until-*")
+    assert said == f"the run had no checkpoint yet, and begins anew; what it has left is in {aside}"
+    assert {path.name for path in aside.iterdir()} == {"config.json", "events.jsonl"}
+    assert {path.name for path in run.iterdir()} == {"epochs", slurm_job.LOG, slurm_job.JOB}
+    (tmp_path / "begun").unlink()
+    assert told(signal.SIGTERM, tmp_path, SLURM_RESTART_COUNT="2") == [begins(JOB.first)]  # it never began
 
 
 def test_a_job_that_has_lost_its_first_node_is_queued_again_by_another_one(tmp_path: Path) -> None:
@@ -126,6 +164,8 @@ def test_what_slurm_says_of_nodes_and_times() -> None:
         ({"gpus_per_host": -1}, "--gpus-per-host -1"),
         ({"sbatch": ["account=x"]}, "one option of sbatch"),
         ({"time": "1:00\n#SBATCH --wrap=x"}, "one option of sbatch"),
+        ({"time": "1"}, "--time 1: a job is told 120 s before its end .* 3 minutes at least: --time 3"),
+        ({"time": "0:02:59"}, "3 minutes at least"),
         ({"run": Path("/runs/my run")}, "a path without spaces"),
     ],
 )
@@ -143,12 +183,59 @@ def test_outside_of_an_allocation_and_of_slurm_it_is_said(
         make_launcher("slurm")
     monkeypatch.setenv("PATH", str(tmp_path))
     run = tmp_path / "run"
-    run.mkdir()
-    with pytest.raises(RunError, match="there is no `sbatch` here"):
-        slurm_job.submit(SlurmJob(run, JOB.first, JOB.again))
-    assert not run.exists()  # nothing is left of it
+    for job, said in (
+        (SlurmJob(run, [], []), "there is no `sbatch` here"),
+        (SlurmJob(run, [], [], 0), "0: it"),
+    ):
+        run.mkdir()
+        with pytest.raises(TidemillError, match=said):
+            slurm_job.submit(job)
+        assert not run.exists()  # nothing is left of it
     with pytest.raises(RunError, match="was submitted as no job"):
         slurm_job.job_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("left", "hosts", "said"),
+    [
+        ("0:59", None, "allocation 7 ends in 59 s, and a run wants 60 at least; ask for more with --time"),
+        ("1:00", 3, "--hosts 3, and allocation 7 has 2: a, b"),
+        ("", None, "`squeue --noheader --jobs=7 --format=%L` says: it is over"),
+    ],
+)
+def test_an_allocation_that_is_too_small_is_said(
+    left: str, hosts: int | None, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, text in (
+        ("squeue", f"echo {left}" if left else "echo it is over >&2; exit 1"),
+        ("scontrol", "printf 'a\\nb\\n'"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "[a-b]", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"}
+    for name, value in {**allocation, "PATH": f"{tmp_path}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunError, match=re.escape(said)):
+        slurm.SlurmLauncher(hosts).engine()
+
+
+def test_a_run_that_is_begun_anew_leaves_the_job_its_files(tmp_path: Path) -> None:
+    over = "JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0"
+    for name, text in (("sbatch", "echo 7"), ("scontrol", f"echo {over}")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()  # a run that was
+    words = ["train", "CartPole-v1", "--launch", "slurm", "--run-dir", "run"]
+    variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    variables.pop("SLURM_JOB_ID", None)
+    command = [sys.executable, "-m", "tidemill.cli.main", *words, "--anew"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240)
+    (aside,) = tmp_path.glob("run-until-*")
+    assert done.returncode == 0 and f"is in {aside} now" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "run" / slurm_job.JOB).read_text() == "7\n"
+    text = (tmp_path / "run" / slurm_job.SCRIPT).read_text()
+    assert f"set -- {' '.join(words)}\n" in text and "--anew" not in text
 
 
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="there is no Slurm here")

@@ -237,9 +237,12 @@ def train(
         return
     if submits(launch):
         from tidemill.run.folder import new_folder
+        from tidemill.run.same_run import put_aside
 
         folder = run_dir or (Path("runs") / experiment.name if script else new_folder(experiment))
         if not script:
+            if anew and (aside := put_aside(folder)) is not None:
+                print(f"the run that was in {folder} is in {aside} now")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         again = ["resume", str(folder.resolve()), "--launch", launch]
         raise typer.Exit(job.submit(folder, again, hosts))

@@ -59,7 +59,8 @@ class JobOptions:
         from tidemill.launchers import slurm_job
 
         run = run.resolve()
-        first = [word for word in sys.argv[1:] if word != "--script"]
+        # --anew is done by now: in the job it would put its own log aside
+        first = [word for word in sys.argv[1:] if word not in ("--script", "--anew")]
         if first[:1] == ["train"] and not any(word.partition("=")[0] == "--run-dir" for word in first):
             first += ["--run-dir", str(run)]
         job = slurm_job.SlurmJob(

@@ -233,13 +233,14 @@ class Agents:
         """Yield until the agent has done something. Raises `RunError`."""
         deadline = monotonic() + seconds
         while not done(agent):
+            refused = "".join(f"; {text}" for text in self.wire.refused)
             if agent.lost:
-                raise RunError(f"host {agent.name} did not {what}: {agent.lost}")
+                raise RunError(f"host {agent.name} did not {what}: {agent.lost}{refused}")
             if monotonic() > deadline:
                 raise RunError(
                     f"host {agent.name} did not {what} within {seconds:.0f} s; can it reach "
-                    f"{self._engine.own_address}, or does something between the hosts refuse connections? "
-                    f"{'; '.join(self.wire.refused)}"
+                    f"{self._engine.own_address}, or does something between the hosts refuse connections?"
+                    f"{refused}"
                 )
             yield
 

@@ -11,16 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import read_plain
 from tidemill.launchers.hosts import check_hosts
-from tidemill.launchers.slurm import slurm
+from tidemill.launchers.slurm import seconds_of, slurm
+from tidemill.store.fence import EPOCHS
 
+CONFIG = "config.json"  # of the run (`run/folder.py`)
 SCRIPT, LOG, JOB = "slurm.sh", "slurm.log", "slurm.job"
 """In the run's folder: the batch script, what the job writes, and its number."""
 NOTICE_S = 120
 """Seconds before the end of its time at which a job is told: enough for a checkpoint."""
+LEAST_S = 180
+"""Seconds that a job must have: it is to train a while, and Slurm may tell it of its end
+a minute sooner."""
+SOON_S = 30
+"""Seconds after its start in which a job that is told of its end is not queued again: it
+would be for ever, and never train."""
 WATCH = r"""
 set -f
 while sleep 60; do
@@ -94,21 +102,34 @@ def script(job: SlurmJob, folder: str, python: str) -> str:
         raise ConfigError(
             f"{job.run}: Slurm wants a path without spaces, quotes, % and \\; name one with --run-dir"
         )
+    if 0 < _asked(job.time) < LEAST_S:
+        raise ConfigError(
+            f"--time {job.time}: a job is told {NOTICE_S} s before its end that it is to save and be queued "
+            f"again, so that it must have {LEAST_S // 60} minutes at least: --time {LEAST_S // 60}"
+        )
     lines = "\n".join(f"#SBATCH {option}" for option in options)
+    run = shlex.quote(str(job.run))
     command = shlex.join([python, "-m", "tidemill.cli.main"])
     return f"""#!/bin/bash
 {lines}
 cd {shlex.quote(folder)} || exit 1
+set -- {shlex.join(job.first)}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
-    set -- {shlex.join(job.again)}
-else
-    set -- {shlex.join(job.first)}
+    if compgen -G {run}'/checkpoints/*/update-*' >/dev/null; then
+        set -- {shlex.join(job.again)}
+    elif [ -e {run}/{CONFIG} ]; then
+        # It has nothing to go on from. The files of the job stay, and who leads the run.
+        aside={run}-until-$(date +%Y%m%d-%H%M%S)
+        echo "the run had no checkpoint yet, and begins anew; what it has left is in $aside"
+        mkdir -m 700 $aside
+        find {run} -mindepth 1 -maxdepth 1 ! -name 'slurm.*' ! -name {EPOCHS} -exec mv -t $aside {{}} +
+    fi
 fi
 # Before its time is over, the job is queued again, and goes on later. What is told
 # before there is a runner is passed on to it once there is one.
 again= told= runner= watcher=
 tell() {{ if [ -n "$runner" ]; then kill -TERM "$runner" 2>/dev/null; else told=yes; fi; }}
-trap 'again=yes; tell' USR1
+trap 'again=$SECONDS; tell' USR1
 trap tell TERM INT
 others=$((${{SLURM_JOB_NUM_NODES:-1}} - 1))
 if [ $others -gt 0 ]; then
@@ -127,21 +148,36 @@ while kill -0 $runner 2>/dev/null; do wait $runner; done
 wait $runner
 status=$?
 if [ -n "$watcher" ]; then kill $watcher 2>/dev/null; fi
-if [ -n "$again" ] && [ $status != 0 ]; then scontrol requeue $SLURM_JOB_ID; fi
+if [ -n "$again" ] && [ $status != 0 ]; then
+    if [ $again -ge {SOON_S} ]; then
+        scontrol requeue $SLURM_JOB_ID
+    else
+        echo "the job was told of its end $again s after its start, and is not queued again: it must have" \\
+            "{LEAST_S // 60} minutes at least (--time); go on by: tidemill resume {job.run} --launch slurm"
+    fi
+fi
 exit $status
 """
+
+
+def _asked(time: str | None) -> int:
+    """Return the seconds of a time as sbatch takes it, minutes or as Slurm writes one; 0
+    for none, for one without an end, and for what sbatch is to refuse."""
+    if time is None:
+        return 0
+    return 60 * int(time) if time.isdecimal() else seconds_of(time) or 0
 
 
 def submit(job: SlurmJob) -> str:
     """Write the script into the run's folder and submit it; return the job's number.
     Raises `TidemillError`."""
-    text = script(job, os.getcwd(), sys.executable)
-    with open(job.run / SCRIPT, "w", opener=private) as file:
-        file.write(text)
     try:
+        text = script(job, os.getcwd(), sys.executable)
+        with open(job.run / SCRIPT, "w", opener=private) as file:
+            file.write(text)
         number = slurm("sbatch", "--parsable", str(job.run / SCRIPT)).strip().partition(";")[0]
-    except RunError:
-        (job.run / SCRIPT).unlink()
+    except TidemillError:
+        (job.run / SCRIPT).unlink(missing_ok=True)
         with suppress(OSError):  # it has other files
             job.run.rmdir()
         raise
