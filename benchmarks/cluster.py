@@ -34,8 +34,9 @@ from random import Random
 
 import cluster_faults as faults
 import cluster_runs
+import cluster_slurm as slurm
 import cluster_wire
-from cluster_ray import start_and_end
+from cluster_ray import raylet_dies, start_and_end
 from cluster_runs import Figures
 from cluster_speed import beside_processes, best
 from fault_rows.row import Impossible
@@ -92,6 +93,7 @@ NOTICED = {"noticed": 0.5}
 HOST = {"noticed": 6.0, **ENDS}
 NONE = {"env steps undone": 0.0}
 WELL = {"deaths": 0.0, "samples lost": 0.0, "lag/max": 4.0}  # the most that the experiment allows
+AGAIN = {"noticed": 1.0, "first update": 6.0, **ENDS}
 ACCOUNTED = {"unaccounted": 0.0}
 H1 = ("--place=actor=h2", "--place=server=h2")
 PARTS: dict[str, dict[str, Part]] = {
@@ -167,6 +169,23 @@ PARTS: dict[str, dict[str, Part]] = {
         "preempted": Part(
             "SIGTERM to the runner", faults.runner_told_to_end, {"noticed": 1.0, **ENDS},
             never={"updates lost": 0.0},
+        ),
+        "raylet": Part("a raylet dies, kill -9 of it and Ray's workers", raylet_dies, HOST, never=NONE),
+        "slurm-requeue": Part(
+            "a job of Slurm's is queued again (scontrol requeue)", slurm.queued_again(slurm.requeue),
+            AGAIN, never={"updates lost": 0.0}, times=2,
+        ),
+        "slurm-told": Part(
+            "… is told that its time is over (USR1)", slurm.queued_again(slurm.tell), AGAIN,
+            never={"updates lost": 0.0}, times=2,
+        ),
+        "slurm-time": Part(
+            "… has 3 minutes, and is told by Slurm itself", slurm.queued_again(slurm.wait, "--time", "3"),
+            {"first update": 6.0}, {"seconds left": 60.0}, {"updates lost": 0.0}, times=1,
+        ),
+        "slurm-first-node": Part(
+            "… loses its first node, kill -9 of all on it", slurm.first_node_dies,
+            {"hosts end": 20.0, **ENDS}, times=1,
         ),
         "no-package": Part("a host without Tidemill", faults.host_lacks("NoPackage"), ENDS, times=1),
         "version": Part("a host of another numpy", faults.host_lacks("OtherVersion"), ENDS, times=1),

@@ -1,10 +1,11 @@
-"""How soon a run on a Ray that is up trains, and how soon nothing is left of it, for
-`benchmarks/cluster.py`."""
+"""How soon a run on a Ray that is up trains, how soon nothing is left of it, and what
+becomes of it where Ray loses a node, for `benchmarks/cluster.py`."""
 
 import importlib.util
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,8 +17,11 @@ from pathlib import Path
 from random import Random
 
 import psutil
+from cluster_faults import figures
 from cluster_runs import AGENT, WORKER, Figures, running
+from fault_rows.deaths import after
 from fault_rows.row import Impossible
+from fault_rows.runs import EXPERIMENTS
 from networks import Cable
 
 DRIVER = "tidemill.launchers.ray_driver"
@@ -37,25 +41,36 @@ class Ray:
         }  # fmt: skip
         head = network.addresses[0]
         self.address = f"{head}:{random.randrange(20_000, 32_000)}"
+        self._network = network
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets must have short paths
-        ray = str(Path(sys.executable).with_name("ray"))
-        port, temporary = self.address.rpartition(":")[2], f"--temp-dir={self._folder}"
-        for host, words in enumerate(
+        port = self.address.rpartition(":")[2]
+        self.start(0, "--head", f"--port={port}", f"--temp-dir={self._folder}", "--include-dashboard=false")
+        self.join()
+
+    def start(self, host: int, *words: str) -> None:
+        """Start a node of it on a host. Raises `Impossible`."""
+        started = subprocess.run(
             [
-                ["--head", f"--port={port}", temporary, "--include-dashboard=false"],
-                [f"--address={self.address}"],
-            ]
-        ):
-            started = subprocess.run(
-                [
-                    *network.command(host), ray, "start", "--num-cpus=1",
-                    f"--node-ip-address={network.addresses[host]}", *words,
-                ],
-                env={**os.environ, **self.variables}, capture_output=True, text=True, timeout=UP_S,
-            )  # fmt: skip
-            if started.returncode:
-                self.close()
-                raise Impossible(f"Ray does not start: {started.stdout[-300:]}{started.stderr[-300:]}")
+                *self._network.command(host), str(Path(sys.executable).with_name("ray")), "start",
+                "--num-cpus=1", f"--node-ip-address={self._network.addresses[host]}", *words,
+            ],
+            env={**os.environ, **self.variables}, capture_output=True, text=True, timeout=UP_S,
+        )  # fmt: skip
+        if started.returncode:
+            self.close()
+            raise Impossible(f"Ray does not start: {started.stdout[-300:]}{started.stderr[-300:]}")
+
+    def join(self) -> None:
+        """Start the node of the other host than its head's."""
+        self.start(1, f"--address={self.address}")
+
+    def raylet(self) -> psutil.Process:
+        """Return the raylet of that one."""
+        address = f"--node_ip_address={self._network.addresses[1]}"
+        (found,) = (
+            each for each in self.processes() if each.name() == "raylet" and address in each.cmdline()
+        )
+        return found
 
     def processes(self) -> list[psutil.Process]:
         """Return all of it that lives, and what runs have begun of it."""
@@ -113,3 +128,35 @@ def start_and_end(draw: Random, short: bool) -> Iterator[Figures]:
                 run.interrupt()
                 run.wait_for(lambda: not ray.of_runs(), "nothing is left", alive=False)
                 yield {"first update": first, "nothing left": time.monotonic() - at}
+
+
+def raylet_dies(draw: Random, short: bool) -> Iterator[Figures]:
+    """Kill the raylet of the one host beside the runner's, and Ray's workers there, the
+    first of which holds the agent. Its actor lives again with the runner, and on its own
+    host once there is another raylet."""
+    with Cable() as network, ray_of(network) as ray:
+        name = socket.gethostname()  # that of both hosts
+        places = (f"--place=actor-0={name}", "--place=actor-1=runner", "--place=server=runner")
+        words = ("--ray-address", ray.address, *places)
+        experiment = f"{EXPERIMENTS}:apart"
+        with running(1, experiment, *words, network=network, launch="ray", **ray.variables) as (_, run):
+            run.wait_for_updates()
+            time.sleep(draw.uniform(0.1, 4.0))
+            raylet = ray.raylet()
+
+            def strike() -> None:
+                for process in (raylet, *raylet.children()):
+                    process.kill()
+
+            found = figures(after(run, strike))
+            at, lives = time.monotonic(), len(run.events("lives"))
+            ray.join()
+            up = time.monotonic()
+            run.wait_for(lambda: len(run.events("lives")) > lives, "its host has its share again")
+            found |= {"raylet starts": up - at, "its host has its share": time.monotonic() - up}
+            run.wait_for_updates(3)
+            at = time.monotonic()
+            run.interrupt()
+            run.wait_for(lambda: not ray.of_runs(), "nothing is left", alive=False)
+            found["nothing left"] = time.monotonic() - at
+            yield {**found, "samples lost": run.lost()[0]}
