@@ -32,7 +32,7 @@ if importlib.util.find_spec("ray") is None:  # which takes long to import
     pytest.skip("Ray is not installed", allow_module_level=True)
 
 from tidemill.launchers.ray import RayEngine
-from tidemill.launchers.ray_driver import Back, BroughtHost, Ended, RayHosts, Wanted
+from tidemill.launchers.ray_driver import Back, BroughtHost, Ended, NoHosts, RayHosts, Wanted, check_token
 
 DRIVER = "tidemill.launchers.ray_driver"
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
@@ -228,6 +228,16 @@ def test_a_wrong_token_is_named(ray: str, tmp_path: Path, monkeypatch: pytest.Mo
             experiment(), launch=with_options("ray", {"address": ray}), layout="given",
             run_dir=tmp_path / "run", quiet=True,
         )  # fmt: skip
+
+
+def test_a_token_that_is_nowhere_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with pytest.raises(
+        NoHosts, match=f"no token to show to a:1: neither RAY_AUTH_TOKEN nor {tmp_path}/token"
+    ):
+        check_token("a:1")
 
 
 def test_who_has_joined_no_ray_starts_none_as_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from tidemill.launchers.examination import (
 )
 from tidemill.launchers.host import versions
 from tidemill.launchers.hosts import HostsLauncher
+from tidemill.launchers.ray_driver import token_file
 from tidemill.launchers.table import make_launcher
 from tidemill.testing.check_env import Finding
 from tidemill.transports.shared import EventBell
@@ -105,7 +106,7 @@ def _authentication() -> Iterator[Finding]:
             "export RAY_AUTH_MODE=token; ray get-auth-token --generate; restart Ray with it on each host",
         )
         return
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = token_file()
     if os.environ.get("RAY_AUTH_TOKEN"):
         yield Finding("Ray's token", "ok", "it is asked for, and stands in RAY_AUTH_TOKEN")
     elif not path.is_file():

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
@@ -179,9 +180,21 @@ def check_address(address: str, insecure: bool) -> None:
         )
 
 
+def token_file() -> Path:
+    """Return the file in which Ray looks for a token where RAY_AUTH_TOKEN has none."""
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
 def check_token(address: str) -> None:
-    """Raise `NoHosts` where Ray says that it does not know the token that is set here:
-    `ray.init` would ask it anew for 25 s."""
+    """Raise `NoHosts` where there is no token here that is to be shown, of which Ray
+    would die, or where Ray says that it does not know it: `ray.init` would ask it anew
+    for 25 s."""
+    asked, given = os.environ.get("RAY_AUTH_MODE") == "token", os.environ.get("RAY_AUTH_TOKEN")
+    if asked and not given and not token_file().is_file():
+        raise NoHosts(
+            f"RAY_AUTH_MODE=token, and there is no token to show to {address}: neither RAY_AUTH_TOKEN nor "
+            f"{token_file()}; copy that of Ray's head there, mode 0600"
+        )
     import ray
 
     with contextlib.suppress(ImportError):  # it is not among the names that Ray promises
