@@ -68,8 +68,8 @@ def test_tags_move_by_the_command_and_keep_their_version(run: Path) -> None:
 
 def test_results_are_shown_and_asked_for(run: Path) -> None:
     database = RunFolder.open(run).database()
-    database.record("policy", 0, {"win_rate": [1.0, 0.0, 1.0, 1.0]})
-    database.record("policy", database.tags("policy")["latest"], {"win_rate": 0.9})
+    database.results.add("policy", 0, {"win_rate": [1.0, 0.0, 1.0, 1.0]})
+    database.results.add("policy", database.tags("policy")["latest"], {"win_rate": 0.9})
     shown = tidemill("params", run).output
     assert "0.75 ± 0.49" in shown and " 0.9 " in shown
     assert [row[1] for row in listed(run, "--where", "win_rate > 0.7 and win_rate < 0.8")] == ["0"]
@@ -87,7 +87,7 @@ def test_the_table_fits_into_what_there_is_room_for(run: Path) -> None:
         "evaluation": ("beats", "elo", "length", "return", "win_rate"),
     }
     for name in (f"{group}/{what}" for group, names in results.items() for what in names):
-        database.record("policy", 0, {name: [1.25, 3.5, 7.75]})
+        database.results.add("policy", 0, {name: [1.25, 3.5, 7.75]})
     database.tag("policy", "a-long-tag", 0)
     database.tag("policy", "another-long-tag", 0)
     for width, has in ((220, "4.2 ± 3.7"), (170, "length"), (115, "age")):

@@ -218,7 +218,7 @@ def test_an_index_of_anything_is_one_error(run: Path) -> None:
     import sqlite3
 
     database = ParameterDatabase(run / PARAMETERS)
-    database.record("policy", 1, {"evaluation/return": [1.0, 2.0]})
+    database.results.add("policy", 1, {"evaluation/return": [1.0, 2.0]})
     for change_it in (
         "UPDATE versions SET counters = '[1, 2]'",
         f"UPDATE versions SET counters = '{DEEP}'",

@@ -36,7 +36,7 @@ def life(folder: Path, rounds: int) -> None:
     database.rewind("p", first)
     for version in range(first + 1, first + 1 + rounds):
         database.push("p", version, weights(version), {"env_steps": 10 * version})
-        database.record("p", version, {"win_rate": [0.0, 1.0]})
+        database.results.add("p", version, {"win_rate": [0.0, 1.0]})
         database.tag("p", ("best", "old")[version % 2], version)
         database.collect("p", KEEP)
         if version % 7 == 0 and "old" in database.tags("p"):

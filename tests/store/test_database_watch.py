@@ -7,7 +7,8 @@ import pytest
 
 from tidemill.store import database_watch
 from tidemill.store.database_watch import LATER, SOON, DatabaseWatch
-from tidemill.store.parameter_database import INDEX, ParameterDatabase
+from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.store.version_index import INDEX
 
 
 class Clock:
@@ -34,7 +35,7 @@ def test_one_looks_once_for_each_write_and_now_and_then(
     database.push("policy", 0, {}, {"env_steps": 0.0})
     assert watch.due() and not watch.due()
     for number in range(20):  # however quickly one comes after the other
-        database.record("policy", 0, {"reached": float(number)})
+        database.results.add("policy", 0, {"reached": float(number)})
         assert watch.due() and not watch.due()
     assert database.versions("policy") and not watch.due()  # nobody writes
     os.utime(tmp_path / INDEX, ns=(5, 5))

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone
 from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.untrusted_files import read_plain
-from tidemill.store import parameter_database as versions
-from tidemill.store.parameter_database import LATEST, Mean, ParameterDatabase
+from tidemill.store import database_locks, parameter_database, version_files, version_index
+from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.store.query import Query
+from tidemill.store.versions import LATEST, Mean
 
 KILLS = Path(__file__).with_name("kills.py")
 
@@ -94,7 +95,7 @@ def test_what_was_never_there_is_said_and_nothing_is_made_of_it(tmp_path: Path) 
     calls: tuple[Callable[[], Any], ...] = (
         lambda: database.load("p", 1),
         lambda: database.tag("p", "best", 1),
-        lambda: database.record("p", 1, {"win_rate": 1.0}),
+        lambda: database.results.add("p", 1, {"win_rate": 1.0}),
     )
     for call in calls:
         with pytest.raises(VersionGone, match="holds no versions yet"):
@@ -134,7 +135,7 @@ def test_names_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
 
 def test_a_version_means_one_set_of_weights(tmp_path: Path) -> None:
     database = filled(tmp_path, 1, 2)
-    database.record("p", 1, {"win_rate": 1.0})
+    database.results.add("p", 1, {"win_rate": 1.0})
     database.push("p", 1, weights(1), {"env_steps": 999})
     assert database.tags("p") == {LATEST: 1}
     assert (
@@ -249,7 +250,7 @@ def test_a_push_that_the_disk_does_not_take_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(versions, "write_synced", full)
+        patch.setattr(version_files, "write_synced", full)
         with pytest.raises(DatabaseError, match="No space left on device; free space"):
             database.push("p", 2, weights(2))
     assert files(tmp_path) == {"index.sqlite", "p/1.safetensors"} and database.tags("p") == {LATEST: 1}
@@ -312,7 +313,7 @@ def test_rewinding_removes_later_versions_so_that_their_numbers_can_mean_other_w
 ) -> None:
     database = filled(tmp_path, 1, 9, 10, 11)
     database.tag("p", "best", 11)
-    database.record("p", 10, {"win_rate": 1.0})
+    database.results.add("p", 10, {"win_rate": 1.0})
     assert database.rewind("p", 9) == [
         'version 11 of policy "p", tagged best, latest, is removed from the parameter database: the run goes '
         "on from version 9"
@@ -366,8 +367,8 @@ def test_a_running_mean_is_the_mean_of_all_values(batches: list[list[float]]) ->
 
 def test_results_are_folded_into_running_means(tmp_path: Path) -> None:
     database = filled(tmp_path, 1)
-    database.record("p", 1, {"win_rate": 1.0, "return": 37.0})
-    database.record("p", 1, {"win_rate": [0.0, 1.0, 1.0]})
+    database.results.add("p", 1, {"win_rate": 1.0, "return": 37.0})
+    database.results.add("p", 1, {"win_rate": [0.0, 1.0, 1.0]})
     (version,) = database.versions("p")
     assert (version.means["win_rate"].mean, version.means["win_rate"].count) == (0.75, 4)
     assert version.means["win_rate"].variance == pytest.approx(0.25)
@@ -384,24 +385,24 @@ def test_results_are_folded_into_running_means(tmp_path: Path) -> None:
 def test_results_that_are_none_are_refused_and_none_is_recorded(tmp_path: Path, results: Any) -> None:
     database = filled(tmp_path, 1)
     with pytest.raises(ConfigError):
-        database.record("p", 1, {"fine": 1.0, **results})
+        database.results.add("p", 1, {"fine": 1.0, **results})
     assert database.versions("p")[0].means == {}
 
 
 def test_a_result_of_a_collected_version_is_refused(tmp_path: Path) -> None:
     database = filled(tmp_path, 1, 2)
-    database.record("p", 1, {"win_rate": 1.0})
+    database.results.add("p", 1, {"win_rate": 1.0})
     database.collect("p", 1)
     with pytest.raises(
         VersionGone, match=r'version 1 of policy "p" was collected.*The newest that are kept: 2'
     ):
-        database.record("p", 1, {"win_rate": 1.0})
+        database.results.add("p", 1, {"win_rate": 1.0})
 
 
 def test_the_best_ten_by_win_rate(tmp_path: Path) -> None:
     database = filled(tmp_path, *range(22))
     for version in range(20):
-        database.record("p", version, {"win_rate": [((version * 7) % 20) / 20] * (version + 1)})
+        database.results.add("p", version, {"win_rate": [((version * 7) % 20) / 20] * (version + 1)})
     best = [
         (v.version, v.means["win_rate"].mean) for v in database.query("p", Query(order="-win_rate", limit=10))
     ]
@@ -465,7 +466,7 @@ def test_threads_and_processes_share_it(tmp_path: Path) -> None:
 from pathlib import Path
 from tidemill.store.parameter_database import ParameterDatabase
 for _ in range(20):
-    ParameterDatabase(Path({str(tmp_path / "parameters")!r})).record("b", 0, {{"win_rate": 1.0}})
+    ParameterDatabase(Path({str(tmp_path / "parameters")!r})).results.add("b", 0, {{"win_rate": 1.0}})
 """
     database.tag("b", "first", 0)
     other = subprocess.Popen([sys.executable, "-c", code])
@@ -481,7 +482,8 @@ def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = filled(tmp_path, 1)
-    monkeypatch.setattr(versions, "BUSY", 0.05)
+    monkeypatch.setattr(version_index, "BUSY", 0.05)
+    monkeypatch.setattr(database_locks, "BUSY", 0.05)
     index = sqlite3.connect(tmp_path / "parameters" / "index.sqlite", isolation_level=None)
     index.execute("BEGIN EXCLUSIVE")
     for call in (
@@ -497,7 +499,7 @@ def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(
     index.execute("COMMIT")
     index.close()
     with (
-        database._writing("p"),
+        version_files.writing(database.folder, "p"),
         pytest.raises(
             DeadlineError, match=rf"parameters/p was not free .*process {os.getpid()} holds its lock"
         ),
@@ -520,7 +522,7 @@ def test_what_is_collected_while_it_is_read_is_looked_up_again(
             database.collect("p", 1)
         return read_plain(path)
 
-    monkeypatch.setattr(versions, "read_plain", meanwhile)
+    monkeypatch.setattr(parameter_database, "read_plain", meanwhile)
     if which == LATEST:
         assert database.load("p", which)[1] == 2
     else:
@@ -544,9 +546,9 @@ def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An environment may fork at any time; its child inherits all descriptors."""
-    monkeypatch.setattr(versions, "BUSY", 0.05)
+    monkeypatch.setattr(database_locks, "BUSY", 0.05)
     database = filled(tmp_path, 1)
-    with database._writing("p") as folder:
+    with version_files.writing(database.folder, "p") as folder:
         (lock,) = (
             name
             for name in os.listdir("/proc/self/fd")

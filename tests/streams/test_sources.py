@@ -75,7 +75,7 @@ def test_draws_are_those_of_the_seed(arena: Arena) -> None:
 def test_what_a_query_finds_is_drawn(arena: Arena) -> None:
     arena.push(*range(8))
     for version in range(6):
-        arena.database.record("policy", version, {"win_rate": version / 10})
+        arena.database.results.add("policy", version, {"win_rate": version / 10})
     assert drawn(arena, Drawn(among=Query(order="-win_rate", limit=2)), 50).keys() == {4, 5}
     assert drawn(arena, Drawn(among=Query.parse("win_rate > 0.15 and win_rate < 0.35")), 50).keys() == {2, 3}
     assert drawn(arena, Drawn(among=Query(limit=1)), 5).keys() == {7}, "the newest"
@@ -87,14 +87,14 @@ def test_while_a_query_finds_nothing_the_latest_is_played(arena: Arena) -> None:
     assert drawing.refresh(known) and known.version == 1
     arena.push(2)
     assert drawing.refresh(known) and known.version == 2
-    arena.database.record("policy", 0, {"win_rate": 0.9})
+    arena.database.results.add("policy", 0, {"win_rate": 0.9})
     assert drawing.refresh(known) and known.version == 0
 
 
 def test_who_is_hard_to_beat_is_drawn_more_often_and_who_was_never_played_most(arena: Arena) -> None:
     arena.push(*range(4))
     for version, beats in ((0, [1.0, 0.0, 0.0, 0.0, 0.0]), (1, [1.0, 1.0, 0.0, 0.0, 0.0]), (2, 0.0)):
-        arena.database.record("policy", version, {"evaluation/beats": beats})
+        arena.database.results.add("policy", version, {"evaluation/beats": beats})
     found = drawn(arena, Drawn(how="prioritised"), 800)
     # weights 0.2, 0.4, 0 and 1 of 1.6 in all: 100, 200, none and 500 of 800
     assert found[2] == 0 and 75 < found[0] < 125 and 160 < found[1] < 240 and 450 < found[3] < 550, found
@@ -103,7 +103,7 @@ def test_who_is_hard_to_beat_is_drawn_more_often_and_who_was_never_played_most(a
 def test_when_everybody_is_beaten_always_each_is_drawn_alike(arena: Arena) -> None:
     arena.push(0, 1)
     for version in (0, 1):
-        arena.database.record("policy", version, {"evaluation/beats": 0.0})
+        arena.database.results.add("policy", version, {"evaluation/beats": 0.0})
     assert all(count > 30 for count in drawn(arena, Drawn(how="prioritised"), 100).values())
 
 

@@ -11,7 +11,7 @@ from tests.workers.arena import Arena, Games, judge
 from tidemill import AgentSpec, Buffers, Drawn, Evaluation, Fixed, Stage
 from tidemill.api.control_messages import EnterStage, Facts, Notice, SampleFacts, pack
 from tidemill.core.errors import ConfigError, DatabaseError, VersionGone
-from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.store.recorded_results import RecordedResults
 from tidemill.streams import sources
 from tidemill.workers import evaluation
 
@@ -521,7 +521,7 @@ def test_a_full_disk_holds_an_evaluation_up_and_is_told_once(
         raise DatabaseError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ParameterDatabase, "record", full)
+        patch.setattr(RecordedResults, "add", full)
         for reached in (1.0, 2.0, 3.0):
             games.play(3, reached)
             assert games.evaluate() == []

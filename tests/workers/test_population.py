@@ -37,6 +37,7 @@ from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import ending
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.store.recorded_results import RecordedResults
 from tidemill.training.train import resume, train
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import population
@@ -207,7 +208,7 @@ def test_a_full_disk_holds_a_decision_up_and_is_told_once(
 
     monkeypatch.setattr(population, "AGAIN", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(ParameterDatabase, "record", full)
+        patch.setattr(RecordedResults, "add", full)
         assert [*late.poll(), *late.poll()] == [
             Notice("no space left. The population decides when it can be written again")
         ]

@@ -15,7 +15,8 @@ from tidemill.api.experiment import Limits
 from tidemill.api.weights_header import read_header
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.safetensors_io import unpack
-from tidemill.store.parameter_database import LATEST, PARAMETERS, ParameterDatabase
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.store.versions import LATEST
 from tidemill.workers import version_writer
 
 
@@ -178,8 +179,8 @@ def test_a_resumed_run_makes_later_versions_anew(tmp_path: Path) -> None:
     database = ParameterDatabase(tmp_path / PARAMETERS)
     database.tag("policy", "best", 3)
     database.tag("policy", "first", 1)
-    database.record("policy", 1, {"win_rate": 1.0})
-    database.record("policy", 2, {"win_rate": 1.0})
+    database.results.add("policy", 1, {"win_rate": 1.0})
+    database.results.add("policy", 2, {"win_rate": 1.0})
     again = Bench(folder=tmp_path, resume="update-1", database_seconds=1e-9)
     assert kept(tmp_path) == {0: 0.0, 1: 1.0}
     assert database.tags("policy") == {"first": 1, LATEST: 1}

@@ -35,8 +35,8 @@ from tidemill.core.config import Config, acting, check_name, check_several, layo
 from tidemill.core.errors import ConfigError, did_you_mean, returned
 from tidemill.core.memory import Need
 from tidemill.core.seeding import derive_seed
-from tidemill.store.parameter_database import RESERVED
 from tidemill.store.query import Query
+from tidemill.store.versions import RESERVED
 
 MOST_THREADS = 1024
 MOST_WORKERS = 10_000

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from tidemill.core.errors import ConfigError, RunError, did_you_mean
 from tidemill.run.folder import RunFolder
-from tidemill.store.parameter_database import Mean, Version
 from tidemill.store.query import Query
+from tidemill.store.versions import Mean, Version
 
 ORDERS = {"tag": "tag NAME VERSION|TAG", "untag": "untag NAME", "export": "export VERSION|TAG FILE"}
 _LENGTHS = (("s", 60), ("min", 60), ("h", 24), ("d", 0))

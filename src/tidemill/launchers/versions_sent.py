@@ -10,7 +10,8 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import TidemillError
 from tidemill.core.untrusted_files import open_plain
 from tidemill.hosts.orders import KnownVersions, VersionPart, WantVersion
-from tidemill.store.parameter_database import INDEX, ParameterDatabase, file_of
+from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.store.version_files import file_of
 
 PART_BYTES = 1 << 20
 """The most bytes of a file that are sent at once: a lease waits behind them."""
@@ -40,10 +41,10 @@ class VersionsSent:
 
     def _look(self) -> None:
         try:
-            stat = (self._database.folder / INDEX).stat()
+            stat = self._database.index.path.stat()
             seen = stat.st_mtime_ns, stat.st_size
             if seen != self._seen:
-                self._index, self._seen = self._database.index(), seen
+                self._index, self._seen = self._database.index.serialized(), seen
         except (OSError, TidemillError):
             pass  # there are none yet, or it is being written: the next look finds more
 

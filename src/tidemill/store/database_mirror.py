@@ -17,7 +17,9 @@ from tidemill.core.config import check_name
 from tidemill.core.errors import DeadlineError
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import read_plain
-from tidemill.store.parameter_database import INDEX, SUFFIX, ParameterDatabase, file_of, find_version
+from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.store.version_files import SUFFIX, file_of
+from tidemill.store.version_index import INDEX, find_version
 
 MOST_CACHED_BYTES = 1 << 30
 """The most bytes of files that are kept, but for the newest one; those that were not read
@@ -36,7 +38,7 @@ class MirroredDatabase(ParameterDatabase):
         check_name("policy", policy)
         deadline = monotonic() + PATIENCE_S
         while True:
-            with self._transaction("read") as db:
+            with self.index.transaction("read") as db:
                 version, digest = find_version(db, policy, which)
             path = file_of(self.folder / policy, version)
             with suppress(OSError):

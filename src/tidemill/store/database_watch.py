@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
-from tidemill.store.parameter_database import INDEX, newest_write
+from tidemill.store.version_index import INDEX, newest_write
 
 # seconds until it is asked again all the same: files' times are coarse,
 SOON = 0.02

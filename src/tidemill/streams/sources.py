@@ -24,8 +24,9 @@ from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Arrays, check_finite
 from tidemill.core.untrusted_files import read_plain
 from tidemill.store.database_mirror import database_in
-from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.query import Query
+from tidemill.store.versions import Version
 from tidemill.streams.parameters import ParameterSubscriber, Subscription
 
 LOOK = 0.25  # seconds for which what is known of the database is taken to be true

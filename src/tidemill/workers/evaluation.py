@@ -62,15 +62,10 @@ from tidemill.api.experiment import Context, Experiment, WorkerConfig
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone
 from tidemill.store.database_watch import DatabaseWatch
-from tidemill.store.parameter_database import (
-    NO_RECORDS,
-    PARAMETERS,
-    Mean,
-    ParameterDatabase,
-    Version,
-    check_tag,
-)
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.query import check_field
+from tidemill.store.recorded_results import NO_RESULTS
+from tidemill.store.versions import Mean, Version, check_tag
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.streams.sources import Drawn
 from tidemill.workers.actor_config import ActorConfig
@@ -297,7 +292,7 @@ class EvaluationWorker(Worker):
                 self._load_part(part)
         elif self._exact and context.life:  # all begin anew, and so do the judges' games
             with suppress(VersionGone):  # nothing was pushed yet
-                self._database.set_records(config.policy, f"{config.name}/", NO_RECORDS)
+                self._database.results.load_state(config.policy, f"{config.name}/", NO_RESULTS)
         return Facts()
 
     # ---- a cut -------------------------------------------------------------------------
@@ -318,7 +313,7 @@ class EvaluationWorker(Worker):
             "held": self._kept,
             "source": self._consumer.state(),
             "tags": {tag: tags.get(tag, -1) for tag in (config.tag, config.best)},
-            "records": self._database.records(config.policy, f"{config.name}/"),
+            "records": self._database.results.state(config.policy, f"{config.name}/"),
         }
         try:
             write_part(self.context, part, self.cut, checkpoints)
@@ -346,7 +341,7 @@ class EvaluationWorker(Worker):
                     self._database.untag(config.policy, tag)
                 else:
                     self._database.tag(config.policy, tag, version)
-        self._database.set_records(config.policy, f"{config.name}/", part["records"])
+        self._database.results.load_state(config.policy, f"{config.name}/", part["records"])
 
     # ---- what it does ------------------------------------------------------------------
 
@@ -418,7 +413,7 @@ class EvaluationWorker(Worker):
         if updates is not None:
             if not self._watch.due():
                 return
-            due = self._database.unrecorded(policy, self._return, updates)
+            due = self._database.results.oldest_without(policy, self._return, updates)
             newest = (
                 [version for version in self._versions() if version.version == due] if due is not None else []
             )
@@ -492,7 +487,7 @@ class EvaluationWorker(Worker):
             if before and version != self._frozen.version:
                 games += [(self._ratings[rated[before - 1]], score) for score in scores]
             with suppress(VersionGone):  # it was collected while it played
-                self._database.record(
+                self._database.results.add(
                     self._config.policy, version, {self._beats: [1 - score for score in scores]}
                 )
         against, won = np.array(games).reshape(-1, 2).T
@@ -514,7 +509,7 @@ class EvaluationWorker(Worker):
             results |= {name: [value] for name, value in rated.items()}
         if self.context.experiment.curriculum:
             results["stage"] = [self.stage + 1]
-        self._database.record(
+        self._database.results.add(
             config.policy,
             frozen.version,
             {f"{config.name}/{what}": values for what, values in results.items()},

@@ -482,7 +482,8 @@ class Learner:
             if not self._watch.due():
                 return True
             try:
-                known = ParameterDatabase(Path(folder) / PARAMETERS).recorded(self._config.policy, now)
+                database = ParameterDatabase(Path(folder) / PARAMETERS)
+                known = database.results.means(self._config.policy, now)
             except DatabaseError:  # it could not be written: the disk is full, say
                 if awake() > self._again:
                     self._again = awake() + AGAIN

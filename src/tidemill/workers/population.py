@@ -30,8 +30,9 @@ from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone, did_you_mean
 from tidemill.core.seeding import derive_seed
 from tidemill.store.database_watch import DatabaseWatch
-from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase, Version
+from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.query import Query
+from tidemill.store.versions import Version
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.cut_files import has_cut, own_part, write_part
@@ -244,7 +245,7 @@ class PopulationWorker(Worker):
             return
         part = {
             name: {
-                "records": self._database.records(name, PREFIX),
+                "records": self._database.results.state(name, PREFIX),
                 "tags": {
                     tag: version for tag, version in self._database.tags(name).items() if tag in self._tags
                 },
@@ -262,7 +263,7 @@ class PopulationWorker(Worker):
             self._untag(name)
             for tag, version in part[name]["tags"].items():
                 self._database.tag(name, tag, version)
-            self._database.set_records(name, PREFIX, part[name]["records"])
+            self._database.results.load_state(name, PREFIX, part[name]["records"])
 
     # ---- decisions that members wait for -----------------------------------------------
 
@@ -286,7 +287,7 @@ class PopulationWorker(Worker):
     def _poll_waiting(self, updates: int) -> PollResult:
         """Decide on the members' versions after so many updates more, once all are
         there, and all is known of them that their trainers wait for besides."""
-        due = [self._database.unrecorded(name, FROM, updates) for name in self._members]
+        due = [self._database.results.oldest_without(name, FROM, updates) for name in self._members]
         if due.count(None) == len(due):
             return PollResult()
         at = min(version for version in due if version is not None)
@@ -326,7 +327,7 @@ class PopulationWorker(Worker):
             origin = {FROM: float(self._members[source.policy].number), FROM_VERSION: float(source.version)}
             if FROM not in version.means:
                 taken_over = {_taken(setting): value for setting, value in taken.items()}
-                self._database.record(name, version.version, origin | taken_over)
+                self._database.results.add(name, version.version, origin | taken_over)
         if scores:
             self._measure(scores)
         for steps, values, text in told:
