@@ -12,7 +12,7 @@ from tidemill import Experiment, PollResult, Worker, WorkerConfig, experiment_fo
 from tidemill.api.control_messages import Facts, Measured
 from tidemill.api.edges import Port
 from tidemill.core.schema import allocate
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ from tidemill.envs.asynchronous import Asynchronous as Asynchronous
 from tidemill.envs.atari import Atari as Atari
 from tidemill.envs.envpool import EnvPool as EnvPool
 from tidemill.envs.fault_tolerant import Slots as Slots
-from tidemill.envs.lanes import Gymnasium as Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo as PettingZoo
+from tidemill.envs.plain_gymnasium import Gymnasium as Gymnasium
 from tidemill.envs.vector import GymnasiumVector as GymnasiumVector
 from tidemill.launchers.processes import ProcessesLauncher as ProcessesLauncher
 from tidemill.metrics.json_lines import read_metrics as read_metrics

@@ -8,7 +8,7 @@ from tests.cli.test_cli import tidemill
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError
 from tidemill.envs.asynchronous import Asynchronous
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.presets.environment_names import environment_from
 from tidemill.presets.experiments import experiment_for

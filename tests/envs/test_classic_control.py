@@ -9,7 +9,8 @@ from tests.testing.ticking import by_looks
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes
 from tidemill.envs.classic_control import CartPoleVector
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.native.library import VARIABLE, choices
 from tidemill.testing.check_env import check_environment

@@ -18,8 +18,8 @@ from tidemill.core.cores import keep_to
 from tidemill.core.errors import ConfigError, EnvironmentFault, EnvironmentHangs
 from tidemill.envs.fault_tolerant import SlotEnvironment, Slots
 from tidemill.envs.hanging_threads import HANGING
-from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.parallel_build import close_all
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.vector import GymnasiumVector
 
 SPACES = Spaces(Box((2,), "float32"), Discrete(2))

@@ -21,8 +21,8 @@ from tidemill.core.user_code_loading import load_attribute
 from tidemill.envs.asynchronous import Asynchronous
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.frame_stack import stacked
-from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.parallel_build import close_all
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.actor_environments import build_environment

@@ -19,7 +19,8 @@ from tidemill.envs import hanging_threads, lane_threads
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.lane_restarts import LaneRestarts
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.remote.rest_config import Rest
 
 PATIENCE = 60.0  # seconds until a test gives up

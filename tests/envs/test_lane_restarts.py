@@ -18,7 +18,8 @@ from tidemill.api.environment import Environment, NotReady
 from tidemill.core.errors import EnvironmentFault, RemoteUnavailable
 from tidemill.envs.frame_stack import FrameStack
 from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether, cause_of, may_come_back
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.step_limit import StepLimit
 from tidemill.envs.vector import VectorLanes
 from tidemill.testing.scripted import Scripted

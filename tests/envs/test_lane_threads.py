@@ -15,7 +15,8 @@ from tests.envs.games import Counter, Delayed, Hanging, Nested
 from tidemill.core.config import set_path
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs import lane_threads as crew
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.presets.experiments import experiment_for
 
 

@@ -10,7 +10,8 @@ from tests.envs.games import Counter, Nested
 
 from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
+from tidemill.envs.plain_gymnasium import Gymnasium
 
 GAMES = str(Path(__file__).with_name("games.py"))
 

@@ -12,7 +12,8 @@ import pytest
 from tests.envs.driver import Driver
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
+from tidemill.envs.plain_gymnasium import Gymnasium
 
 mujoco = pytest.importorskip("mujoco")
 

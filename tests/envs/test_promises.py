@@ -4,8 +4,8 @@ import pytest
 from tests.envs.games import __file__ as games
 
 from tidemill.envs.atari import Atari
-from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.testing.scripted import Free, Scripted
 

@@ -18,9 +18,10 @@ from tidemill.envs.aec import AECLanes
 from tidemill.envs.aliased_arrays import TICKS
 from tidemill.envs.asynchronous import AsyncLanes
 from tidemill.envs.fault_tolerant import Slots
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.multi_agent import AgentView
 from tidemill.envs.parallel import ParallelLanes
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.spaces import from_gymnasium
 from tidemill.envs.tick_check import TickCheck
 from tidemill.envs.vector import VectorLanes

@@ -13,7 +13,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code_loading import named_files, named_modules, without_arguments
 from tidemill.envs.batch_lanes import BatchLanes
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.wrapping import WRAPPERS, outside_wrappers, read_wrapper
 from tidemill.presets.environment_names import environment_from
 

@@ -9,8 +9,8 @@ from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.core.errors import ConfigError
 from tidemill.envs.atari import Atari
 from tidemill.envs.envpool import EnvPool
-from tidemill.envs.lanes import Gymnasium
 from tidemill.envs.pettingzoo import PettingZoo
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.presets import environment_names
 from tidemill.presets.environment_names import FAMILIES, Family, environment_from, is_named
 from tidemill.remote.rest_config import Rest

@@ -39,7 +39,8 @@ from tidemill.core.errors import (
 from tidemill.core.thread_loop import own, run_ready
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether
-from tidemill.envs.lanes import Gymnasium, LaneLoop
+from tidemill.envs.lanes import LaneLoop
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.remote.connections import Address, _AsyncStream
 from tidemill.remote.rest_config import Rest
 from tidemill.remote.session import AsyncRemoteEnv, RemoteEnv

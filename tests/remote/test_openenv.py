@@ -26,7 +26,7 @@ from tidemill.core.errors import (
     SessionLost,
 )
 from tidemill.core.step_deadlines import StepTimes
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.remote import openenv
 from tidemill.remote.openenv import OpenEnv, OpenEnvSession
 

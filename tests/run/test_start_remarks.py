@@ -8,7 +8,7 @@ from tests.cli.test_cli import tidemill
 from tests.remote.served import serving
 
 from tidemill import ActorCritic
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.native import library
 from tidemill.native.library import VARIABLE
 from tidemill.presets.off_policy import DQN_PRESETS

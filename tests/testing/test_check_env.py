@@ -8,7 +8,7 @@ from tests.testing.ticking import by_looks
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig
 from tidemill.api.spaces import Box, Discrete, Spaces, to_gymnasium
 from tidemill.envs.asynchronous import Asynchronous
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.envs.spaces import from_gymnasium
 from tidemill.envs.vector import GymnasiumVector
 from tidemill.testing.check_env import _determinism, check_environment, sample_actions

@@ -125,6 +125,7 @@ RENAMED = {
         "build_environment": "tidemill.workers.actor_environments:build_environment",
         "seen_by": "tidemill.workers.actor_environments:seen_by",
     },
+    "tidemill.envs.lanes": {"Gymnasium": "tidemill.envs.plain_gymnasium:Gymnasium"},
     "tidemill.envs.spaces": {"to_gymnasium": "tidemill.api.spaces:to_gymnasium"},
     "tidemill.layouts.auto_layout": {"Arranged": "LaidOut", "arrange": "lay_out"},
     "tidemill.metrics.json_lines": {

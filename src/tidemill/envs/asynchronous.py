@@ -16,9 +16,10 @@ from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.step_deadlines import MORE_TIME, StepTimes
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.gymnasium_registry import call_maker, load_maker
+from tidemill.envs.lane_answers import Result
 from tidemill.envs.lane_coroutines import LaneCoroutines
 from tidemill.envs.lane_threads import CLOSE_SECONDS
-from tidemill.envs.lanes import LaneLoop, Result
+from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.reset_options import reset_env
 
 

@@ -8,7 +8,7 @@ with what was seen.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -163,3 +163,49 @@ def play_again(
         if ended or cut:
             return seen, f"it ended after {number:,} of {len(actions):,} steps"
     return seen, ""
+
+
+def state_of(env: Any, episode: Part | None, seen: Callable[[], Arrays]) -> Part:
+    """Return where `env` is, so that `bring_back` brings it there. `episode`: what is
+    kept of its open one, None where it is between two, or that is too long; `seen`:
+    returns what it shows, as its rows have it."""
+    if tells_state(env):
+        return {"own": env.tidemill_state()}
+    drawn: Part = {"generator": drawn_from(env)}
+    return drawn if episode is None else {**drawn, "episode": episode, "seen": seen()}
+
+
+def bring_back(
+    env: Any,
+    state: Part,
+    idle: bool,
+    options: Mapping[str, Any] | None,
+    again: Callable[[Part], tuple[Any, str]],
+    rows: Callable[[Any], Arrays],
+) -> tuple[Any, str]:
+    """Bring `env` to where `state_of` was told. Return what it shows, and why its open
+    episode is lost, "" where it is not.
+
+    idle: whether it is between two episodes: what it shows then, nobody looks at
+    options: of resets
+    again: plays an episode again: see `play_again`
+    rows: returns an observation as its rows have it
+    """
+    try:
+        seen, why = reset_env(env, 0, options)[0], ""
+        if "own" in state:
+            env.load_tidemill_state(state["own"])
+            return seen, why
+        if "episode" in state:
+            seen, how = again(state["episode"])
+            if not how:
+                now, then = rows(seen), state["seen"]
+                other = [name for name in now if now[name].tobytes() != then[name].tobytes()]
+                how = f"another {other[0]} in the end" if other else ""
+            why = another(how) if how else ""
+        elif not idle:
+            why = TOO_LONG
+        draw_from(env, state["generator"])
+        return seen, why
+    except Exception as error:
+        return None, f"it raised {type(error).__name__} as an episode was played again: {error}"

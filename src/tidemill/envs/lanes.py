@@ -1,187 +1,41 @@
-"""Plain Gymnasium environments: many copies, stepped one after the other inside `send`,
-or each in a thread."""
+"""Gymnasium environments of one agent, many copies: stepped one after the other inside
+`send`, or each in a thread."""
 
-import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import count_nonzero
 from numpy.typing import NDArray
 
-from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, NotReady, Tick
-from tidemill.api.external_code import Outside
+from tidemill.api.environment import AgentInfo, Environment, NotReady, Tick
 from tidemill.api.spaces import schema_of_space
 from tidemill.core.clock import awake
-from tidemill.core.config import check_counts, layout_setting
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, EnvironmentAway, EnvironmentFault
+from tidemill.core.errors import EnvironmentAway, EnvironmentFault
 from tidemill.core.schema import Arrays, allocate
-from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.aliased_arrays import AliasDetector
-from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
 from tidemill.envs.episode_replay import (
-    TOO_LONG,
     KeptEpisodes,
-    another,
+    bring_back,
     draw_from,
-    drawn_from,
     play_again,
+    state_of,
     tells_state,
 )
-from tidemill.envs.gymnasium_registry import call_maker, find_spec, fps_of, load_maker, outside, pictures
+from tidemill.envs.gymnasium_registry import fps_of
+from tidemill.envs.lane_answers import LaneAnswers, Result
 from tidemill.envs.lane_restarts import SEEDS_APART, Remaking, made_again
 from tidemill.envs.lane_threads import LaneThreads, RaisedError
 from tidemill.envs.reset_options import reset_env, take_options
-from tidemill.envs.space_values import ActionWriter, LeafReader, brief, readers_of
+from tidemill.envs.space_values import ActionWriter
 from tidemill.envs.spaces import spaces_of
-from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
-from tidemill.envs.wrapping import names_of, outside_wrappers, wrapped
 
 if TYPE_CHECKING:
     from tidemill.envs.lane_coroutines import LaneCoroutines
-
-Result = tuple[Any, Any, Any, Any, Any]  # what a Gymnasium step returns
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gymnasium(EnvironmentConfig):
-    """A `Gymnasium` config builds the Gymnasium environment that exactly one of `id` and
-    `make` names.
-
-    id: "CartPole-v1", or "module:ENV_ID" to import the module that registers it
-    make: "module:NAME" or "FILE.py:NAME", the place of a class or function that returns a
-        `gymnasium.Env`; or that class or function itself
-    kwargs: arguments that it is made with
-    max_episode_steps: most steps of an episode, which is cut (truncated) there; None: the
-        environment's own limit, 0: none. `Actors.max_episode_steps` comes on top: the
-        smaller one holds
-    threads: threads in which the lanes of a target step, at most one per lane; 0: in the
-        actor's own, one lane after the other. For steps that wait, or compute outside
-        Python's lock; quick ones in Python are slower so. Copies must not share anything
-        that one thread alone may touch. Rows are the same whatever the number. Split the
-        lanes among targets (`Actors.ring`), so that some step while the actor serves
-        others, and where they wait keep it on one core (`Actors.one_core`): ring=16,
-        lanes=4, threads=4 for 64 in all
-    vectorized: whether lanes of an environment in `batch_lanes.BATCHES` (MuJoCo, several
-        of classic control) step by whole arrays, which gives the numbers of Gymnasium's
-        own in every bit; False: Gymnasium's own code steps each. Threads, pictures and
-        wrappers have that in any case
-    wrap: wrappers around each copy, the first one inside: a name, as "flatten" or
-        "frame-skip(4)" (`envs.wrapping.WRAPPERS`), "module:NAME" or "FILE.py:NAME", with
-        plain arguments in brackets; or a class or function that takes the environment
-    """
-
-    id: str | None = None
-    make: Code | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    max_episode_steps: int | None = None
-    threads: int = layout_setting(0)
-    vectorized: bool = True
-    wrap: tuple[Code, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "make", name_of_code(self.make))
-        if (self.id is None) == (self.make is None):
-            raise ConfigError(
-                'name an environment by exactly one of id ("CartPole-v1") and make ("FILE.py:NAME"), not id '
-                f"= {self.id!r} and make = {self.make!r}"
-            )
-        self.check_least(max_episode_steps=0, threads=0)
-        object.__setattr__(self, "wrap", names_of(self.wrap))
-
-    @property
-    def name(self) -> str:
-        """What messages call this environment."""
-        return str(self.id or self.make)
-
-    @classmethod
-    def outside(cls, settings: Mapping[str, Any]) -> Sequence[Outside]:
-        return outside(settings) + outside_wrappers(settings.get("wrap"))
-
-    @property
-    def slowed_by_wrappers(self) -> bool:
-        """True where lanes would step by whole arrays but for their wrappers."""
-        return bool(
-            self.wrap
-            and self.id
-            and self.vectorized
-            and not self.threads
-            and find_spec(self.id).entry_point in BATCHES
-        )
-
-    def build(self, lanes: int, seed: int, render: bool = False) -> "LaneLoop | BatchLanes":
-        """Return `lanes` copies as one environment."""
-        check_counts(lanes=lanes)
-        import gymnasium
-
-        first = self.make_one(render)
-        own = getattr(getattr(first, "spec", None), "max_episode_steps", None)
-        given = None if self.wrap and own else self.max_episode_steps  # which a wrapper may lower
-        limit: int = (own if given is None else given) or 0
-        limited = limit > 0 and not self.wrap and type(first) is gymnasium.wrappers.TimeLimit
-        if self.vectorized and not (render or self.threads):
-            bare = first.env if limited else first
-            if (batch := batch_of(bare, lanes)) is not None:
-                return batch(bare, self.name, lanes, seed, limit)
-        envs = [first, *(self.make_one() for _ in range(lanes - 1))]
-        # The loop counts the steps of all lanes at once, which is 0.1 µs a step less than
-        # a wrapper around each.
-        loop = LaneLoop(
-            [env.env for env in envs] if limited else envs,
-            self.name,
-            seed,
-            self.threads,
-            limit=limit if limited else 0,
-            make_one=(lambda: self.make_one().env) if limited else self.make_one,
-        )
-        loop.max_episode_steps = limit
-        return loop
-
-    def make_one(self, render: bool = False) -> Any:
-        """Return one bare `gymnasium.Env`, with its time limit and in its wrappers."""
-        return wrapped(self._make_bare(render), self.wrap, self.name)
-
-    def _make_bare(self, render: bool) -> Any:
-        import gymnasium
-        from gymnasium.envs.registration import load_env_creator
-
-        limit = self.max_episode_steps
-        if self.make is not None:
-            maker = load_maker(str(self.make), "a gymnasium.Env")
-            env = call_maker(maker, self.make, maker, {**self.kwargs, **(pictures(maker) if render else {})})
-            if not isinstance(env, gymnasium.Env):
-                cure = (
-                    f'; its step is async def: take Asynchronous(make="{self.make}")'
-                    if iscoroutinefunction(getattr(env, "step", None))
-                    else ""
-                )
-                raise ConfigError(f"make: {self.make} returned {env!r}, which is no gymnasium.Env{cure}")
-            return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
-        spec = find_spec(str(self.id))
-        if spec.entry_point is None:
-            raise ConfigError(
-                f'environment "{self.id}" has only a vector form: use GymnasiumVector(id="{self.id}")'
-            )
-        # The passive checker looks for what this file looks for, and the order of calls
-        # is kept by the contract: neither is worth a call per step.
-        plain = copy.copy(spec)
-        plain.order_enforce, plain.disable_env_checker = False, True
-
-        def make(**kwargs: Any) -> Any:
-            creator: Any = (
-                load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-            )
-            given: dict[str, Any] = {**kwargs, **(pictures(creator) if render else {})}
-            return gymnasium.make(plain, max_episode_steps=-1 if limit == 0 else limit, **given)
-
-        return call_maker(make, f'environment "{self.id}"', spec.entry_point, self.kwargs)
 
 
 class LaneLoop(Environment):
@@ -191,7 +45,7 @@ class LaneLoop(Environment):
     `recv`.
 
     Per tick and lane there is only the call of `step`: what the lanes return is turned
-    into arrays by a few calls for all of them.
+    into arrays by a few calls for all of them (`lane_answers.py`).
     """
 
     def __init__(
@@ -226,8 +80,7 @@ class LaneLoop(Environment):
         self.seed(seed)
         self._steps = [env.step for env in envs]
         self._aliases = AliasDetector(name)
-        self._check = TickCheck(self._spaces.observation, name, ("agent",))
-        self._readers = readers_of(self._spaces.observation, LeafReader)
+        self._answers = LaneAnswers(self._spaces.observation, name)
         self._writer = ActionWriter(self._spaces.action, plain=stepper is not None)
         self._results: list[Any] = []  # of each lane a `Result`, or `RaisedError`
         self._arguments: list[Any] = []
@@ -417,10 +270,10 @@ class LaneLoop(Environment):
             if self._remaking and not self._restart_due():
                 raise NotReady
             try:
-                observations = self._write(tick)
+                observations = self._answers.write(self._results, tick)
                 break
             except Exception as error:
-                fault = self._explained(error)
+                fault = self._answers.explained(error, self._results, self._last)
             self._restart(fault)
             del fault
         if self._limit:
@@ -487,22 +340,8 @@ class LaneLoop(Environment):
     def _state_of(self, lane: int) -> Part:
         """Return what is known of a lane; no "episode" where it is between two, or too
         long."""
-        env = self.envs[lane]
-        if tells_state(env):
-            return {"own": env.tidemill_state()}
-        drawn = {"generator": drawn_from(env)}
-        if self._idle[lane] or self._kept is None or (episode := self._kept.state(lane)) is None:
-            return drawn
-        return {**drawn, "episode": episode, "seen": self._seen(self._last[lane])}
-
-    def _seen(self, observation: Any) -> Arrays:
-        """Return an observation as its rows have it."""
-        seen = {}
-        for reader in self._readers:
-            row = np.empty((1, *reader.field.shape), reader.field.dtype)
-            reader.write([observation], row)
-            seen[reader.name] = row[0]
-        return seen
+        kept = None if self._idle[lane] or self._kept is None else self._kept.state(lane)
+        return state_of(self.envs[lane], kept, lambda: self._answers.rows(self._last[lane]))
 
     def load_state(self, state: Part) -> Mapping[int, str]:
         lanes = [state["lanes"][str(lane)] for lane in range(self.lanes)]
@@ -523,37 +362,15 @@ class LaneLoop(Environment):
         return {lane: why for lane, (_, why) in enumerate(answers) if why}
 
     def _bringer(self, lane: int, saved: Part) -> Callable[[Any], tuple[Any, str]]:
-        """Return a function that brings a lane back to where it was. It returns what the
-        lane shows, and why its open episode is lost, "" where it is not."""
+        """Return a function that brings a lane back to where it was (`bring_back`)."""
         env, idle, kept = self.envs[lane], bool(self._idle[lane]), self._kept
 
-        def bring(_: Any) -> tuple[Any, str]:
-            try:
-                # an idle lane's last observation, which nobody looks at, is any
-                seen, why = reset_env(env, 0, self._options)[0], ""
-                if "own" in saved:
-                    env.load_tidemill_state(saved["own"])
-                    return seen, why
-                if not idle and "episode" not in saved:
-                    why = TOO_LONG
-                elif not idle:
-                    assert kept is not None  # who cannot tell its state keeps its episodes
-                    episode = saved["episode"]
-                    seen, why = play_again(env, episode, self._done(episode), kept.options_of(episode))
-                    now = {} if why else self._seen(seen)
-                    other = [name for name in now if now[name].tobytes() != saved["seen"][name].tobytes()]
-                    why = why or (f"another {other[0]} in the end" if other else "")
-                    why = another(why) if why else ""
-                draw_from(env, saved["generator"])
-                return seen, why
-            except Exception as error:
-                return None, f"it raised {type(error).__name__} as an episode was played again: {error}"
+        def again(episode: Part) -> tuple[Any, str]:
+            assert kept is not None  # who cannot tell its state keeps its episodes
+            actions = self._writer.values(episode["actions"]) if episode["steps"] else []
+            return play_again(env, episode, actions, kept.options_of(episode))
 
-        return bring
-
-    def _done(self, episode: Part) -> list[Any]:
-        """Return the actions of an episode as the environment takes them."""
-        return self._writer.values(episode["actions"]) if episode["steps"] else []
+        return lambda _: bring_back(env, saved, idle, self._options, again, self._answers.rows)
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return lane 0's picture, when it was built with `render`."""
@@ -591,27 +408,6 @@ class LaneLoop(Environment):
             if isinstance(result := self._results[lane], RaisedError):
                 self._restart(self._fault_of(lane, result.error, bool(self._resets[lane])))
 
-    def _write(self, tick: Tick) -> Sequence[Any]:
-        """Write what the lanes returned as it is, and return their observations. Raises
-        whatever comes of what does not fit."""
-        observations, rewards, terminated, truncated, _ = zip(*self._results, strict=True)
-        for reader in self._readers:
-            reader.write(observations, tick.observation[reader.name])
-        if not (NUMBERS.issuperset(map(type, rewards)) or all(map(is_number, rewards))):
-            raise TypeError("rewards")
-        tick.reward[:] = rewards
-        ends = terminated + truncated
-        if not (FLAGS.issuperset(map(type, ends)) or all(map(is_flag, ends))):
-            raise TypeError("flags")
-        if ends.count(False) == len(ends):  # a tenth of what it takes to write them
-            tick.done.fill(False)
-            tick.truncated.fill(False)
-        else:
-            tick.done[:] = terminated
-            tick.truncated[:] = truncated
-        self._check(tick)
-        return observations
-
     def _beginner(self, lane: int) -> Callable[[Any], Result]:
         """A stand-in for `step` that resets instead. Each lane is seeded once, or
         whenever `seed` says so."""
@@ -637,63 +433,18 @@ class LaneLoop(Environment):
 
     def _copied(self, lane: int, result: Any) -> Any:
         if not isinstance(result, tuple) or not result:
-            return result  # `_explain` says what is wrong with it
+            return result  # `LaneAnswers.explained` says what is wrong with it
         return self._aliases.copied(result[0], lane), *result[1:]
 
     def _begun(self, lane: int, answer: Any) -> Result:
-        where = f"{self.name}: lane {lane}"
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            raise EnvironmentFault(f"{where}: reset returned {brief(answer)} instead of (observation, info)")
-        for reader in self._readers:
-            reader.check(answer[0], where)
-        return (
-            self._aliases.copied(answer[0], lane) if self._aliases.active else answer[0],
-            0.0,
-            False,
-            False,
-            None,
-        )
+        observation = self._answers.begun(lane, answer)
+        if self._aliases.active:
+            observation = self._aliases.copied(observation, lane)
+        return observation, 0.0, False, False, None
 
     def _idler(self, lane: int) -> Callable[[Any], Result]:
         observation = self._last[lane]
         return lambda _: (observation, 0.0, False, False, None)
-
-    def _explained(self, error: Exception) -> EnvironmentFault:
-        """Find which lane's answer does not fit, and return a fault that says what it
-        should have been."""
-        for lane, result in enumerate(self._results):
-            try:
-                self._look(result, f"{self.name}: lane {lane}")
-            except EnvironmentFault as fault:
-                fault.__cause__ = error
-                return fault.in_lane(lane).telling(self._told(lane))
-        if isinstance(error, EnvironmentFault):
-            return error if error.lane is None else error.telling(self._told(error.lane))
-        unknown = EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}")
-        unknown.__cause__ = error
-        return unknown
-
-    def _told(self, lane: int) -> dict[str, dict[str, Any]]:
-        """Return what a lane returned, for its fault."""
-        result = self._results[lane]
-        names, told = ("obs", "reward", "terminated", "truncated", "info"), {"before": self._last[lane]}
-        if not isinstance(result, tuple) or len(result) != len(names):
-            return {"agent": {**told, "answer": result}}
-        return {"agent": {**told, **dict(zip(names, result, strict=True))}}
-
-    def _look(self, result: Any, where: str) -> None:
-        """Raise `EnvironmentFault` for what no step may return."""
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise EnvironmentFault(
-                f"{where}: step returned {brief(result)} instead of (observation, reward, terminated, "
-                "truncated, info)"
-            )
-        observation, reward, terminated, truncated, _ = result
-        for reader in self._readers:
-            reader.check(observation, where)
-        check_number(reward, "reward of agent agent", where)
-        check_flag(terminated, "terminated of agent agent", where)
-        check_flag(truncated, "truncated of agent agent", where)
 
 
 def _returning(answer: Any) -> Callable[[Any], Any]:

@@ -342,9 +342,7 @@ class AgentLanes(Environment):
         for agent in range(self._count):
             seat = lane * self._count + agent
             for source, reader in self._readers[agent] if self._present[seat] else ():
-                row = np.empty((1, *reader.field.shape), reader.field.dtype)
-                reader.write([self._observed[source][seat]], row)
-                seen[f"{agent}:{reader.name}"] = row[0]
+                seen[f"{agent}:{reader.name}"] = reader.row(self._observed[source][seat])
         return seen
 
     def load_state(self, state: Part) -> Mapping[int, str]:

@@ -69,6 +69,12 @@ class LeafReader:
             self.write(observations, some)
             out[rows] = some
 
+    def row(self, observation: Any) -> Array:
+        """Return this leaf of one observation, as its row has it."""
+        row = np.empty(self.field.shape, self.field.dtype)
+        self.write([observation], row[np.newaxis])
+        return row
+
     def check(self, observation: Any, where: str, agent: str = "agent") -> None:
         """Raise `EnvironmentFault` when `observation` lacks this leaf, or `check_leaf`
         finds fault with it."""

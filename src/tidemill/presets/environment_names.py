@@ -79,7 +79,7 @@ def environment_from(
             f'"{text}" is a file; say what of it is meant: {text}:experiment, a function of that name, or '
             f"{text}:NAME, an environment"
         )
-    from tidemill.envs.lanes import Gymnasium
+    from tidemill.envs.plain_gymnasium import Gymnasium
 
     # An identifier that ends in a version, or stands in a namespace, is no name that
     # Python allows.
@@ -97,7 +97,7 @@ def environment_from(
 def in_wrappers(environment: EnvironmentConfig, wrap: Any) -> EnvironmentConfig:
     """Return `environment` in these wrappers, which come outside of its own. Raises
     `ConfigError` where it takes none."""
-    from tidemill.envs.lanes import Gymnasium
+    from tidemill.envs.plain_gymnasium import Gymnasium
     from tidemill.envs.wrapping import names_of
 
     if not (isinstance(wrap, str) or callable(wrap) or wrap):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.native.library import VARIABLE, unavailable
 from tidemill.nets.native_setting import NativeSetting
 from tidemill.presets.fitting_algorithms import from_replay_memories

@@ -13,7 +13,7 @@ from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
 from tidemill.core.schema import Arrays, poison
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.transports.local import LocalBell
 
 LONG_EPISODE = 100_000  # steps; longer ones rarely end within a run, and then there is nothing to learn from

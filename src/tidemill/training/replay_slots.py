@@ -6,7 +6,7 @@ from typing import Any
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.core.errors import ConfigError
 from tidemill.envs.fault_tolerant import Slots
-from tidemill.envs.lanes import Gymnasium
+from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.presets.fitting_algorithms import from_replay_memories
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.actor_config import ReplayActors
