@@ -1,5 +1,6 @@
 """A run's folder that is named again: the same run goes on, all else is refused."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,14 +10,14 @@ from pathlib import Path
 import pytest
 from tests.run.watching import EXPERIMENTS, Run, wait_until
 
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.control_socket import tell
 from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
 from tidemill.run.same_run import digest_of
-from tidemill.store.checkpoint import checkpoints
+from tidemill.store.checkpoint import ENDED, checkpoints
 from tidemill.training.result import Result
 from tidemill.training.train import resume, train
 
@@ -90,47 +91,103 @@ def test_a_run_that_was_killed_once_its_limit_was_reached_is_completed_by_the_sa
     assert resume(folder, quiet=True).summary.status == "completed"
 
 
-def test_a_run_that_was_killed_between_the_last_checkpoints_of_its_policies_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+class TwoPolicies:
+    """A run of two policies, in `folder`, of which the first at its limit ends the run.
+
+    kept: `TrainerConfig.checkpoints`
+    ahead, behind: the folders of their checkpoints; both may be at the limit
+    """
+
+    def __init__(self, folder: Path, kept: int) -> None:
+        made = experiments.rows()
+        every = {"checkpoint_seconds": 1e-9, "checkpoint_share": 1, "checkpoints": kept}
+        workers = {
+            name: config.replace(**every) if name.startswith("trainer") else config
+            for name, config in made.workers.items()
+        }
+        self.folder, self._made = folder, made.replace(workers=workers)
+        self.go_on()
+        places = (folder / "checkpoints" / kind for kind in ("red", "blue"))
+        self.behind, self.ahead = sorted(places, key=lambda place: self.numbers(place)[-1])
+        assert self.numbers(self.ahead)[-1] == 6
+
+    def go_on(self) -> Result:
+        return train(self._made, run_dir=self.folder, source=EXPERIMENTS, launch="inline", layout="given")
+
+    def kill(self) -> None:
+        """As if it had been killed before its summary was written."""
+        (self.folder / "summary.json").unlink()
+
+    @staticmethod
+    def numbers(place: Path) -> list[int]:
+        return [int(path.name.removeprefix("update-")) for path in checkpoints(place)]
+
+
+@pytest.fixture
+def rows_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROWS", str(tmp_path))
-    made, folder = experiments.rows(), tmp_path / "mine"
-    every = {"checkpoint_seconds": 1e-9, "checkpoint_share": 1, "checkpoints": 9}
-    workers = {
-        name: config.replace(**every) if name.startswith("trainer") else config
-        for name, config in made.workers.items()
-    }
-    made = made.replace(workers=workers)
 
-    def go_on() -> Result:
-        return train(made, run_dir=folder, source=EXPERIMENTS, launch="inline", layout="given")
 
-    def killed(kept: int) -> None:
-        """As if it had been killed when the last of so many checkpoints was written."""
-        (folder / "summary.json").unlink()
-        for path in checkpoints(places[1])[kept:]:
-            shutil.rmtree(path)
-
-    go_on()
-    places = [folder / "checkpoints" / kind for kind in ("red", "blue")]
-    ahead, behind = ([path.name for path in checkpoints(place)] for place in places)
-    if len(ahead) < 6:
-        places.reverse()
-        ahead, behind = behind, ahead
-    assert ahead[-1] == "update-6" and len(behind) > 3, "the first at its limit ends the run"
-    killed(len(behind))
-    assert go_on().summary["status"] == "completed"
+@pytest.mark.usefixtures("rows_into")
+@pytest.mark.parametrize("kept", [9, 1])
+def test_a_run_that_was_killed_between_the_last_checkpoints_of_its_policies_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: int
+) -> None:
+    run = TwoPolicies(tmp_path / "mine", kept)
+    run.kill()
+    assert run.go_on().summary["status"] == "completed"
     assert "it is complete now" in capsys.readouterr().out
-    killed(3)
+    run.kill()
+    before, last = run.numbers(run.behind)[-2:]
+    shutil.rmtree(run.behind / f"update-{last}")
     # nor had the other one removed yet what it replaced by its last one
-    shutil.copytree(places[0] / "update-6", places[0] / "update-6.replaced")
-    assert go_on().summary["updates"] == 6
+    shutil.copytree(run.ahead / "update-6", run.ahead / "update-6.replaced")
+    assert run.go_on().summary["updates"] == 6
     told = capsys.readouterr().out
-    assert f"{places[0].name}, which had reached the limit, goes back to the one before" in told
+    assert f"{run.ahead.name}, which had reached the limit, goes back to the one before" in told
     assert "it is complete now" not in told
-    assert len(checkpoints(places[1])) > 3
+    assert run.numbers(run.behind)[-1] > before
     with pytest.raises(RunError, match="already holds a run"):
-        go_on()
+        run.go_on()
+
+
+@pytest.mark.usefixtures("rows_into")
+def test_what_has_no_checkpoint_before_its_last_is_not_complete_and_its_run_goes_further(
+    tmp_path: Path,
+) -> None:
+    run = TwoPolicies(tmp_path / "mine", 9)
+    run.kill()
+    for path in (*checkpoints(run.ahead)[:-1], checkpoints(run.behind)[-1]):
+        shutil.rmtree(path)
+    said = rf"{run.ahead.name} had reached the limit, {run.behind.name} had not, .*--max-steps N"
+    with pytest.raises(CheckpointError, match=said):
+        run.go_on()
+    assert run.numbers(run.ahead) == [6]
+    assert resume(run.folder, limits={"updates": 9}, quiet=True, trust=True).summary["updates"] == 9
+
+
+@pytest.mark.usefixtures("rows_into")
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_finished_run_of_several_policies_is_completed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], marked: bool
+) -> None:
+    """Where an earlier version has trained it, which marked no last checkpoints; or where
+    all were at the limit and only marks were missing."""
+    run = TwoPolicies(tmp_path / "mine", 9)
+    run.kill()
+    for path in (*checkpoints(run.ahead), *checkpoints(run.behind)):
+        manifest = json.loads((path / "manifest.json").read_text())
+        if path.parent == run.behind:
+            manifest["facts"] |= {ENDED: 0, "updates": 6 if marked else 5}
+        if not marked:
+            del manifest["facts"][ENDED]
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    before = run.numbers(run.ahead), run.numbers(run.behind)
+    capsys.readouterr()
+    assert run.go_on().summary["status"] == "completed"
+    told = capsys.readouterr().out
+    assert "it is complete now" in told and "goes back" not in told
+    assert (run.numbers(run.ahead), run.numbers(run.behind)) == before
 
 
 def test_a_file_that_was_edited_is_another_one(tmp_path: Path) -> None:

@@ -139,24 +139,38 @@ class ResumePoint:
 def before_torn_end(folder: RunFolder, experiment: Experiment, ended: str) -> dict[Path, Path]:
     """Return what a run goes on from that was killed between the last checkpoints of its
     policies: of one that had reached the run's limit the checkpoint before its last, by
-    their folders. {} for all other runs, and where there is none before. `ended`: see
-    `ResumePoint.limit_reached`."""
+    their folders. {} for all other runs. `ended`: see `ResumePoint.limit_reached`. Raises
+    `CheckpointError` where there is none before."""
     policies = experiment.trained()
     if not ended or len(policies) < 2 or experiment.exact_resume or not folder.has_checkpoints(policies):
         return {}
     newest = {policy: read_newest(folder.checkpoints(policy)) for policy in policies}
-    if len(marks := {found.facts.get(ENDED) for found in newest.values()}) == 1 and marks != {None}:
+    first, *others = (found.facts.get(ENDED) for found in newest.values())
+    # all are last ones; or an earlier version has written them, which marked none
+    if first != 0 and all(mark == first for mark in others):
+        return {}
+    points = {policy: ResumePoint.of(folder, experiment, [policy], leads=False) for policy in policies}
+    done = [
+        policy
+        for policy, point in points.items()
+        if point.limit_reached(folder.path, experiment.limits, False, ended)
+    ]
+    if len(done) == len(policies):
         return {}
     before = dict[Path, Path]()
-    for policy, last in newest.items():
-        point = ResumePoint.of(folder, experiment, [policy], leads=False)
-        if not point.limit_reached(folder.path, experiment.limits, False, ended):
-            continue
+    for last in map(newest.__getitem__, done):
+        place = last.path.parent
         # not one that the last was about to replace, which is at the limit, too
-        older = (found.path for found in readable(last.path.parent) if found.path.stem != last.path.stem)
+        older = (found.path for found in readable(place) if found.path.stem != last.path.stem)
         if (path := next(older, None)) is None:
-            return {}
-        before[path.parent] = path
+            behind = ", ".join(policy for policy in policies if policy not in done)
+            raise CheckpointError(
+                f"{folder.path} was {ended} between the last checkpoints of its policies: {place.name} had "
+                f"reached the limit, {behind} had not, and there is none before {last.path} to go back to. "
+                "Go on from the newest of each with a higher limit (--max-steps N, limits={…} in Python), or "
+                "train anew (--anew)"
+            )
+        before[place] = path
     return before
 
 

@@ -34,7 +34,8 @@ LATER = "later-"
 MOST_LATER = 4  # that are put aside in a folder, the newest ones
 FORMAT = 1
 ENDED = "ended"
-"""What a policy's last checkpoint in a run of several has among its facts: the epoch."""
+"""What checkpoints in a run of several policies have among their facts: the epoch in a
+policy's last one, 0 in those before."""
 STEP = "step"
 """What records of an actor are called by; those of a trainer are by their update, as
 checkpoints are."""

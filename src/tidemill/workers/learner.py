@@ -140,7 +140,7 @@ class Learner:
         """Whether the last update did."""
         self._saved = -1, -1, -1  # updates, steps and dropped samples at the newest checkpoint
         self._refused = False  # the last one could not be written
-        # of several policies some may lack their last checkpoint: those are marked
+        # of several policies some may lack their last checkpoint, which is marked
         self._several = len(context.experiment.trained()) > 1 and not context.experiment.exact_resume
         self._ends = False
         self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
@@ -634,7 +634,7 @@ class Learner:
             "settings": self._changed,
             "returns": self.returns.values(),
             **extras.facts,
-            **({ENDED: epoch_of(Path(self._context.folder or ""))} if self._ends else {}),
+            **({ENDED: epoch_of(Path(self._context.folder or "")) * self._ends} if self._several else {}),
         }
         with _writing.setdefault(str(folder), Lock()):
             write_checkpoint(
@@ -642,7 +642,8 @@ class Learner:
                 checkpoint_name(self.counters.updates),
                 {"policy": policy, "algorithm": algorithm, **extras.arrays},
                 facts,
-                config.checkpoints,
+                # who is killed ahead of the others goes back to the one before its last
+                max(config.checkpoints, 2) if self._several else config.checkpoints,
                 extras.folders,
             )
 

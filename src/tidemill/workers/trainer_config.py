@@ -32,7 +32,7 @@ class TrainerConfig(WorkerConfig):
         one more is always written at the end
     checkpoint_share: share of the run's time that writing them may take; where it would
         take more they are written less often. 1: it may take any
-    checkpoints: how many of them are kept
+    checkpoints: how many of them are kept; in a run of several policies two at least
     database_seconds: seconds between versions that are pushed into the run's parameter
         database; the first and the last always are. None: none is
     database_updates: updates between them, in place of seconds: each is on the disk
