@@ -13,6 +13,7 @@ from tidemill import (
     Experiment,
     Gymnasium,
     Limits,
+    PettingZoo,
     Trainer,
     populate,
 )
@@ -52,6 +53,30 @@ def experiment(
         },
         limits=Limits(updates=updates),
         exact_resume=True,
+        seed=5,
+    )
+
+
+def two_policies(lag: int | None) -> Experiment:
+    """A speaker and a listener, each with a trainer."""
+    names = "speaker", "listener"
+    specs = (AgentSpec(match=f"{name}.*", policy=name, samples=name, sample_steps=8) for name in names)
+    game = PettingZoo(make="mpe2.simple_speaker_listener_v4", kwargs={"max_cycles": 12})
+    return Experiment(
+        name="cuts",
+        policies={name: ActorCritic(hidden=(8,)) for name in names},
+        workers={
+            "actor": Actors(environment=game, lanes=2, ring=2, agents=tuple(specs)),
+            **{
+                name: Trainer(
+                    policy=name,
+                    samples=name,
+                    algorithm=PPO(minibatch_size=16, epochs=1),
+                    max_policy_lag=lag,
+                )
+                for name in names
+            },
+        },
         seed=5,
     )
 

@@ -16,7 +16,8 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from tests.run.cut_experiments import MANY, experiment
+from tests.run.cut_experiments import MANY, experiment, two_policies
+from tests.run.dying_at_last import DYING, dying_at_last
 from tests.run.staged import Widening
 from tests.run.watching import log_of
 from typer.testing import CliRunner
@@ -114,30 +115,6 @@ class Forgetting(Queue):
         buffer = super().build(source, demand)
         buffer.state = Buffer.state.__get__(buffer)
         return buffer
-
-
-def two_policies(lag: int | None) -> Experiment:
-    """A speaker and a listener, each with a trainer."""
-    names = "speaker", "listener"
-    specs = (AgentSpec(match=f"{name}.*", policy=name, samples=name, sample_steps=8) for name in names)
-    game = PettingZoo(make="mpe2.simple_speaker_listener_v4", kwargs={"max_cycles": 12})
-    return Experiment(
-        name="cuts",
-        policies={name: ActorCritic(hidden=(8,)) for name in names},
-        workers={
-            "actor": Actors(environment=game, lanes=2, ring=2, agents=tuple(specs)),
-            **{
-                name: Trainer(
-                    policy=name,
-                    samples=name,
-                    algorithm=PPO(minibatch_size=16, epochs=1),
-                    max_policy_lag=lag,
-                )
-                for name in names
-            },
-        },
-        seed=5,
-    )
 
 
 INLINE = {
@@ -426,7 +403,7 @@ def newest_update(folder: Path, policy: str = "policy") -> int:
 KILLED = """
 import sys
 from pathlib import Path
-from tests.run.cut_experiments import MANY, experiment
+from tests.run.cut_experiments import MANY, experiment, two_policies
 from tidemill import train
 made = experiment(0, MANY, count=2, trainers=2)
 train(made, launch="processes", run_dir=Path(sys.argv[1]), quiet=True)
@@ -451,7 +428,7 @@ def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path) -> None:
-    """So the run stays exact. A trainer that dies as it ends leaves it to a resume."""
+    """So the run stays exact. Where a trainer dies as it is stopped it ends there."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     made = experiment(0, MANY, count=2, trainers=2).replace(together=("actor", "trainer"))
     left = [(1, 1), (0, 30), (1, 60)]  # which process, and from which update on
@@ -466,10 +443,13 @@ def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path
             if not left:
                 control.stop()
 
-    with pytest.raises(TidemillError, match="trainer-1 is gone as the run ended"):
-        train(made, launch="processes", run_dir=killed, quiet=True, on_update=kill)
+    ended = train(made, launch="processes", run_dir=killed, quiet=True, on_update=kill).summary
+    assert (ended.status, ended.reason) == ("completed", "stopped by on_update")
+    assert ended.updates == newest_update(killed)
     died = [event.worker for event in read_events(killed) if event.what == "died"]
-    assert died == ["actor-1", "trainer-1", "actor-0", "trainer-0"]
+    assert died == ["actor-1", "trainer-1", "actor-0", "trainer-0", "actor-1", "trainer-1"]
+    whole_cut = cuts.newest_whole_cut(RunFolder(killed), made)
+    assert whole_cut[killed / "checkpoints" / "policy"].name == f"update-{ended.updates}"
     updates = newest_update(killed) + 20
     resume(killed, launch="threads", limits={"updates": updates}, quiet=True, trust=True)
     made = made.replace(limits=Limits(updates=updates))
@@ -477,6 +457,29 @@ def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path
     assert differences(whole, killed, "cuts/trainer-1") == []
     told = [record["update"] for record in read_metrics(killed)]
     assert told == sorted(told) and told[-1] == updates
+
+
+def test_a_trainer_that_dies_as_a_run_ends_at_its_limit_leads_all_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other policy's trainer had ended by then."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    flag, end = tmp_path / "died", RunState.end
+
+    def end_and_tell(state: RunState, *reason: Any, **how: Any) -> None:
+        end(state, *reason, **how)
+        flag.with_suffix(".over").touch()
+
+    monkeypatch.setattr(RunState, "end", end_and_tell)
+    made, settings = dying_at_last(6, str(flag)), {"source": DYING, "quiet": True}
+    ended = train(made, launch="processes", run_dir=killed, **settings).summary
+    assert flag.exists() and (ended.status, ended.updates, ended.reason) == ("completed", 6, "6 updates done")
+    died = {event.worker for event in read_events(killed) if event.what == "died"}
+    assert "listener-0" in died
+    train(made, launch="threads", run_dir=whole, **settings)
+    assert differences(whole, killed, "checkpoints/listener", policy="speaker") == []
+    told = [record["update"] for record in read_metrics(killed)]
+    assert told == sorted(told) and told[-1] == 6
 
 
 def test_without_a_whole_cut_nothing_is_guessed(tmp_path: Path) -> None:

@@ -103,8 +103,10 @@ def test_members_go_on_without_a_population_for_which_they_do_not_wait(
             process.kill()
 
     if updates is not None:
-        with pytest.raises(RunError, match="death 2 of population within 600 s; 1 are allowed"):
+        with pytest.raises(RunError, match="death 2 of population within 600 s; 1 are allowed") as caught:
             train(members, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+        assert "Training waits for what it decides" in str(caught.value)
+        assert re.search(r"the run has all lives again.*\n.*go on from the last one by: ", str(caught.value))
         return
     result = train(members, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
     assert result.summary["status"] == "completed"

@@ -109,7 +109,8 @@ class Conditions:
             if windows.full(who) and (mean := windows.means(who)["return"]) >= target:
                 self._state.end(
                     f"mean return {mean:.1f} of the last {windows.count(who)} "
-                    f"episodes{f' of {who}' if who else ''}"
+                    f"episodes{f' of {who}' if who else ''}",
+                    reached=True,
                 )
                 return
 
@@ -118,7 +119,7 @@ class Conditions:
         that holds; where stages begin at rounds `look_at_rounds` does."""
         until = self._experiment.limits.until
         if until and holds(until, self._state.progress.known()):
-            self._state.end(until)
+            self._state.end(until, reached=True)
         if self._state.running and self._state.progress.rounds is None and self._end_stage():
             self.tell_all_stages()
 

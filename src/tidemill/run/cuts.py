@@ -102,7 +102,7 @@ class Cuts:
 
     def forget(self) -> None:
         """Forget what trainers have told of updates that are undone."""
-        self.due = False
+        self.due, self._until = False, None
         self.checkpoints.clear()
         self._updates.clear()
 

@@ -54,11 +54,12 @@ class Deaths:
         if limited and not self._trainers_live_again:
             self._state.members[name].state = State.FAILED
             raise RunError(f"{name} is gone: {cause}")
-        ends, exact = self._state.running and bool(self._state.reason), name in self._exact
-        if ends and exact and self._state.members[name].config.limited:
-            self._state.members[name].state = State.FAILED
-            raise RunError(f"{name} is gone as the run ended, which it did not come to: {cause}")
-        if ends and (exact or all(map(self._ending.saved_by_equal, limited))):
+        ends = self._state.running and bool(self._state.reason)
+        dead = {other: with_it[other] for other in self._supervisor.dead_with(name)}
+        trains = any(m.config.limited and m.state not in ENDED for m in dead.values())
+        # without its part the run's last cut is none, and the one before stays
+        spared = name in self._exact and not trains
+        if ends and (spared or all(map(self._ending.saved_by_equal, limited))):
             if self._state.members[name].state is not State.COMPLETED:
                 self._state.members[name].state = State.FAILED
                 self._state.report.notify(f"{name} is gone, as the run ended: {cause}")

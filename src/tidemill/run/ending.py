@@ -65,6 +65,8 @@ class Ending:
     def look(self) -> None:
         """Tell trainers to finish once the run has a reason to end. Raises `RunError` for
         who has not in time."""
+        if not self._state.reason:
+            self.deadline = None  # it had one, and all went back behind that
         if self._state.reason and self.deadline is None and not self._cuts.one_is_behind():
             self._extend()
             self._told_at = awake()

@@ -12,6 +12,7 @@ from tidemill.run.events import Event
 from tidemill.run.progress import Progress
 from tidemill.run.recorder import Recorder
 from tidemill.run.run_state import RunState
+from tidemill.workers.cut_files import drains
 
 
 class NextLives:
@@ -54,11 +55,14 @@ class NextLives:
     def orders(self, name: str) -> tuple[list[Down], list[Down]]:
         """Return what a worker of a later life is told before it starts, and after."""
         before: list[Down] = [*self._changed.get(group_of(name), ())]
+        reason, config = self._state.reason, self._state.members[name].config
+        held = self._exact and bool(reason) and not drains(config)  # see `Cuts.hold_for_good`
         if self._exact:
-            before.append(Hold(on=False, cut=self._cuts.number))
+            before.append(Hold(on=held, cut=self._cuts.number))
         before += self._conditions.stages_for(name)
-        reason = self._state.reason
-        after: list[Down] = [Exit(reason)] if reason else [Pause()] if self._state.paused else []
+        after: list[Down] = [Pause()] if self._state.paused and not reason else []
+        if reason and (config.limited or not held):
+            after.append(Exit(reason))
         return before, after
 
     def go_back(self, policies: Sequence[str]) -> None:
@@ -73,6 +77,8 @@ class NextLives:
             if member.buried:
                 member.forget_updates()
         point = self._undo(policies, others)
+        if point.of_cut:
+            self._state.go_on()
         self._cuts.forget()
         self._state.progress.go_back(point, others, policies)
         if self._state.progress.rounds is not None:

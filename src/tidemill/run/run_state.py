@@ -20,6 +20,7 @@ class RunState:
     facts: what owners of environments have told, which the others are configured with
     plan: the memory that the run takes; None before every worker is READY
     reason: why the run ends; "" as long as it goes on. The first reason stays
+    reached: it ends since it has reached a limit, and nobody has asked for it
     interrupted: the signal that ends it, 0 for none
     began: every worker has become ready
     running: every worker was told to start
@@ -39,6 +40,7 @@ class RunState:
         self.facts = Facts()
         self.plan: MemoryPlan | None = None
         self.reason = ""
+        self.reached = False
         self.interrupted = 0
         self.began = self.running = self.paused = self.suspended = self.finishing = False
 
@@ -49,9 +51,15 @@ class RunState:
             return "ending"
         return "starting" if not self.running else "paused" if self.paused else "running"
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, reached: bool = False) -> None:
         """Have the run end for this reason, unless it ends already."""
-        self.reason = self.reason or reason
+        if not self.reason:
+            self.reason, self.reached = reason, reached
+
+    def go_on(self) -> None:
+        """Have the run go on where all of it goes back behind what it had reached."""
+        if self.reached:
+            self.reason, self.reached = "", False
 
     def send_all(self, message: Down) -> None:
         """Tell all workers what to do."""

@@ -39,6 +39,11 @@ _SHORT_OF = {
     State.RUNNING: (State.CONFIGURING, State.READY),
 }
 _RAN = (State.RUNNING, State.PAUSED)
+# what is told besides where training waits for who has no life left
+WAITED_FOR = (
+    "\nTraining waits for what it decides, or records, after so many updates, so that the run ends. Resumed, "
+    "the run has all lives again; restarts allows more of them, and with updates = None nobody waits for it"
+)
 
 
 def live_together(experiment: Experiment) -> dict[str, list[str]]:
@@ -143,6 +148,9 @@ class Supervisor:
             name: "it only watches" if name in watching else config.goes_on_without
             for name, config in experiment.members()
         }
+        self._awaited = {
+            name for name, config in experiment.members() if any(map(config.awaited, experiment.policies))
+        }
         self.given_up = set[str]()
         """Those without whom the run goes on."""
         self._levels = levels(experiment)
@@ -150,10 +158,10 @@ class Supervisor:
 
     def with_it(self, name: str) -> Sequence[str]:
         """Return the workers that die with `name`, itself among them."""
-        names = {other for dead in self._dead(name) for other in self._together[dead]}
+        names = {other for dead in self.dead_with(name) for other in self._together[dead]}
         return [other for other in self._members if other in names]
 
-    def _dead(self, name: str) -> Sequence[str]:
+    def dead_with(self, name: str) -> Sequence[str]:
         """Return the workers that are dead as `name` is: all of its process, or of its
         host where that is gone."""
         return self._launcher.gone_with(name) or self._processes[name]
@@ -162,7 +170,7 @@ class Supervisor:
         """Bury worker `name`, and all that die with it; `hangs`: it has not ended. Raises
         `RunError` where they are to have no other life."""
         said, now = f"{name} is gone: {cause}", awake()
-        member, dead = self._members[name], self._dead(name)
+        member, dead = self._members[name], self.dead_with(name)
         # a host's end says nothing of whether its workers can run
         lost = bool(self._launcher.gone_with(name))
         ran = member.state in _RAN or lost
@@ -185,6 +193,8 @@ class Supervisor:
             pause = self._budget.spend(name, dead, cause, ran)
         except NoLifeLeft as error:
             if not all(other in self._ran and self._goes_on_without[other] for other in names):
+                if not self._awaited.isdisjoint(names):
+                    raise NoLifeLeft(f"{error}{WAITED_FOR}") from None
                 raise
             self.given_up.update(names)
             why = self._goes_on_without[name].capitalize()

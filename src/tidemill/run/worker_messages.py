@@ -136,7 +136,7 @@ class WorkerMessages:
                     "limited = True may"
                 )
             if not self._others_go_on():
-                self._state.end(message.reason)
+                self._state.end(message.reason, reached=True)
 
     def _others_go_on(self) -> bool:
         """True while other members of a population go on to limits of their own."""
