@@ -1,5 +1,6 @@
 """Run folders: nothing is written over, and what has changed is noticed."""
 
+import fcntl
 import os
 import resource
 import shutil
@@ -9,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tidemill import (
@@ -28,9 +30,11 @@ from tidemill import (
     resume,
     train,
 )
+from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import file_digest
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder, command
+from tidemill.store.parameter_database import BUSY
 
 
 def experiment(name: str = "one", **environment: str) -> Experiment:
@@ -67,6 +71,19 @@ def test_two_runs_cannot_write_one_folder(tmp_path: Path) -> None:
     second.unlock()
 
 
+def test_who_only_looks_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `tidemill status` does, which has the folder for an instant."""
+    made = RunFolder.create(tmp_path / "run", experiment(), None)
+    made.unlock()
+    look = os.open(made.path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    monkeypatch.setattr("tidemill.run.folder.MOMENT", 60.0)
+    monkeypatch.setattr("tidemill.run.folder.sleep", lambda seconds: os.close(look))
+    made.lock()
+    assert made.led()
+    made.unlock()
+
+
 def test_what_never_began_leaves_nothing(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "new" / "run", experiment(), None).discard()
     assert not (tmp_path / "new").exists()
@@ -86,6 +103,22 @@ def test_what_killed_writers_left_aside_is_removed(tmp_path: Path) -> None:
     folder.tidy()
     assert {path.name for path in folder.path.iterdir()} == kept | {"checkpoints"}
     assert [path.name for path in folder.checkpoints("policy").iterdir()] == ["update-6"]
+
+
+def test_what_another_process_keeps_locked_is_not_waited_for(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", experiment(), None)
+    database = folder.database()
+    database.push("policy", 1, {"w": np.zeros(1)})
+    left = database.folder / "policy" / ".2.safetensors"
+    left.touch()
+    lock = os.open(left.parent, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    began = awake()
+    folder.tidy()
+    assert awake() - began < BUSY / 2 and left.exists()
+    os.close(lock)
+    folder.tidy()
+    assert not left.exists()
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from tidemill.core.errors import ConfigError, DatabaseError, DeadlineError, SchemaError, VersionGone
 from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.untrusted_files import read_plain
-from tidemill.store import database_locks, parameter_database, version_files, version_index
+from tidemill.store import parameter_database, version_files
+from tidemill.store.database_locks import BUSY
 from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.store.query import Query
 from tidemill.store.versions import LATEST, Mean
@@ -478,12 +479,8 @@ for _ in range(20):
     assert database.versions("b")[0].means["win_rate"] == Mean(20, 1.0, 0.0)
 
 
-def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database = filled(tmp_path, 1)
-    monkeypatch.setattr(version_index, "BUSY", 0.05)
-    monkeypatch.setattr(database_locks, "BUSY", 0.05)
+def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(tmp_path: Path) -> None:
+    database = ParameterDatabase(filled(tmp_path, 1).folder, patience=0.05)
     index = sqlite3.connect(tmp_path / "parameters" / "index.sqlite", isolation_level=None)
     index.execute("BEGIN EXCLUSIVE")
     for call in (
@@ -499,7 +496,7 @@ def test_a_lock_that_is_not_freed_ends_the_wait_and_names_its_holder(
     index.execute("COMMIT")
     index.close()
     with (
-        version_files.writing(database.folder, "p"),
+        version_files.writing(database.folder, "p", BUSY),
         pytest.raises(
             DeadlineError, match=rf"parameters/p was not free .*process {os.getpid()} holds its lock"
         ),
@@ -542,13 +539,10 @@ def test_a_writer_that_is_killed_leaves_whole_versions_and_nothing_else(tmp_path
     assert kills >= 50 and newest >= 2, result.stdout
 
 
-def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
     """An environment may fork at any time; its child inherits all descriptors."""
-    monkeypatch.setattr(database_locks, "BUSY", 0.05)
-    database = filled(tmp_path, 1)
-    with version_files.writing(database.folder, "p") as folder:
+    database = ParameterDatabase(filled(tmp_path, 1).folder, patience=0.05)
+    with version_files.writing(database.folder, "p", BUSY) as folder:
         (lock,) = (
             name
             for name in os.listdir("/proc/self/fd")

@@ -26,7 +26,9 @@ from tidemill import (
     RunControl,
 )
 from tidemill.core.config import encode
+from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import ending
+from tidemill.run.folder import RunFolder
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.experiment_from import make_experiment, with_settings
 
@@ -209,6 +211,35 @@ def test_a_callback_logs_saves_and_stops(tmp_path: Path) -> None:
     mine = result.metrics()["my/metric"]
     assert list(mine[~np.isnan(mine)][:4]) == [1.5, 2.5, 3.5, 4.5]
     assert (tmp_path / "run" / "checkpoints" / "policy" / "update-2").is_dir()
+
+
+def test_a_callback_that_raises_ends_the_run_with_its_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would raise again as that is written; and the run's files are tidied up once its
+    summary is there."""
+    run, called, tidy = tmp_path / "run", list[float](), RunFolder.tidy
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        called.append(metrics["update"])
+        if len(called) > 1:
+            raise ValueError("mine")
+
+    def tidy_after_the_summary(folder: RunFolder) -> None:
+        assert folder.read("summary.json")["reason"] == "mine"
+        tidy(folder)
+
+    monkeypatch.setattr(RunFolder, "tidy", tidy_after_the_summary)
+    monkeypatch.chdir(tmp_path)  # where there is a file once it saves
+    made = experiments.slow_saving().replace(limits=Limits(steps=10_000_000))
+    trainer = made.workers["trainer"].replace(checkpoint_share=1e-6)  # the first one, and the last
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    with pytest.raises(ValueError, match="mine"):
+        tidemill.train(made, launch="processes", run_dir=run, source=FILE, quiet=True, on_update=on_update)
+    told = [record["update"] for record in read_metrics(run)]
+    assert read_newest(run / "checkpoints" / "policy").facts["updates"] == told[-1] > called[0]
+    assert len(called) == 2 and told == sorted(set(told))
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
 
 
 def test_a_callback_changes_limits_and_is_told_what_it_may_change(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """What a run's folder tells of how it goes, or went: ``tidemill doctor run``. Nothing
 that the folder names is run, and the run, where it goes on, is left alone."""
 
-import fcntl
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -29,7 +27,7 @@ _PLAIN = re.compile(r"[\w./-]{1,80}")  # names of metrics that may be shown
 def examine_run(folder: RunFolder) -> Iterator[Finding]:
     """Yield what there is to tell of a run: how it stands, what it reaches, how quick it
     is and who waits, what is odd about its training, and its last error."""
-    live = _is_live(folder.path)
+    live = folder.led()
     yield from _standing(folder, live)
     config = folder.read(CONFIG)
     warnings = TrainingWarnings(config if isinstance(config, Mapping) else {})
@@ -64,20 +62,6 @@ def examine_run(folder: RunFolder) -> Iterator[Finding]:
             yield Finding(name, "ok", f"mean return {found} of the newest")
         yield from told or [Finding("training", "ok", f"nothing odd in {count:,} records")]
     yield from _error(folder.path)
-
-
-def _is_live(path: Path) -> bool:
-    """Return whether a run holds the folder, by a look that lets it go at once."""
-    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(place, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a network share without such locks
-    finally:
-        os.close(place)
-    return False
 
 
 def _standing(folder: RunFolder, live: bool) -> Iterator[Finding]:

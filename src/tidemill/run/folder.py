@@ -26,7 +26,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from time import strftime
+from time import monotonic, sleep, strftime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,6 +42,7 @@ from tidemill.core.user_code_loading import expect, load_file, own_code
 from tidemill.run.source_info import installed, source_file, versions
 from tidemill.run.trust import Trust, allow, links, named, remember
 from tidemill.store.checkpoint import checkpoints
+from tidemill.store.database_locks import BUSY
 from tidemill.store.fence import check, let_go, take
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 
@@ -52,6 +53,7 @@ MEMORY = "memory.json"
 PLACES = "placement.json"
 SOURCE = "source.json"
 SUMMARY, VERSIONS = "summary.json", "versions.json"
+MOMENT = 0.5  # seconds for which a lock is waited for that others hold for an instant
 
 
 class OpenedRun(NamedTuple):
@@ -163,15 +165,20 @@ class RunFolder:
         when another run does."""
         # the folder itself: no file to leave behind
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise RunError(
-                f"{self.path} is being written by another run; stop it with: {command()} stop {self.path}"
-            ) from None
-        except OSError:
-            pass  # a network share without such locks: whoever comes later leads the run
+        until = monotonic() + MOMENT  # who only looks (`led`) has it for an instant
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if monotonic() < until:
+                    sleep(0.01)
+                    continue
+                self.unlock()
+                raise RunError(
+                    f"{self.path} is being written by another run; stop it with: {command()} stop {self.path}"
+                ) from None
+            except OSError:
+                return  # a network share without such locks: whoever comes later leads the run
 
     def led(self) -> bool:
         """True while a runner has the folder locked; False also where a network share
@@ -209,7 +216,7 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove what writers that were killed left aside. The folder is locked and no
-        worker lives."""
+        worker lives. What another process keeps locked is left to the next time."""
         for path in (
             *self.path.glob(".*.json.*"),
             *self.path.glob("metrics.tmp"),
@@ -220,11 +227,12 @@ class RunFolder:
             if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.(update|step)-\d+\.\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         with suppress(TidemillError):  # what is wrong with it is said to whoever uses it
-            self.database().tidy()
+            self.database(MOMENT).tidy()
 
-    def database(self) -> ParameterDatabase:
-        """Return the run's parameter database."""
-        return ParameterDatabase(self.path / PARAMETERS)
+    def database(self, patience: float = BUSY) -> ParameterDatabase:
+        """Return the run's parameter database; `patience`: seconds that a call waits for
+        another process's lock."""
+        return ParameterDatabase(self.path / PARAMETERS, patience)
 
     def write(self, name: str, content: Any) -> None:
         """Write plain data as JSON, aside and renamed. Raises `Overtaken`."""

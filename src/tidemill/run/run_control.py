@@ -12,7 +12,8 @@ from tidemill.workers.trainer_config import TrainerConfig
 OnUpdate = Callable[[dict[str, float], "RunControl"], None]
 """Called in the main process with each record of updates: of each update, or of several
 together where they are quicker than `metrics.record_pace` lets them be written. Training
-goes on meanwhile, in other processes or threads. What it raises ends the run."""
+goes on meanwhile, in other processes or threads. What it raises ends the run, once its
+last checkpoint is written; it is not called again."""
 LIMITS = ("mean_return", "until")
 """The limits that the main process looks at."""
 

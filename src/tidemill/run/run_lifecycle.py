@@ -60,6 +60,8 @@ class RunLifecycle:
     ) -> None:
         self._folder, self._resumed, self._sinks = folder, resumed, sinks
         self._on_update = on_update
+        self._raised: BaseException | None = None  # by `on_update`, which is not called again
+        self._raised_first = False  # before anything else ended the run
         self._console = Console()
         self._view = None if quiet else make_view(self._console)
         self._noticed = 0  # how many notices were shown
@@ -95,7 +97,14 @@ class RunLifecycle:
                 check(folder.path)
                 metrics.write(values)
                 if self._on_update is not None and "update" in values:
-                    self._on_update(dict(values), RunControl(controller, lambda more: metrics.write(more)))
+                    control = RunControl(controller, lambda more: metrics.write(more))
+                    try:
+                        self._on_update(dict(values), control)
+                    except (Exception, SystemExit) as raised:
+                        # from here it would break off an end that has begun
+                        self._on_update, self._raised = None, raised
+                        self._raised_first = not controller.state.finishing
+                        controller.state.end(f"on_update raised {type(raised).__name__}")
 
             def go_back(policies: Sequence[str], others: Progress) -> Progress:
                 nonlocal metrics
@@ -120,6 +129,11 @@ class RunLifecycle:
                         view.show(snapshot(controller))  # what was told last
             except BaseException as caught:
                 error = caught
+            later = self._raised
+            if later is not None and (error is None or self._raised_first):
+                error, later = later, error
+            if later is not None:
+                controller.state.report.notices.append(f"besides: {type(later).__name__}: {later}")
             try:
                 check(folder.path)
             except Overtaken:
@@ -129,7 +143,6 @@ class RunLifecycle:
             if error is None:
                 controller.state.progress.keep_last()
             self._keep_episodes(controller.state.progress)
-            folder.tidy()
             status = (
                 "failed"
                 if error is not None
@@ -143,6 +156,8 @@ class RunLifecycle:
             self._lost = resumed is None and (failed_first or not controller.state.began)
             self._discard_except = (LOGS, FAULTS) if controller.state.began else ()
             error = self._write_down(controller, summary, error)
+            with suppress(OSError):  # its disk has become read-only
+                folder.tidy()
             if not self._lost:
                 controller.state.report.events.append(Event(time(), "ended", cause=f"{status}: {reason}"))
                 self._keep_events(controller)

@@ -12,22 +12,22 @@ BUSY = 60.0
 while."""
 
 
-def lock(descriptor: int, folder: Path) -> None:
+def lock(descriptor: int, folder: Path, patience: float) -> None:
     """Take a folder's lock, which its holder's death frees. The system has no such wait
     with an end, so it is asked for again and again."""
-    deadline = monotonic() + BUSY
+    deadline = monotonic() + patience
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if monotonic() > deadline:
-                raise locked_error(folder) from None
+                raise locked_error(folder, patience) from None
             sleep(0.005)
         except OSError:
             return  # a network share without such locks: nothing keeps two writers of a policy apart there
 
 
-def locked_error(path: Path) -> DeadlineError:
+def locked_error(path: Path, patience: float) -> DeadlineError:
     """Return the error of a lock that was not freed in time."""
     holders: list[str] = []
     try:
@@ -41,6 +41,6 @@ def locked_error(path: Path) -> DeadlineError:
         pass  # not Linux
     who = f"process {', '.join(holders)}" if holders else "another process"
     return DeadlineError(
-        f"{path} was not free within {BUSY:g} s: {who} holds its lock (the run's trainer or evaluation, a "
-        "tidemill params, or an SQLite tool); let that finish or end it, then try again"
+        f"{path} was not free within {patience:g} s: {who} holds its lock (the run's trainer or evaluation, "
+        "a tidemill params, or an SQLite tool); let that finish or end it, then try again"
     )

@@ -25,6 +25,7 @@ from tidemill.core.safetensors_io import pack, unpack
 from tidemill.core.schema import Array, Arrays, check_finite
 from tidemill.core.untrusted_files import read_plain
 from tidemill.store.checkpoint import sync
+from tidemill.store.database_locks import BUSY
 from tidemill.store.query import Query
 from tidemill.store.recorded_results import RecordedResults
 from tidemill.store.version_files import SUFFIX, file_of, place, sweep, writing
@@ -46,17 +47,17 @@ class ParameterDatabase:
     """The database in `folder`, which the first `push` makes.
 
     Every call ends within some seconds: it raises `DeadlineError` when another process
-    holds a lock for longer than `BUSY`, `VersionGone` for a version or tag that is not
-    there (any more), and `DatabaseError` for what is damaged or cannot be written.
+    holds a lock for longer than `patience`, `VersionGone` for a version or tag that is
+    not there (any more), and `DatabaseError` for what is damaged or cannot be written.
     `which` is a version or a tag.
 
     index: what is known of the versions
     results: what is recorded of them after they were pushed
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.index = VersionIndex(folder)
+    def __init__(self, folder: Path, patience: float = BUSY) -> None:
+        self.folder, self._patience = folder, patience
+        self.index = VersionIndex(folder, patience)
         self.results = RecordedResults(self.index)
 
     # ---- versions ----------------------------------------------------------------------
@@ -90,7 +91,7 @@ class ParameterDatabase:
             arrays,
             {**(text or {}), "policy": policy, "version": str(version), "counters": json.dumps(counters)},
         )
-        with writing(self.folder, policy) as folder:
+        with writing(self.folder, policy, self._patience) as folder:
             held = self._holds(policy, version, arrays)
             if not held:
                 place(folder / f".{version}{SUFFIX}", file_of(folder, version), data)
@@ -204,7 +205,7 @@ class ParameterDatabase:
     def collect(self, policy: str, keep_newest: int) -> list[int]:
         """Remove a policy's versions but for the newest `keep_newest` and those that a
         tag points to. Return the removed ones."""
-        with writing(self.folder, policy) as folder:
+        with writing(self.folder, policy, self._patience) as folder:
             with self.index.transaction("write") as db:
                 newest = (
                     "SELECT version FROM versions WHERE policy = :policy ORDER BY version DESC LIMIT :keep"
@@ -228,7 +229,7 @@ class ParameterDatabase:
         other weights; so are those whose files are gone.
         """
         notices = []
-        with writing(self.folder, policy) as folder:
+        with writing(self.folder, policy, self._patience) as folder:
             with self.index.transaction("create") as db:
                 known = column(db, "SELECT version FROM versions WHERE policy = ?", (policy,))
                 missing = [
@@ -260,7 +261,7 @@ class ParameterDatabase:
         For when no writer lives."""
         for folder in self.folder.iterdir() if self.folder.is_dir() else ():
             if folder.is_dir():
-                with writing(self.folder, folder.name):
+                with writing(self.folder, folder.name, self._patience):
                     self._sweep(folder.name, folder)
         self.index.roll_back()
 

@@ -25,10 +25,10 @@ def file_of(folder: Path, version: int) -> Path:
 
 
 @contextmanager
-def writing(database: Path, policy: str) -> Iterator[Path]:
+def writing(database: Path, policy: str, patience: float) -> Iterator[Path]:
     """Hold the lock of a policy's folder (the folder itself: no file to leave behind),
-    which is made where there is none, and return its path. What the system refuses
-    meanwhile becomes a `DatabaseError`."""
+    which is made where there is none, and return its path. Another writer is waited for
+    for `patience` seconds; what the system refuses meanwhile becomes a `DatabaseError`."""
     folder = database / policy
     descriptor = -1
     check(database)
@@ -36,7 +36,7 @@ def writing(database: Path, policy: str) -> Iterator[Path]:
         database.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        lock(descriptor, folder)
+        lock(descriptor, folder, patience)
         yield folder
     except OSError as error:
         raise DatabaseError(

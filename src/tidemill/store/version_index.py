@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tidemill.core.errors import DatabaseError, VersionGone, did_you_mean
 from tidemill.core.untrusted_files import check_database, read_json
-from tidemill.store.database_locks import BUSY, locked_error
+from tidemill.store.database_locks import locked_error
 from tidemill.store.fence import check
 from tidemill.store.versions import Mean, Version
 
@@ -46,12 +46,12 @@ class VersionIndex:
     "create" makes.
 
     Its errors are `DeadlineError` when another process holds the lock for longer than
-    `BUSY`, `VersionGone` where there is no index yet, and `DatabaseError` for what is
+    `patience` seconds, `VersionGone` where there is no index yet, and `DatabaseError` for what is
     damaged, of another format, or cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.path = folder, folder / INDEX
+    def __init__(self, folder: Path, patience: float) -> None:
+        self._folder, self.path, self._patience = folder, folder / INDEX, patience
 
     @contextmanager
     def transaction(self, kind: Literal["read", "write", "create"]) -> Iterator[sqlite3.Connection]:
@@ -64,7 +64,10 @@ class VersionIndex:
             check_database(self.path)
             with closing(
                 sqlite3.connect(
-                    f"{self.path.absolute().as_uri()}?mode={mode}", BUSY, isolation_level=None, uri=True
+                    f"{self.path.absolute().as_uri()}?mode={mode}",
+                    self._patience,
+                    isolation_level=None,
+                    uri=True,
                 )
             ) as db:
                 db.execute("PRAGMA foreign_keys = ON")
@@ -127,7 +130,7 @@ class VersionIndex:
         # Python's own errors, of text that is none, have no code
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return locked_error(self.path)
+            return locked_error(self.path, self._patience)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return self._damaged(error)
         if code in (
