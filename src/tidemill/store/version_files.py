@@ -28,7 +28,8 @@ def file_of(folder: Path, version: int) -> Path:
 def writing(database: Path, policy: str, patience: float) -> Iterator[Path]:
     """Hold the lock of a policy's folder (the folder itself: no file to leave behind),
     which is made where there is none, and return its path. Another writer is waited for
-    for `patience` seconds; what the system refuses meanwhile becomes a `DatabaseError`."""
+    for `patience` seconds. What the system refuses meanwhile becomes a
+    `DatabaseError`."""
     folder = database / policy
     descriptor = -1
     check(database)

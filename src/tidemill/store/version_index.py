@@ -46,8 +46,8 @@ class VersionIndex:
     "create" makes.
 
     Its errors are `DeadlineError` when another process holds the lock for longer than
-    `patience` seconds, `VersionGone` where there is no index yet, and `DatabaseError` for what is
-    damaged, of another format, or cannot be written.
+    `patience` seconds, `VersionGone` where there is no index yet, and `DatabaseError` for
+    what is damaged, of another format, or cannot be written.
     """
 
     def __init__(self, folder: Path, patience: float) -> None:
