@@ -155,6 +155,16 @@ def curves(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+def told(records: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Return the updates that were told of, in their order: by trainer where there are
+    several, of whom another one may be ahead each time."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for name in [name for name in record if name.endswith("/update")] or ["update"]:
+            found.setdefault(name, []).append(record[name])
+    return found
+
+
 def differences(kind: str, launch: str, updates: int, straight: Path, cut: Path) -> tuple[int, str]:
     """Return how many things were compared, and what differs first."""
     inline = launch == "inline"
@@ -166,9 +176,8 @@ def differences(kind: str, launch: str, updates: int, straight: Path, cut: Path)
     if inline:
         differing += filter(None, map(other, ours, theirs))
         compared += sum(map(len, ours))
-    told, again = ([record["update"] for record in each] for each in (ours, theirs))
-    if told != again:
-        differing.append(f"updates {told} and {again} are told")
+    if told(ours) != told(theirs):
+        differing.append(f"updates {told(ours)} and {told(theirs)} are told")
     return compared, differing[0] if differing else ""
 
 
