@@ -116,6 +116,17 @@ def test_an_update_on_rows_that_were_counted_before_is_dropped_too(tmp_path: Pat
     assert [record["update"] for record in read_metrics(tmp_path)] == [1, 2]
 
 
+def test_of_several_trainers_each_goes_back_to_its_own_update(tmp_path: Path) -> None:
+    writer = JSONLines(LoggedRun(tmp_path))
+    told = [("a-0", 1), ("b-0", 1), ("a-0", 2), ("b-0", 2), ("a-0", 3)]
+    for step, (trainer, update) in enumerate(told):
+        writer.write({f"{trainer}/update": update, "step": step, "update": update})
+    writer.close()
+    JSONLines(LoggedRun(tmp_path, resume_at=4, updates=3, by_trainer={"b-0": 1})).close()
+    kept = [name for record in read_metrics(tmp_path) for name in record if "/" in name]
+    assert kept == ["a-0/update", "b-0/update", "a-0/update", "a-0/update"]
+
+
 def test_without_resume_at_everything_is_kept(tmp_path: Path) -> None:
     write(tmp_path, 10)
     write(tmp_path, 20)

@@ -23,18 +23,22 @@ class LoggedRun:
     settings: the experiment as plain data, without secrets
     resume_at: the env step that a resumed run goes on from; None: a new run
     updates: the update that a resumed run goes on from
+    by_trainer: the update that each trainer goes on from whose policy goes back, by its
+        name in records, where several train: one of them may be behind the run
     """
 
     folder: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
     resume_at: int | None = None
     updates: int | None = None
+    by_trainer: Mapping[str, int] = field(default_factory=dict)
 
     def goes_back_to(self, record: Mapping[str, float]) -> bool:
         """Return whether an earlier record stays: those of later steps and updates are
         made anew."""
-        steps = self.resume_at is None or record.get("step", 0) <= self.resume_at
-        return steps and (self.updates is None or record.get("update", 0) <= self.updates)
+        limits = {"step": self.resume_at, "update": self.updates}
+        limits |= {f"{trainer}/update": updates for trainer, updates in self.by_trainer.items()}
+        return all(most is None or record.get(name, 0) <= most for name, most in limits.items())
 
 
 class MetricSink(ABC):

@@ -56,6 +56,8 @@ class Progress:
     updates: int = 0
     seconds: float = 0.0
     dropped: int = 0
+    policy_updates: dict[str, int] = field(default_factory=dict)
+    """After how many updates policies go on that go back to checkpoints."""
     lost_samples: int = 0
     """Samples that were on their way from hosts that are lost."""
     lost_steps: int = 0

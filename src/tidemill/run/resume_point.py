@@ -31,14 +31,12 @@ from tidemill.workers.stages import stages_by_round
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The newest good checkpoint's name, how far the run was then, whether an iteration
-    or a phase was to be ended then, or training owed, and how many updates each policy
-    had."""
+    """The newest good checkpoint's name, how far the run was then, and whether an
+    iteration or a phase was to be ended then, or training owed."""
 
     checkpoint: str
     progress: Progress
     unfinished: bool
-    updates: Mapping[str, int]
 
     @classmethod
     def of(
@@ -54,7 +52,7 @@ class ResumePoint:
         checkpoints that it goes on from, by their folders, where these may not be the
         newest (`newest_whole_cut`)."""
         progress, name, unfinished = Progress(), "", False
-        checkpoint_episodes, updates = {}, dict[str, int]()
+        checkpoint_episodes, updates = {}, progress.policy_updates
         with suppress(OSError):  # none: the run was killed early
             checkpoint_episodes = read_saved_episodes(read_plain(folder.path / EPISODES))
         for policy in experiment.trained() if policies is None else policies:
@@ -113,17 +111,18 @@ class ResumePoint:
             # else all begins anew; earlier versions wrote it for curricula alone
             if updates and (experiment.curriculum or checkpoints(folder.path / CUTS / RUNNER)):
                 progress.load_state(read_part_of(folder.path, RUNNER), updates)
-        return cls(name, progress, unfinished, updates)
+        return cls(name, progress, unfinished)
 
     def limit_reached(self, folder: Path, limits: Limits, by_all: bool, ended: str) -> str:
         """Return which of `limits` the run, in `folder`, has reached, in words; "" for
         none. Raises `RunError` where it has reached one, unless it `ended` ("killed", …)
         before it could say so. `by_all`: see `each_to_its_limit`."""
-        updates = min(self.updates.values(), default=0) if by_all else self.progress.updates
+        progress = self.progress
+        updates = min(progress.policy_updates.values(), default=0) if by_all else progress.updates
         for setting, option, done in (
-            ("steps", "--max-steps N", self.progress.steps),
+            ("steps", "--max-steps N", progress.steps),
             ("updates", "limits={'updates': N} (Python)", updates),
-            ("seconds", "limits={'seconds': N} (Python)", self.progress.seconds),
+            ("seconds", "limits={'seconds': N} (Python)", progress.seconds),
         ):
             limit = getattr(limits, setting)
             if limit is not None and done >= limit and not (setting == "steps" and self.unfinished):

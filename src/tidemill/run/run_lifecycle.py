@@ -4,6 +4,7 @@ do on the way, and summed up at its end."""
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Any
@@ -113,7 +114,11 @@ class RunLifecycle:
                 saved = [policy for policy in policies if folder.has_checkpoints([policy])]
                 point = ResumePoint.of(folder, job.experiment, saved).progress
                 metrics.close()
-                self._resumed = Progress(max(point.steps, others.steps), max(point.updates, others.updates))
+                self._resumed = Progress(
+                    max(point.steps, others.steps),
+                    max(point.updates, others.updates),
+                    policy_updates={**dict.fromkeys(policies, 0), **point.policy_updates},
+                )
                 metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
                 return point
 
@@ -202,9 +207,15 @@ class RunLifecycle:
         return summary
 
     def _logged(self, experiment: Experiment) -> LoggedRun:
-        resumed = self._resumed
-        went_on = (resumed.steps, resumed.updates) if resumed is not None else ()
-        return LoggedRun(self._folder.path, hide(encode(experiment)), *went_on)
+        run = LoggedRun(self._folder.path, hide(encode(experiment)))
+        if (resumed := self._resumed) is None:
+            return run
+        by_trainer = {
+            trainer: updates
+            for policy, updates in resumed.policy_updates.items()
+            for trainer in experiment.holders(policy, "publish")
+        }
+        return replace(run, resume_at=resumed.steps, updates=resumed.updates, by_trainer=by_trainer)
 
     # ---- on the way --------------------------------------------------------------------
 
