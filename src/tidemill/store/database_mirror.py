@@ -47,14 +47,14 @@ class MirroredDatabase(ParameterDatabase):
                     now = time_ns()  # the kernel's own clock would have two reads in 4 ms at once
                     os.utime(path, ns=(now, now))
                     return data, version
+            asked = self.folder / _ASKED / policy
+            asked.mkdir(mode=0o700, exist_ok=True)
+            (asked / str(version)).touch(mode=0o600)
             if monotonic() > deadline:
                 raise DeadlineError(
                     f'version {version} of policy "{policy}" has not come from the runner\'s host within '
                     f"{PATIENCE_S:.0f} s: is the line between the hosts too slow for it, or its file damaged?"
                 )
-            asked = self.folder / _ASKED / policy
-            asked.mkdir(mode=0o700, exist_ok=True)
-            (asked / str(version)).touch(mode=0o600)
             sleep(_LOOK_S)
 
 
