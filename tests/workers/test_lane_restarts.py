@@ -2,7 +2,7 @@
 slow way, from the same script of faults."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import monotonic, sleep
 from typing import Any, ClassVar
@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from tests.workers.world import World, answer_of, code_of
 
-from tidemill.api.control_messages import Episodes, Notice
+from tidemill.api.control_messages import Configure, Episodes, Facts, Notice, Status, pack
 from tidemill.api.environment import EnvironmentConfig
+from tidemill.api.experiment import Context
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.lane_restarts import SEEDS_APART
 from tidemill.envs.lanes import LaneLoop
 from tidemill.testing.scripted import Scripted, ScriptedEnvironment, reward_of
+from tidemill.workers import actor
 from tidemill.workers.actor import Actors, AgentSpec
 from tidemill.workers.sample_writers.base import Columns
 
@@ -494,3 +496,38 @@ def test_all_agents_of_all_lanes(name, lockstep, faults) -> None:
             assert row["info_mask"]
             assert (row["info.return"], row["info.length"]) == (total, at - began)
     assert lost >= len(faults) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connected(Fragile):
+    """Fragile lanes that are mere connections."""
+
+    remote = True
+    built: ClassVar[list[LaneLoop]] = []
+
+    def build(self, lanes: int, seed: int, render: bool = False) -> LaneLoop:
+        made = super().build(lanes, seed, render)
+        made.needs_maker = False
+        self.built.append(made)
+        return made
+
+
+def test_what_a_next_life_has_made_is_closed_where_its_lanes_do_not_fit(monkeypatch) -> None:
+    def full(context: Context, config: Actors, seed: int) -> None:
+        raise ConfigError("no room for so many lanes")
+
+    monkeypatch.setattr(actor, "check_lanes", full)
+    Connected.built.clear()
+    world = World(replace(world_of({}).actors, environment=Connected()))
+    ends, link = world.ends["actor-0"]
+    worker = world.actors.build(Context(world.experiment, "actor-0", world.actors, ends, life=1))
+    link.send(pack(Configure(Facts())))
+    until = monotonic() + 120
+    while not worker.ended:
+        assert monotonic() < until
+        worker.run_once()
+        sleep(1e-4)
+    failed = world.sent()[-1]
+    assert isinstance(failed, Status) and "no room" in failed.error
+    (made,) = Connected.built
+    assert not made.envs  # it is closed

@@ -204,6 +204,7 @@ class ActorWorker(Worker):
         """Make environments that were there before, as soon as they are there again."""
         again = self._again
         if again is None or again.made():
+            self._again = None  # its last fault holds what has failed
             return True
         if again.pauses and awake() - self._last_beat > HEARTBEAT:
             self._last_beat = awake()
@@ -221,7 +222,7 @@ class ActorWorker(Worker):
         """Make all targets' environments, but for the `first`, where that is given."""
         config, context, told_at = self._config, self.context, monotonic()
         close_all(self._environments)  # of a try before
-        self._environments.clear()
+        self._environments[:] = [] if first is None else [first]  # is closed, whatever comes
         with every_core():
             check_lanes(context, config, context.seed("target", 0))
 
@@ -229,7 +230,8 @@ class ActorWorker(Worker):
             return first if first is not None and number == 0 else self._make_environment(number)
 
         for environment in make_all(make, range(config.ring)):
-            self._environments.append(environment)
+            if environment is not first:
+                self._environments.append(environment)
             if len(self._environments) == 1:
                 check_most_lanes(context, config, environment)
             if (now := monotonic()) - told_at > TELL and len(self._environments) < config.ring:
