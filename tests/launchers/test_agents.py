@@ -154,7 +154,8 @@ def test_a_host_is_given_up_in_time_and_has_paused_by_then(
     told.agents.hear()
     assert not told.agent.lost
     told.agent.peer.heard = now() - (1000.0 - agents.LATE_S + 0.1)
-    wait_until(lambda: told.agent.peer.silence_s > 999, 60, "the wire has turned")
+    limit = 1000.0 - agents.LATE_S
+    wait_until(lambda: told.agent.peer.silence_s > limit, 60, "the wire has turned")
     told.agents.hear()
     assert told.agent.lost.startswith("it has not been heard for")
 

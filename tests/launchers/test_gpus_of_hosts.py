@@ -13,7 +13,9 @@ from tests.launchers.test_hosts import agents_of, experiment
 from tests.run.watching import wait_until
 
 from tidemill import Experiment, train
+from tidemill.api.launcher import Job
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.launchers.hosts import order_of
 from tidemill.launchers.known_agents import Share
 from tidemill.launchers.placement import gpu_numbers, place
 
@@ -93,6 +95,31 @@ def test_what_hosts_have_they_tell_and_too_few_are_named(tmp_path: Path) -> None
         train(made, launch=TwoGpus, layout="given", run_dir=tmp_path / "run", quiet=True)
     wait_until(lambda: not agents_of(psutil.Process().children(recursive=True)), 60, "no agent is left")
     assert not (tmp_path / "run").exists()
+
+
+def test_who_moves_takes_a_gpu_that_nobody_has_there(told: Told) -> None:  # noqa: F811
+    launcher, shares = TwoGpus(), told.agents.shares
+    launcher._agents = told.agents
+    launcher.places = {"trainer-0": "runner", "trainer-1": "b", "trainer-2": "c"}
+    launcher._job = Job(on({"trainer": "cuda"}, trainers=3), None, None, None)
+    shares["c"] = Share("c", told.meet("c", None))
+    shares["c"].agent.home = "c"
+    launcher._number_gpus(["b", "c"])
+    assert launcher._job.gpus == dict.fromkeys(launcher.places, 0)
+    shares["c"].agent = told.meet("c#1", "b")  # host b has both shares now
+    launcher._number_gpus(["c"])
+    order = order_of(launcher._job, launcher.places, "c", {}, {}, "")
+    assert launcher._job.gpus["trainer-1"] == 0 and order.gpus == {"trainer-2": 1}
+    shares["b"].agent = None
+    launcher._number_gpus(["c"])
+    assert launcher._job.gpus == {"trainer-0": 0, "trainer-2": 0}
+
+
+def test_who_must_have_a_gpu_takes_also_one_that_somebody_has_who_need_not() -> None:
+    made = on({"trainer": "cuda", "server": "auto"}, trainers=2, servers=1)
+    homes = dict.fromkeys(("trainer-0", "trainer-1", "server-0"), "b")
+    taken = {"trainer-1": 0, "server-0": 1}
+    assert gpu_numbers(made, homes, taken) == {**taken, "trainer-0": 1}
 
 
 def test_a_lost_share_goes_only_where_its_gpus_are(told: Told) -> None:  # noqa: F811

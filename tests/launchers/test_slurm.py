@@ -39,7 +39,7 @@ def test_a_script_asks_for_what_the_job_says() -> None:
         "--open-mode=append", "--signal=B:USR1@120", "--requeue", "--no-kill", "--account=x",
     ]  # fmt: skip
     assert "#SBATCH --exclusive\n" in script(JOB, "/home", "python")
-    for time in ("0", "3", "1-0"):  # the first has no end, and minutes are the others' least
+    for time in ("0", "3", "3:00", "1-0", "0-01:00"):  # the first has no end, and the last is an hour
         assert f"#SBATCH --time={time}\n" in script(replace(JOB, time=time), "/home", "python")
 
 
@@ -73,21 +73,22 @@ LATER = {"SECONDS": "100"}  # bash counts on from there: the job has had so many
 
 
 def test_a_job_that_is_told_of_its_end_goes_on_later(tmp_path: Path) -> None:
-    queued = "scontrol requeue 7"
-    assert told(signal.SIGUSR1, tmp_path, **LATER) == [begins(JOB.first), queued]
-    (tmp_path / "run" / "checkpoints" / "policy" / "update-1").mkdir(parents=True)
-    (tmp_path / "begun").unlink()
-    assert told(signal.SIGUSR1, tmp_path, SLURM_RESTART_COUNT="1", **LATER) == [begins(JOB.again), queued]
+    queued, folder = "scontrol requeue 7", tmp_path / "lr[0.1]"  # no pattern
+    folder.mkdir()
+    assert told(signal.SIGUSR1, folder, **LATER) == [begins(JOB.first), queued]
+    (folder / "run" / "checkpoints" / "policy" / "update-1").mkdir(parents=True)
+    (folder / "begun").unlink()
+    assert told(signal.SIGUSR1, folder, SLURM_RESTART_COUNT="1", **LATER) == [begins(JOB.again), queued]
 
 
 def test_a_job_that_is_told_to_end_or_has_no_time_is_not_queued_again(tmp_path: Path) -> None:
     assert told(signal.SIGTERM, tmp_path, **LATER) == [begins(JOB.first)]
     (tmp_path / "begun").unlink()
-    first, why = told(signal.SIGUSR1, tmp_path, SECONDS="0")
+    first, why = told(signal.SIGUSR1, tmp_path, SECONDS="-100000")  # however slow this machine is
     assert first == begins(JOB.first)
     assert re.fullmatch(
-        r"the job was told of its end \d+ s after its start, and is not queued again: it must have 3 minutes "
-        rf"at least \(--time\); go on by: tidemill resume {tmp_path}/run --launch slurm",
+        r"the job was told of its end -\d+ s after its start, and is not queued again: it would be for ever; "
+        rf"go on with more time \(--time\) by: tidemill resume {tmp_path}/run --launch slurm",
         why,
     )
 
@@ -166,6 +167,8 @@ def test_what_slurm_says_of_nodes_and_times() -> None:
         ({"time": "1:00\n#SBATCH --wrap=x"}, "one option of sbatch"),
         ({"time": "1"}, "--time 1: a job is told 120 s before its end .* 3 minutes at least: --time 3"),
         ({"time": "0:02:59"}, "3 minutes at least"),
+        ({"time": "2:59"}, "3 minutes at least"),
+        ({"time": "0-00:02"}, "3 minutes at least"),
         ({"run": Path("/runs/my run")}, "a path without spaces"),
     ],
 )

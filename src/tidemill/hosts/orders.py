@@ -124,6 +124,7 @@ class Work(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     epoch: int
     resume: str | None
     seen: str
+    gpus: dict[str, int]
 
 
 class Launched(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -233,7 +233,7 @@ class Agents:
         """Yield until the agent has done something. Raises `RunError`."""
         deadline = monotonic() + seconds
         while not done(agent):
-            refused = "".join(f"; {text}" for text in self.wire.refused)
+            refused = "".join(f"; {text}" for text in list(self.wire.refused))  # the wire adds to them
             if agent.lost:
                 raise RunError(f"host {agent.name} did not {what}: {agent.lost}{refused}")
             if monotonic() > deadline:

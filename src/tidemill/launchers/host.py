@@ -78,7 +78,6 @@ from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.measuring import Measurement, MeasurementOrder
 from tidemill.launchers.own_files import OwnFiles, has_files
-from tidemill.launchers.placement import gpu_numbers
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.worker_process import ENDING
 from tidemill.nets.choose_device import visible_gpus
@@ -329,8 +328,7 @@ class HostAgent:
                 if self._who_draws(experiment, order):
                     self._mirror = DatabaseMirror(self._own.run / PARAMETERS)
                     folder = str(self._own.run)
-            gpus = gpu_numbers(experiment, order.places)
-            job = Job(experiment, sent.source, folder, order.resume, sent.files, order.epoch, gpus=gpus)
+            job = Job(experiment, sent.source, folder, order.resume, sent.files, order.epoch, gpus=order.gpus)
             self._lives.update(order.lives)
             self._workers = HostWorkers(
                 self._wire, job, order.places, order.host, order.agents, order.lives, logs

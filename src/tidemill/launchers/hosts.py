@@ -9,7 +9,7 @@ import sys
 import tempfile
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -73,7 +73,8 @@ def order_of(
 ) -> Work:
     """Return the order to start workers (see `Work`). Raises `ConfigError`."""
     given = sent(job.experiment, job.source, job.files)
-    return Work(host, agents, lives, given, places, job.folder, job.epoch, job.resume, seen)
+    gpus = {worker: number for worker, number in job.gpus.items() if places[worker] == host}
+    return Work(host, agents, lives, given, places, job.folder, job.epoch, job.resume, seen, gpus)
 
 
 @contextmanager
@@ -188,12 +189,27 @@ class HostsLauncher(Launcher):
         assert self._agents is not None
         there = {host: share.agent.name for host, share in self._agents.shares.items() if share.agent}
         there[RUNNER] = RUNNER
+        self._number_gpus([share.host for share in shares])
         seen = self._seen.enter_context(seen_file(self._logs))
         for share in shares:
             others = {host: agent for host, agent in there.items() if host != share.host}
             self._agents.tell_share(
                 share, order_of(self._job, self.places, share.host, others, dict(self._lives), seen)
             )
+
+    def _number_gpus(self, begin: Collection[str]) -> None:
+        """Number the GPUs anew that the workers of shares take which `begin`, wherever
+        these are: others have some there."""
+        assert self._agents is not None
+        homes = {share.host: share.agent.home for share in self._agents.shares.values() if share.agent}
+        homes[RUNNER] = RUNNER
+        living = {worker: homes[host] for worker, host in self.places.items() if host in homes}
+        taken = {
+            worker: number
+            for worker, number in self._job.gpus.items()
+            if worker in living and self.places[worker] not in begin
+        }
+        self._job = replace(self._job, gpus=gpu_numbers(self._job.experiment, living, taken))
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         assert self._own is not None and self._agents is not None

@@ -86,18 +86,25 @@ def place(
     return {name: places[name] for name in configs}
 
 
-def gpu_numbers(experiment: Experiment, places: Mapping[str, str]) -> dict[str, int]:
+def gpu_numbers(
+    experiment: Experiment, homes: Mapping[str, str], taken: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Return the number of the GPU of its host that each worker takes whose device leaves
     open which (see `Context.gpu`), by name: one that no other of the host names, or takes
-    before it."""
-    devices = {name: device_of(config) for name, config in experiment.members()}
-    numbers: dict[str, int] = {}
-    for host in dict.fromkeys(places.values()):
-        mine = {name: device for name, device in devices.items() if places[name] == host}
-        named = _named(mine.values())
-        left = (number for number in count() if number not in named)
-        for device in ("cuda", "auto"):  # who must have one chooses first
-            numbers |= {name: next(left) for name, each in mine.items() if each == device}
+    before it. `homes`: the hosts of those that live. `taken`: what some of these have
+    already, and keep."""
+    devices = {name: device_of(config) for name, config in experiment.members() if name in homes}
+    numbers = dict(taken or {})
+    for host in dict.fromkeys(homes.values()):
+        mine = {name: device for name, device in devices.items() if homes[name] == host}
+        # who must have one chooses first, also one that somebody has who need not
+        for device, before in (("cuda", ("cuda",)), ("auto", ("cuda", "auto"))):
+            gone = _named(mine.values())
+            gone |= {numbers[name] for name, each in mine.items() if name in numbers and each in before}
+            left = (number for number in count() if number not in gone)
+            for name, each in mine.items():
+                if each == device and name not in numbers:
+                    numbers[name] = next(left)
     return numbers
 
 

@@ -15,7 +15,7 @@ from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import read_plain
 from tidemill.launchers.hosts import check_hosts
-from tidemill.launchers.slurm import seconds_of, slurm
+from tidemill.launchers.slurm import slurm
 from tidemill.store.fence import EPOCHS
 
 CONFIG = "config.json"  # of the run (`run/folder.py`)
@@ -115,14 +115,15 @@ def script(job: SlurmJob, folder: str, python: str) -> str:
 cd {shlex.quote(folder)} || exit 1
 set -- {shlex.join(job.first)}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
-    if compgen -G {run}'/checkpoints/*/update-*' >/dev/null; then
+    saved=({run}/checkpoints/*/update-*)
+    if [ -e "${{saved[0]}}" ]; then
         set -- {shlex.join(job.again)}
     elif [ -e {run}/{CONFIG} ]; then
         # It has nothing to go on from. The files of the job stay, and who leads the run.
         aside={run}-until-$(date +%Y%m%d-%H%M%S)
         echo "the run had no checkpoint yet, and begins anew; what it has left is in $aside"
-        mkdir -m 700 $aside
-        find {run} -mindepth 1 -maxdepth 1 ! -name 'slurm.*' ! -name {EPOCHS} -exec mv -t $aside {{}} +
+        mkdir -m 700 "$aside"
+        find {run} -mindepth 1 -maxdepth 1 ! -name 'slurm.*' ! -name {EPOCHS} -exec mv -t "$aside" {{}} +
     fi
 fi
 # Before its time is over, the job is queued again, and goes on later. What is told
@@ -152,8 +153,8 @@ if [ -n "$again" ] && [ $status != 0 ]; then
     if [ $again -ge {SOON_S} ]; then
         scontrol requeue $SLURM_JOB_ID
     else
-        echo "the job was told of its end $again s after its start, and is not queued again: it must have" \\
-            "{LEAST_S // 60} minutes at least (--time); go on by: tidemill resume {job.run} --launch slurm"
+        echo "the job was told of its end $again s after its start, and is not queued again: it would be" \\
+            "for ever; go on with more time (--time) by: tidemill resume" {run} "--launch slurm"
     fi
 fi
 exit $status
@@ -161,11 +162,19 @@ exit $status
 
 
 def _asked(time: str | None) -> int:
-    """Return the seconds of a time as sbatch takes it, minutes or as Slurm writes one; 0
-    for none, for one without an end, and for what sbatch is to refuse."""
-    if time is None:
+    """Return the seconds of a time as sbatch takes it: minutes, "minutes:seconds",
+    "hours:minutes:seconds", or days, "-" and hours on; 0 for none, for one without an
+    end, and for what sbatch is to refuse."""
+    days, dash, rest = (time or "").rpartition("-")
+    parts = rest.split(":")
+    if len(parts) > 3 or not all(part.isdecimal() for part in (*parts, days or "0")):
         return 0
-    return 60 * int(time) if time.isdecimal() else seconds_of(time) or 0
+    if dash:
+        parts += ["0"] * (3 - len(parts))
+    elif len(parts) < 3:
+        parts = ["0", *parts, "0"][:3]
+    hours, minutes, seconds = map(int, parts)
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def submit(job: SlurmJob) -> str:
