@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from tests.envs.driver import Driver
+from tests.envs.games import Counter
 from tests.remote.served import port_of_ones_own
 from tests.run.watching import wait_until
 
@@ -233,6 +234,40 @@ def test_one_that_comes_back_as_another_is_named():
     driver = loop_of(left=9, make_one=lambda: Once(3))
     with pytest.raises(EnvironmentFault, match="lane 0 came back with other spaces than it had"):
         driver.tick()
+
+
+class Exhausted(Counter):
+    """Reads `left` numbers, which it has in an iterator, and then raises what that
+    raises; in a reset likewise."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__(length=9)
+        self.numbers = iter(range(left))
+
+    def reset(self, *, seed=None, options=None):
+        next(self.numbers)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        next(self.numbers)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("left", [0, 2])
+@pytest.mark.parametrize("lane", [0, 1, 2])
+def test_a_lane_whose_iterator_ends_is_one_that_raised(lane, left, threads):
+    """StopIteration, which ends a loop over the lanes without an error."""
+    envs = [Exhausted(left if each == lane else 99) for each in range(3)]
+    told: list[str] = []
+    loop = LaneLoop(envs, "exhausted", 0, threads, make_one=lambda: Exhausted(99))
+    loop.restart_lanes(LaneRestarts(1, 60.0, told.append))
+    driver = Driver(loop)
+    voided = [driver.tick()[0].tick.voided.tolist() for _ in range(4)]
+    loop.close()
+    assert len(told) == 1 and f"lane {lane} raised StopIteration" in told[0]
+    assert voided[2] == [left > 0 and each == lane for each in range(3)]
+    assert not np.any([voided[0], voided[1], voided[3]])
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])

@@ -131,10 +131,11 @@ class LaneLoop(Environment):
                     if begun
                     else map(operator.call, calls, given)
                 )
-                return
+                if (lane := len(answered)) == self.lanes:
+                    return
+                raised: BaseException = StopIteration()  # which `extend` takes for the end of all lanes
             except BaseException as error:
-                raised = error
-            lane = len(answered)
+                raised, lane = error, len(answered)
             answered.append(RaisedError(raised))
             self._restart(self._fault_of(lane, raised, bool(reset[lane])))
             del raised  # its traceback holds this frame, and the environment that is gone
