@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import psutil
 import pytest
+from pettingzoo import ParallelEnv
 from tests.run.cut_experiments import MANY, experiment, two_policies
 from tests.run.dying_at_last import DYING, dying_at_last
 from tests.run.staged import Widening
@@ -55,6 +56,7 @@ from tidemill import (
 from tidemill.algorithms.ppo import PPOLearner
 from tidemill.api.buffer import Buffer
 from tidemill.api.control_messages import Hold, Holding, Save, Saved, State, unpack_down
+from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.cli.main import app
 from tidemill.core.cut import generator_state, set_generator_state
@@ -147,6 +149,63 @@ def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str,
 def test_several_policies_resume_exactly_all_of_them(launch: str, lag: int | None) -> None:
     found = check_resume(two_policies(lag), updates=6, launch=launch)
     assert found.exact and found.compared > 200, found
+
+
+class Faulty(gymnasium.Env[Any, Any]):
+    """One step of thirty tells NaN, by its own random stream."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def _told(self) -> Any:
+        return self.np_random.normal(size=2).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._told(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        told = self._told()
+        if self.np_random.random() < 1 / 30:
+            told[0] = np.nan
+        return told, float(told[1]), self.steps == 12, False, {}
+
+
+class FaultyGame(ParallelEnv[str, Any, Any]):
+    """The same, with one player."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "faulty"}
+
+    def __init__(self) -> None:
+        self.env, self.possible_agents = Faulty(), ["player"]
+
+    def observation_space(self, agent: str) -> Any:
+        return self.env.observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return self.env.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = ["player"]
+        return tuple({"player": told} for told in self.env.reset(seed=seed))
+
+    def step(self, actions: Any) -> Any:
+        told = tuple({"player": each} for each in self.env.step(actions["player"]))
+        self.agents = [] if told[2]["player"] else self.agents
+        return told
+
+
+@pytest.mark.parametrize(
+    ("environment", "launch"), [(Gymnasium(make=Faulty), "inline"), (PettingZoo(make=FaultyGame), "threads")]
+)
+def test_lanes_that_are_made_anew_are_seeded_as_if_the_run_had_never_ended(
+    environment: EnvironmentConfig, launch: str
+) -> None:
+    several = experiment(lag=0, environment=environment, lane_restarts=1000, lane_fault_records=0)
+    found = check_resume(several, updates=8, launch=launch)
+    assert found.exact and found.compared > 40, found
 
 
 def self_play(lag: int | None, **trainer: Any) -> Experiment:

@@ -89,6 +89,8 @@ class LaneRestarts:
 
     tell: function that takes a text for the user
     count: number of restarts so far
+    before: number of those before the cut that a run goes on from; they count in the
+        number of a restart alone, from which its environment's seed follows
     tries: how many of them came after a pause, since what they connect to is away
     away: how a connection has failed last, "" where something else has failed since
     """
@@ -102,7 +104,7 @@ class LaneRestarts:
         # who lost what they connect to, and wait for it since then
         self._waiting = set[tuple[str, int | None]]()
         self._try_at = -inf  # second of `awake` at which the newest try begins
-        self.count = self.tries = 0
+        self.count = self.before = self.tries = 0
         self.away = ""
 
     def pauses(self, seconds: float) -> bool:
@@ -149,7 +151,7 @@ class LaneRestarts:
                 else "the step is void, its episode is cut before it, and the environment is made anew"
             )
             self._tell(f"{text}; {then} ({self._budget()}later ones of this cause are counted)")
-        return self.count
+        return self.before + self.count
 
     def _budget(self) -> str:
         if self._most == inf:
@@ -243,13 +245,18 @@ class RestartedTogether(Wrapper):
     and who plays has others to serve, and its runner to hear."""
 
     def __init__(
-        self, inner: Environment, build: Callable[[int], Environment], permit: Callable[[Exception], int]
+        self,
+        inner: Environment,
+        build: Callable[[int], Environment],
+        permit: Callable[[Exception], int],
+        seed: int = 0,
     ) -> None:
         """`build` returns another such environment, given what is to be added to its
-        seed; `permit` is asked before (see `Environment.restart_lanes`)."""
+        `seed`; `permit` is asked before (see `Environment.restart_lanes`)."""
         super().__init__(inner)
         self._name = str(getattr(inner, "name", type(inner).__name__))
         self._build, self._permit = build, permit
+        self._seed = self._first_seed = seed  # this life's, and, in exact runs, that of the first
         self._groups: Sequence[Sequence[int]] = ()
         self._wake: Callable[[], None] | None = None
         self._options: list[Mapping[str, Any]] = []  # of all stages so far
@@ -273,10 +280,10 @@ class RestartedTogether(Wrapper):
         super().keep_episodes()
 
     def _own_state(self) -> Part:
-        return {"flagged": self._flagged}
+        return {"flagged": self._flagged, "seed": self._first_seed}
 
     def _load_own_state(self, state: Part) -> None:
-        self._flagged = state["flagged"]
+        self._flagged, self._first_seed = state["flagged"], state["seed"]
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         self._groups = groups
@@ -385,9 +392,8 @@ class RestartedTogether(Wrapper):
         )
 
     def _make_anew(self, remaking: Remaking) -> Environment:
-        made: Environment = made_again(
-            partial(self._build, SEEDS_APART * remaking.number), self._name, remaking.fault
-        )
+        added = self._first_seed - self._seed + SEEDS_APART * remaking.number
+        made: Environment = made_again(partial(self._build, added), self._name, remaking.fault)
         return made
 
     def _made(self) -> Environment | Exception | None:

@@ -332,6 +332,7 @@ class LaneLoop(Environment):
             return None
         return {
             "lanes": {str(lane): self._state_of(lane) for lane in range(self.lanes)},
+            "seed": self._seed,
             "seeds": {str(lane): seed for lane, seed in self._seeds.items()},
             "counts": self._counts,
             "idle": self._idle,
@@ -355,6 +356,7 @@ class LaneLoop(Environment):
             self._stepper.begin(calls, [None] * self.lanes, range(self.lanes))
             answers = self._stepper.take()
         self._last = [observation for observation, _ in answers]
+        self._seed = state["seed"]
         self._seeds = {int(lane): seed for lane, seed in state["seeds"].items()}
         if self._kept is not None:
             episodes = {lane: saved["episode"] for lane, saved in enumerate(lanes) if "episode" in saved}

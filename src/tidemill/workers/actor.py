@@ -173,6 +173,8 @@ class ActorWorker(Worker):
                 for number, client in enumerate(self._clients.values()):
                     client.load_state(part["clients"][str(number)])
                 self._refresh.load_state(part["refresh"])
+                if self._restarts is not None:
+                    self._restarts.before = part["restarts"]
                 lost = self._ring.load_state(part["ring"])
             for target, lanes in lost.items():
                 for why in sorted(set(lanes.values())):
@@ -190,6 +192,7 @@ class ActorWorker(Worker):
             "clients": {str(number): client.state() for number, client in enumerate(self._clients.values())},
             "refresh": self._refresh.state(),
             "ring": self._ring.state(),
+            "restarts": 0 if self._restarts is None else self._restarts.before + self._restarts.count,
             **self._stages.state(),
         }
         try:

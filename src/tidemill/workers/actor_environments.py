@@ -40,7 +40,7 @@ def build_environment(
             or environment.independent
             or environment.voids
         ):
-            environment = RestartedTogether(environment, made, permit)
+            environment = RestartedTogether(environment, made, permit, seed)
         if actors.max_episode_steps:
             environment = StepLimit(environment, actors.max_episode_steps)
         return stack_frames(environment, actors.agents)
