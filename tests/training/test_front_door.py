@@ -450,3 +450,26 @@ def test_wrappers_hold_for_workers_evaluation_and_resumed_runs(tmp_path: Path) -
     made, _ = make_experiment(Gymnasium(id="CartPole-v1", wrap=("flatten",)), wrap=wrap[2])
     assert made.workers["actor"].environment.wrap[0] == "flatten"  # type: ignore[attr-defined]
     assert made.workers["actor"].environment.wrap[1].endswith(":Longer")  # type: ignore[attr-defined]
+
+
+class Wandering(Nearest):
+    """Takes its process to another working directory."""
+
+    def __init__(self, there: str) -> None:
+        super().__init__()
+        os.chdir(there)
+
+
+def test_an_environment_that_changes_the_working_directory_costs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.chdir(here)
+    short = {"launch": "inline", "quiet": True, "lanes": 4, "sample_steps": 16}
+    wandering = Gymnasium(make=Wandering, kwargs={"there": str(there)})
+    tidemill.train(wandering, run_dir="run", steps=100, **short)
+    assert Path.cwd() == here and not list(there.iterdir())
+    assert tidemill.resume("run", limits={"steps": 600}, quiet=True).summary["status"] == "completed"
+    assert (here / "run" / "summary.json").exists() and not list(there.iterdir())

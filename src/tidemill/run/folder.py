@@ -160,6 +160,13 @@ class RunFolder:
             raise RunError(f"{path} is not a run's folder (it has no {CONFIG}){hint}")
         return cls(path)
 
+    def from_root(self) -> None:
+        """Name the folder from the root on: an environment may take this process to
+        another working directory (`os.chdir`)."""
+        self.path = self.path.absolute()
+        self._made = [path.absolute() for path in self._made]
+        self._found = {path.absolute() for path in self._found}
+
     def lock(self) -> None:
         """Hold the folder while this process lives, however it ends. Raises `RunError`
         when another run does."""

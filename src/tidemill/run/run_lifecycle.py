@@ -1,9 +1,10 @@
 """A life of a run: it is led by a controller in the run's folder, shown and told what to
 do on the way, and summed up at its end."""
 
+import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -129,7 +130,8 @@ class RunLifecycle:
             error: BaseException | None = None
             try:
                 with unawaited_output(), view or nullcontext():
-                    controller.run()
+                    with _same_directory():
+                        controller.run()
                     if view is not None and controller.state.began:
                         view.show(snapshot(controller))  # what was told last
             except BaseException as caught:
@@ -398,6 +400,19 @@ def _returns_notice(experiment: Experiment) -> list[str]:
         for text in told
         if text
     ]
+
+
+@contextmanager
+def _same_directory() -> Iterator[None]:
+    """Come back to the working directory, even one that was removed: an environment may
+    take this process to another one, and what to type next is told as seen from here."""
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.fchdir(here)
+        os.close(here)
 
 
 def _summary(progress: Progress, status: str, reason: str) -> dict[str, Any]:

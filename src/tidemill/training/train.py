@@ -189,6 +189,7 @@ def _train(
             with suppress(OSError):  # a full disk does not stop training
                 folder.write(LAYOUT, laid_out.plain())
         stack.pop_all()  # from now on its life says what is kept
+        folder.from_root()
         source = str(known) if known else None
         path = str(folder.path.resolve())
         job = Job(experiment, source, path, epoch=folder.epoch, paces=laid_out.paces)
@@ -269,6 +270,7 @@ def resume(
         paces: dict[str, float] = {}
         with suppress(RunError):  # without the file, or with a torn one, cores alone count
             paces = kept_paces(folder.read(LAYOUT))
+        folder.from_root()
         job = Job(
             experiment,
             str(source) if source else None,
