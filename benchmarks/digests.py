@@ -112,8 +112,16 @@ def digest_of(folder: Path) -> str:
 def trained(experiment: Experiment, folder: Path, **settings: Any) -> str:
     """Train inline in `folder`; return the digest of what is left."""
     return digest_of(
-        tidemill.train(experiment, launch="inline", run_dir=folder, quiet=True, **settings).folder
+        whole(tidemill.train(experiment, launch="inline", run_dir=folder, quiet=True, **settings))
     )
+
+
+def whole(result: tidemill.Result) -> Path:
+    """Return the folder of a run that reached its limit. Raises `SystemExit` for one that
+    a signal ended sooner, by a time limit, say: what it left is no digest."""
+    if result.summary.status != "completed":
+        raise SystemExit(f"a run was {result.summary.status} before its limit: it has no digest")
+    return result.folder
 
 
 def one_policy(
@@ -500,9 +508,9 @@ def exact_iterations(folder: Path) -> str:
 @mode
 def exact_resumed_retrained(folder: Path) -> str:
     trained(_exact(steps=400), folder)
-    done = tidemill.resume(folder, launch="inline", limits={"steps": 600}, quiet=True)
-    again = retrain(done.folder)
-    return f"{digest_of(done.folder)} {again.same} {again.updates}"
+    done = whole(tidemill.resume(folder, launch="inline", limits={"steps": 600}, quiet=True))
+    again = retrain(done)
+    return f"{digest_of(done)} {again.same} {again.updates}"
 
 
 @mode
@@ -518,7 +526,7 @@ def iterations(folder: Path) -> str:
 def resumed(folder: Path) -> str:
     made = one_policy(AgentSpec(sample_steps=16))
     trained(made, folder)
-    return digest_of(tidemill.resume(folder, launch="inline", limits={"updates": 12}, quiet=True).folder)
+    return digest_of(whole(tidemill.resume(folder, launch="inline", limits={"updates": 12}, quiet=True)))
 
 
 @mode
