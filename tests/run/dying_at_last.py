@@ -1,5 +1,5 @@
-"""A run of two policies that resumes exactly, and of which one's trainer dies as it ends,
-in a file of its own: that trainer's process runs it."""
+"""Runs that resume exactly and in which somebody dies as they end, in a file of their
+own: trainers' processes run it."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.run.cut_experiments import two_policies
+from tests.run.cut_experiments import experiment, two_policies
 
 from tidemill import PPO, Experiment, Limits
 from tidemill.algorithms.ppo import PPOLearner
@@ -48,3 +48,34 @@ def dying_at_last(updates: int, flag: str) -> Experiment:
     return made.replace(
         workers={**made.workers, "listener": listener}, limits=Limits(updates=updates), exact_resume=True
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastingPPO(PPO):
+    """Its update after the first `updates` begins with a file `flag`.lasts, and lasts
+    until there is a file `flag`."""
+
+    flag: str
+    updates: int
+
+    def build(self, policy: Any, seed: int) -> Any:
+        return Lasting(self, policy, seed)
+
+
+class Lasting(PPOLearner):
+    done = 0
+
+    def update(self, *given: Any) -> Any:
+        assert isinstance(self.config, LastingPPO)
+        flag, deadline = Path(self.config.flag), time.monotonic() + 120
+        if self.done == self.config.updates:
+            flag.with_suffix(".lasts").touch()
+            while not flag.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        self.done += 1
+        return super().update(*given)
+
+
+def lasting_at_last(updates: int, flag: str) -> Experiment:
+    algorithm = LastingPPO(minibatch_size=32, epochs=2, flag=flag, updates=updates - 1)
+    return experiment(0, updates, algorithm=algorithm)

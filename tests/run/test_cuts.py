@@ -1,13 +1,16 @@
 """Runs with `exact_resume` go on as if they had never ended: after a clean end at every
 update, after a kill at any moment, in all modes; and what cannot is named."""
 
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +21,9 @@ import psutil
 import pytest
 from pettingzoo import ParallelEnv
 from tests.run.cut_experiments import MANY, experiment, two_policies
-from tests.run.dying_at_last import DYING, dying_at_last
+from tests.run.dying_at_last import DYING, dying_at_last, lasting_at_last
 from tests.run.staged import Widening
-from tests.run.watching import log_of
+from tests.run.watching import log_of, wait_until
 from typer.testing import CliRunner
 
 from tidemill import (
@@ -68,6 +71,7 @@ from tidemill.run import cuts
 from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
 from tidemill.run.member import Member
+from tidemill.run.restart_budget import RestartBudget
 from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.check_resume import compare
@@ -539,6 +543,33 @@ def test_a_trainer_that_dies_as_a_run_ends_at_its_limit_leads_all_there_again(
     assert differences(whole, killed, "checkpoints/listener", policy="speaker") == []
     told = [record["update"] for record in read_metrics(killed)]
     assert told == sorted(told) and told[-1] == 6
+
+
+def test_a_run_whose_trainer_comes_to_the_limit_before_a_dead_actor_lives_again_goes_back_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the next life would do is done by then."""
+    monkeypatch.setattr(RestartBudget, "spend", lambda *given: 600.0)
+    folder, flag = tmp_path / "run", tmp_path / "died"
+
+    def kill() -> None:
+        wait_until(flag.with_suffix(".lasts").exists, 120, "the last update has begun")
+        for process in psutil.Process().children():
+            with suppress(OSError):
+                if Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem == "actor-0":
+                    process.kill()
+        wait_until(lambda: any(event.what == "died" for event in read_events(folder)), 60, "it has died")
+        flag.touch()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ended = train(
+        lasting_at_last(3, str(flag)), launch="processes", run_dir=folder, source=DYING, quiet=True
+    ).summary
+    killer.join()
+    assert flag.exists() and (ended.status, ended.updates, ended.reason) == ("completed", 3, "3 updates done")
+    assert newest_update(folder) == 3
+    assert not any(event.what == "went back" for event in read_events(folder))
 
 
 def test_without_a_whole_cut_nothing_is_guessed(tmp_path: Path) -> None:

@@ -471,6 +471,14 @@ def test_a_checkpoint_is_due_again_where_no_cut_came_of_it(tmp_path: Path) -> No
     assert due() == 2
 
 
+def test_who_is_told_to_end_while_equal_trainers_agree_to_rest_does_not_rest(tmp_path: Path) -> None:
+    """It would be waited for at the end: all of them were told."""
+    worker = Bench(folder=tmp_path, exact=True).worker
+    worker._end("stopped")
+    worker._rest(1)
+    assert not worker._held
+
+
 def test_a_change_that_a_checkpoint_knows_is_not_taken_again(tmp_path: Path) -> None:
     """What came after it holds: here what a life before took as updates were not
     finite."""

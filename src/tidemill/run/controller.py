@@ -210,6 +210,7 @@ class Controller:
             if self._cuts.due and not self.state.reason and not (self.state.paused and self._cuts.agreed):
                 self._cuts.cut()
             self.stalls.look()
+        self._supervisor.let_rest()
         self._ending.await_rest(self._hear)
 
     # ---- hear and look -----------------------------------------------------------------

@@ -115,7 +115,8 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
+                # no lock: one that is broken off would leave it in the user's repository
+                ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
                 capture_output=True,
                 text=True,
                 timeout=5,

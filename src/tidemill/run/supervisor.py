@@ -259,6 +259,14 @@ class Supervisor:
             if (left := [name for name in birth.names if name not in names])
         ]
 
+    def let_rest(self) -> None:
+        """Begin no life any more: what the dead were to do is done, and would be undone
+        with those who go back with them."""
+        self._buried.clear()
+        for member in self._members.values():
+            if member.buried:
+                member.state = State.FAILED
+
     def look(self) -> dict[str, str]:
         """Begin the lives that are due, and bring those that have begun further. None
         waits longer where the run is ending. Return which trainers cannot wait for the

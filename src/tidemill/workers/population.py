@@ -336,7 +336,8 @@ class PopulationWorker(Worker):
 
     def _untag(self, policy: str) -> None:
         for tag in self._tags & self._database.tags(policy).keys():
-            self._database.untag(policy, tag)
+            with suppress(VersionGone):  # its trainer, which goes back, has just removed that version
+                self._database.untag(policy, tag)
 
     # ---- decisions that nobody waits for -----------------------------------------------
 

@@ -372,8 +372,9 @@ class TrainerWorker(Worker):
             self._held = False
 
     def _rest(self, cut: int) -> None:
-        """Stay as this trainer is until that cut, if it is any, is over."""
-        if cut and self.cut <= cut:
+        """Stay as this trainer is until that cut, if it is any, is over; but for one that
+        was told to end since it agreed to it, which all are about to be."""
+        if cut and self.cut <= cut and self._reason is None:
             self._held = True
             self.report(Holding())
 
