@@ -13,6 +13,7 @@ import numpy as np
 from tidemill.algorithms.batch_totals import BatchTotals, sums_of
 from tidemill.algorithms.minibatches import gae_of, gather
 from tidemill.algorithms.policy_gradient_formulas import gae
+from tidemill.algorithms.policy_gradient_loss import Minibatches
 from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
@@ -86,10 +87,9 @@ def main() -> None:
     repeats = 1 if options.images else options.repeats
     rows, s, acted = len(batch), sample, sample["version"] >= 0
     size = min(options.minibatch, rows)
-    source, columns = (
-        learner._source(batch, [sample]),
-        learner._columns(batch, BatchTotals.of(sums_of(batch))),
-    )
+    loss = learner.loss
+    columns = loss.columns(batch, BatchTotals.of(sums_of(batch)))
+    of = Minibatches(learner._source(batch, [sample]), columns, 1 / size)
     order = np.random.default_rng(0).permutation(rows)[:size]
     inputs, action = (
         {k: v[:size] for k, v in part.items()}
@@ -102,9 +102,9 @@ def main() -> None:
     passes = options.epochs * rows / size  # minibatches' worth of work in an update
 
     def minibatch() -> None:
-        learner._differentiate(source, columns, order, 1 / size)
-        *parts, share = learner._parts.tolist()
-        learner._step(parts, share, 1e-4)
+        loss.differentiate(of, order)
+        *parts, share = loss.parts.tolist()
+        loss.descend(parts, share, 1e-4)
 
     parts = {
         "advantages (GAE)": best(
@@ -112,10 +112,7 @@ def main() -> None:
         ),
         "gather, GAE included": best(lambda: gather([sample], gae_of(0.99, 0.95)), repeats),
         "forward, all epochs": best(lambda: learner.policy.network.forward(inputs, action), repeats) * passes,
-        "minibatch's gradient, all epochs": best(
-            lambda: learner._differentiate(source, columns, order, 1 / size), repeats
-        )
-        * passes,
+        "minibatch's gradient, all epochs": best(lambda: loss.differentiate(of, order), repeats) * passes,
         "the same and step, all epochs": best(minibatch, repeats) * passes,
         "update": best(lambda: learner.update([sample], 0.0), repeats),
     }

@@ -145,5 +145,5 @@ def test_the_gradient_on_the_host_is_the_device_s_where_they_share_memory():
     sums = learner.parallel_update([sample], 0.0)
     next(sums)
     shared = next(sums)
-    assert np.shares_memory(shared, learner._gradient.numpy())
-    assert isinstance(learner._optimiser, torch_library.TorchAdam)
+    assert np.shares_memory(shared, learner.loss.gradient.numpy())
+    assert isinstance(learner.loss.optimiser, torch_library.TorchAdam)

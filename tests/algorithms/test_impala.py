@@ -128,7 +128,7 @@ def test_the_gradient_is_that_of_the_paper_s_sums(clips, scale):
     )
     assert metrics["rows"] == count and metrics["minibatches"] == 1
     assert metrics["clip_fraction"] == pytest.approx(far / count, abs=1e-6) and (clips[0] > 1 or far > 0)
-    np.testing.assert_allclose(learner._gradient, expected, atol=2e-6, rtol=1e-3)
+    np.testing.assert_allclose(learner.loss.gradient, expected, atol=2e-6, rtol=1e-3)
 
 
 def test_on_its_own_samples_nothing_is_clipped():
@@ -143,9 +143,9 @@ def test_ratios_are_those_of_the_start_of_the_update():
     learner = learner_of()
     sample = make_sample(learner.policy)
     found, steps = [], []
-    estimate, loss = learner._estimate, learner._policy_loss
+    estimate, loss = learner._estimate, learner.loss.of_policy
     learner._estimate = lambda s: found.append(len(steps)) or estimate(s)
-    learner._policy_loss = lambda *arrays: steps.append(1) or loss(*arrays)
+    learner.loss.of_policy = lambda *arrays: steps.append(1) or loss(*arrays)
     assert learner.update([sample, sample], 0.0)["minibatches"] > 2
     assert found == [0, 0] and len(steps) > 2
 

@@ -282,9 +282,9 @@ def test_each_minibatch_takes_its_own_normalised_advantages(recurrent, monkeypat
     net = NETS["gru"] if recurrent else ActorCritic(hidden=(8,))
     chunks = {"chunk_steps": 4} if recurrent else {}
     learner = learner_of(net, minibatch_size=12, normalise_advantages="minibatch", epochs=3, **chunks)
-    loss, taken = learner._policy_loss, []
+    loss, taken = learner.loss.of_policy, []
     monkeypatch.setattr(
-        learner, "_policy_loss", lambda *given: taken.append(given[2].astype(np.float64)) or loss(*given)
+        learner.loss, "of_policy", lambda *given: taken.append(given[2].astype(np.float64)) or loss(*given)
     )
     metrics = learner.update([rollout(learner.policy, net)], 0.0)
     assert len(taken) == metrics["minibatches"] >= 9
@@ -362,7 +362,7 @@ def test_the_step_is_the_mean_over_trained_rows_whatever_chunks_hold_them():
         for name in net.state(SPACES):
             sample[name][::4] = 0
         learner.update([sample], 0.0)
-        found.append(learner._gradient / learner._parts[-1])
+        found.append(learner.loss.gradient / learner.loss.parts[-1])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 

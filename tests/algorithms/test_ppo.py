@@ -10,6 +10,7 @@ from tests.algorithms.losses import clipped_surrogate, clipped_value_loss, expla
 
 from tidemill.algorithms.minibatches import Rows, gae_of, gather
 from tidemill.algorithms.policy_gradient_formulas import adapted_rate
+from tidemill.algorithms.policy_gradient_loss import Minibatches
 from tidemill.algorithms.ppo import PPO, PPOLearner
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.policy import Policy
@@ -184,9 +185,10 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     x, action = torch.randn(n, 3), torch.randint(0, 3, (n,))
     old, advantage, target = -torch.rand(n) - 0.5, torch.randn(n), torch.randn(n)
     scalars = torch.stack([old, advantage, target, target]).numpy()
-    source = Rows(learner._library, policy, {"obs": x.numpy()}, n)
-    learner._differentiate(source, [{"action": action.numpy()}, {"scalars": scalars}], np.arange(n), 1 / n)
-    of_policy, of_value, entropy, *_, share = learner._parts.tolist()
+    source = Rows(learner.loss.library, policy, {"obs": x.numpy()}, n)
+    columns = [{"action": action.numpy()}, {"scalars": scalars}]
+    learner.loss.differentiate(Minibatches(source, columns, 1 / n), np.arange(n))
+    of_policy, of_value, entropy, *_, share = learner.loss.parts.tolist()
     assert share == 1
 
     w = {name: torch.tensor(array, requires_grad=True) for name, array in policy.network.weights.items()}
@@ -207,7 +209,7 @@ def test_the_gradient_is_that_of_a_plain_torch_network(shared, activation):
     naive.backward()
     assert of_policy + 0.5 * of_value - 0.01 * entropy == pytest.approx(naive.item(), rel=1e-5, abs=1e-6)
     expected = torch.cat([w[name].grad.reshape(-1) if w[name].numel() else torch.zeros(0) for name in w])
-    np.testing.assert_allclose(learner._gradient, expected, atol=1e-6, rtol=1e-4)
+    np.testing.assert_allclose(learner.loss.gradient, expected, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +478,7 @@ def test_ratios_are_computed_once_per_batch_before_the_first_step():
     learner = learner_of(correct_off_policy=True, epochs=3)
     sample = make_sample(learner.policy)
     before, found, steps = learner.policy.network.flat.copy(), [], []
-    evaluate, step = learner._evaluate, learner._step
+    evaluate, step = learner._evaluate, learner.loss.descend
 
     def look(sample, rows):
         assert not steps
@@ -486,8 +488,8 @@ def test_ratios_are_computed_once_per_batch_before_the_first_step():
         return evaluate(sample, rows)
 
     learner._evaluate = look
-    learner._epoch = lambda *args: None  # minibatch by minibatch, by whatever computes
-    learner._step = lambda *args: steps.append(1) or step(*args)
+    learner.loss.epoch = lambda *args: None  # minibatch by minibatch, by whatever computes
+    learner.loss.descend = lambda *args: steps.append(1) or step(*args)
     learner.update([sample, sample], 0.0)
     assert len(found) == 2 and len(steps) >= 6
 

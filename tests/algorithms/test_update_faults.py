@@ -124,7 +124,7 @@ def test_an_observation_that_is_infinite_does_not_enter_what_normalises():
 
 
 def test_a_reward_that_is_not_finite_is_found_among_many_rows(monkeypatch):
-    monkeypatch.setattr("tidemill.algorithms.policy_gradient.LARGEST_RECORD", 400)
+    monkeypatch.setattr("tidemill.algorithms.policy_gradient_faults.LARGEST_RECORD", 400)
     learner = test_ppo.learner_of()
     sample = test_ppo.make_sample(learner.policy, T=200)
     row, seat = spoilt_row(sample)

@@ -13,7 +13,8 @@ from tests.nets.activations import FUNCTIONS
 from tidemill import PPO, ActorCritic
 from tidemill.algorithms.adam import Adam, NativeAdam
 from tidemill.algorithms.minibatches import Rows
-from tidemill.algorithms.ppo import PPOLearner
+from tidemill.algorithms.policy_gradient_loss import Minibatches
+from tidemill.algorithms.ppo import PPOLoss
 from tidemill.api.spaces import (
     Box,
     Dict,
@@ -105,10 +106,10 @@ class Case:
         """[gradient, parts] of numpy's learner and of the core's."""
         found = []
         for policy in (self.plain, self.native):
-            learner = PPOLearner(algorithm, policy, 0)
-            source = Rows(learner._library, policy, self.seen, self.n)
-            assert learner._differentiate(source, columns, picked, weight) == len(picked)
-            found.append(learner._shared.astype(np.float64))
+            loss = PPOLoss(algorithm, policy)
+            source = Rows(loss.library, policy, self.seen, self.n)
+            assert loss.differentiate(Minibatches(source, columns, weight), picked) == len(picked)
+            found.append(loss.shared.astype(np.float64))
         return found
 
     def reference(self, algorithm, columns, picked, weight):

@@ -180,8 +180,8 @@ def test_updates_that_were_recorded_are_those_step_by_step(
 
 def test_a_loss_that_waits_for_the_gpu_is_not_recorded() -> None:
     learners = [UPDATES["plain"].build(NET.build_on(GPU, SPACES, 0), 0) for _ in range(2)]
-    plain = learners[1]._policy_loss
-    learners[1]._policy_loss = lambda *given: (plain(*given), given[0].sum().item())[0]
+    plain = learners[1].loss.of_policy
+    learners[1].loss.of_policy = lambda *given: (plain(*given), given[0].sum().item())[0]
     for update in range(3):
         sample = make_sample(NET.build(SPACES, 0), T=40, N=8, seed=update)
         for learner in learners:

@@ -17,7 +17,7 @@ import pytest
 from tests.run.watching import wait_until
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer, train
-from tidemill.algorithms.ppo import PPOLearner
+from tidemill.algorithms.ppo import PPOLearner, PPOLoss
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.launcher import Call
 from tidemill.api.policy import Policy
@@ -123,20 +123,24 @@ class Crawling(PPO):
         return _Crawling(self, self.trainable(policy), seed)
 
 
-class _Crawling(PPOLearner):
+class _CrawlingLoss(PPOLoss):
     def _crawl(self) -> None:
         assert isinstance(self.config, Crawling)
         if self.policy.version == 2 and not Crawling.over.is_set():
             (Path(self.config.flags) / str(id(self))).touch()
             time.sleep(0.1)
 
-    def _epoch(self, *arguments: Any) -> int | None:
+    def epoch(self, *arguments: Any) -> int | None:
         self._crawl()
-        return super()._epoch(*arguments)
+        return super().epoch(*arguments)
 
-    def _differentiate(self, *arguments: Any) -> int:
+    def differentiate(self, *arguments: Any) -> int:
         self._crawl()
-        return super()._differentiate(*arguments)
+        return super().differentiate(*arguments)
+
+
+class _Crawling(PPOLearner):
+    loss_type = _CrawlingLoss
 
 
 class LookingGame(gymnasium.Env[Any, Any]):

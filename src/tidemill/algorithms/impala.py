@@ -10,8 +10,10 @@ import numpy as np
 from tidemill.algorithms.batch_totals import BatchTotals
 from tidemill.algorithms.minibatches import Floats, take_rows
 from tidemill.algorithms.native_traces import native_vtrace
-from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
+from tidemill.algorithms.policy_gradient import PolicyGradientLearner
 from tidemill.algorithms.policy_gradient_formulas import differentiate_policy_gradient, vtrace
+from tidemill.algorithms.policy_gradient_loss import PolicyGradientLoss, PolicyLoss
+from tidemill.algorithms.policy_gradient_settings import PolicyGradient
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.core.errors import ConfigError
@@ -67,9 +69,26 @@ class Impala(PolicyGradient):
         return ImpalaLearner(self, self.trainable(policy), seed)
 
 
+class ImpalaLoss(PolicyGradientLoss):
+    """The loss that `Impala` describes."""
+
+    config: Impala
+
+    def weigh(self, advantage: Floats, whole: BatchTotals) -> None:
+        advantage /= np.float32(self.policy.value_scale)
+
+    def of_policy(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
+        xp = self.library.namespace
+        excess = xp.expm1(log_prob - behaviour)  # ρ - 1
+        kl = (excess - (log_prob - behaviour)).sum()
+        clipped = (excess > self.config.rho_clip * BEYOND - 1).sum()
+        return PolicyLoss(*differentiate_policy_gradient(xp, log_prob, advantage), kl, clipped)
+
+
 class ImpalaLearner(PolicyGradientLearner):
     """The learner that `Impala` describes."""
 
+    loss_type = ImpalaLoss
     config: Impala
 
     def __init__(self, config: Impala, policy: TrainablePolicy, seed: int) -> None:
@@ -101,13 +120,3 @@ class ImpalaLearner(PolicyGradientLearner):
             config.rho_clip,
             config.c_clip,
         )
-
-    def _weigh(self, advantage: Floats, whole: BatchTotals) -> None:
-        advantage /= np.float32(self.policy.value_scale)
-
-    def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
-        xp = self._library.namespace
-        excess = xp.expm1(log_prob - behaviour)  # ρ - 1
-        kl = (excess - (log_prob - behaviour)).sum()
-        clipped = (excess > self.config.rho_clip * BEYOND - 1).sum()
-        return PolicyLoss(*differentiate_policy_gradient(xp, log_prob, advantage), kl, clipped)

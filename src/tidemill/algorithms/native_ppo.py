@@ -18,7 +18,7 @@ from tidemill.nets.native_actor_critic import NativeActorCritic
 
 class NativePPO:
     """Writes the gradient and the measured parts of minibatches into `shared`, as
-    `PolicyGradientLearner` has it.
+    `PolicyGradientLoss` has it.
 
     columns: of the batch that was bound last
     """
@@ -35,7 +35,7 @@ class NativePPO:
         self, loss: KernelLoss, inputs: Mapping[str, Array], columns: Sequence[Mapping[str, Any]]
     ) -> None:
         """Take minibatches from the rows of these `inputs` from now on, with this `loss`;
-        columns: as of `PolicyGradientLearner`."""
+        columns: as of `PolicyGradientLoss`."""
         self._loss, self.columns = loss, columns
         scalars = columns[1]["scalars"]
         kept = [

@@ -9,11 +9,13 @@ import numpy as np
 
 from tidemill.algorithms.adam import NativeAdam
 from tidemill.algorithms.batch_totals import BatchTotals
-from tidemill.algorithms.minibatches import Floats, Integers, Rows, gae_of, take_rows
+from tidemill.algorithms.minibatches import Floats, Integers, gae_of, take_rows
 from tidemill.algorithms.native_ppo import NativePPO
 from tidemill.algorithms.native_traces import native_gae
-from tidemill.algorithms.policy_gradient import PolicyGradient, PolicyGradientLearner, PolicyLoss
+from tidemill.algorithms.policy_gradient import PolicyGradientLearner
 from tidemill.algorithms.policy_gradient_formulas import adapted_rate, differentiate_surrogate, gae
+from tidemill.algorithms.policy_gradient_loss import Minibatches, PolicyGradientLoss, PolicyLoss
+from tidemill.algorithms.policy_gradient_settings import PolicyGradient
 from tidemill.api.algorithm import Algorithm, Sample
 from tidemill.api.policy import Policy
 from tidemill.api.schedule import LinearSchedule, number
@@ -99,9 +101,66 @@ class PPO(PolicyGradient):
         return PPOLearner(self, self.trainable(policy), seed)
 
 
+class PPOLoss(PolicyGradientLoss):
+    """The loss that `PPO` describes, by the native core where the policy's network is."""
+
+    config: PPO
+
+    def __init__(self, config: PolicyGradient, policy: TrainablePolicy) -> None:
+        super().__init__(config, policy)
+        network = policy.network
+        self._native = NativePPO(network, self.shared) if isinstance(network, NativeActorCritic) else None
+
+    def weigh(self, advantage: Floats, whole: BatchTotals) -> None:
+        if self.config.normalise_advantages:
+            with np.errstate(invalid="ignore"):
+                advantage -= np.float32(whole.mean)
+            advantage /= np.float32(whole.deviation + 1e-8)
+
+    def of_policy(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
+        xp, clip = self.library.namespace, number(self.config.clip)
+        return PolicyLoss(*differentiate_surrogate(xp, log_prob - behaviour, advantage, clip))
+
+    def differentiate(self, of: Minibatches, pieces: Any) -> int:
+        # a trainer without rows has no inputs to bind
+        if not len(pieces) or (native := self._bound(of)) is None:
+            return super().differentiate(of, pieces)
+        native.differentiate(pieces, of.weight)
+        return len(pieces)
+
+    def epoch(
+        self, of: Minibatches, order: Any, bounds: Sequence[int], rate: float, found: Any
+    ) -> int | None:
+        native, adam, config = self._bound(of), self.optimiser, self.config
+        if native is None:
+            return super().epoch(of, order, bounds, rate, found)
+        assert isinstance(adam, NativeAdam)
+        ends = np.array(bounds, np.int64)
+        return adam.go_through(
+            rate,
+            config.max_gradient_norm,
+            config.target_kl,
+            config.clip_apart,
+            lambda descent: native.epoch(descent, order, ends, of.weight, found),
+        )
+
+    def _bound(self, of: Minibatches) -> NativePPO | None:
+        """Return what computes minibatches of these rows in the native core, where it
+        does."""
+        native = self._native
+        if native is not None and native.columns is not of.columns:
+            config = self.config
+            of_values = -1.0 if config.clip_value is None else config.clip_value
+            settings = config.clip, of_values, config.value_coefficient, config.entropy_coefficient
+            loss = KernelLoss(*map(number, settings))
+            native.bind(loss, of.source.inputs, of.columns)
+        return native
+
+
 class PPOLearner(PolicyGradientLearner):
     """The learner that `PPO` describes."""
 
+    loss_type = PPOLoss
     config: PPO
 
     def __init__(self, config: PPO, policy: TrainablePolicy, seed: int) -> None:
@@ -109,9 +168,9 @@ class PPOLearner(PolicyGradientLearner):
         network = policy.network
         # the rate that is set, and what was made of it
         self._adapted = np.full(2, number(self.config.learning_rate))
-        self._native, self._gae = None, gae
+        self._gae = gae
         if isinstance(network, NativeActorCritic):
-            self._native, self._gae = NativePPO(network, self._shared), partial(native_gae, network.kernels)
+            self._gae = partial(native_gae, network.kernels)
 
     @property
     def rate(self) -> float:
@@ -143,61 +202,7 @@ class PPOLearner(PolicyGradientLearner):
         log_ratio = self._log_ratio if config.correct_off_policy else None
         return gae_of(config.gamma, config.gae_lambda, log_ratio, self._gae)(sample)
 
-    def _differentiate(
-        self, source: Rows, columns: Sequence[Mapping[str, Any]], pieces: Any, weight: float
-    ) -> int:
-        # a trainer without rows has no inputs to bind
-        if not len(pieces) or (native := self._bound(source, columns)) is None:
-            return super()._differentiate(source, columns, pieces, weight)
-        native.differentiate(pieces, weight)
-        return len(pieces)
-
-    def _epoch(
-        self,
-        source: Rows,
-        columns: Sequence[Mapping[str, Any]],
-        order: Any,
-        bounds: Sequence[int],
-        weight: float,
-        rate: float,
-        found: Any,
-    ) -> int | None:
-        native, adam, config = self._bound(source, columns), self._optimiser, self.config
-        if native is None:
-            return super()._epoch(source, columns, order, bounds, weight, rate, found)
-        assert isinstance(adam, NativeAdam)
-        ends = np.array(bounds, np.int64)
-        return adam.go_through(
-            rate,
-            config.max_gradient_norm,
-            config.target_kl,
-            config.clip_apart,
-            lambda descent: native.epoch(descent, order, ends, weight, found),
-        )
-
-    def _bound(self, source: Rows, columns: Sequence[Mapping[str, Any]]) -> NativePPO | None:
-        """Return what computes minibatches of these rows in the native core, where it
-        does."""
-        native = self._native
-        if native is not None and native.columns is not columns:
-            config = self.config
-            of_values = -1.0 if config.clip_value is None else config.clip_value
-            settings = config.clip, of_values, config.value_coefficient, config.entropy_coefficient
-            loss = KernelLoss(*map(number, settings))
-            native.bind(loss, source.inputs, columns)
-        return native
-
     def _log_ratio(self, sample: Sample, rows: Integers) -> Floats:
         ratio, _ = self._evaluate(sample, rows)
         ratio -= take_rows([sample], [rows], "log_prob")
         return ratio
-
-    def _weigh(self, advantage: Floats, whole: BatchTotals) -> None:
-        if self.config.normalise_advantages:
-            with np.errstate(invalid="ignore"):
-                advantage -= np.float32(whole.mean)
-            advantage /= np.float32(whole.deviation + 1e-8)
-
-    def _policy_loss(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
-        xp, clip = self._library.namespace, number(self.config.clip)
-        return PolicyLoss(*differentiate_surrogate(xp, log_prob - behaviour, advantage, clip))
