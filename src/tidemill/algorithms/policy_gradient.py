@@ -103,8 +103,8 @@ class PolicyGradientLearner(DataParallel):
         sums = sums_of(batch)
         yield sums
         if not np.isfinite(sums).all():
-            columns = {"advantage": batch.advantage, "target": batch.target, "value": batch.value}
-            record = record_batch(samples, columns)
+            estimates = {"advantage": batch.advantage, "target": batch.target, "value": batch.value}
+            record = record_batch(samples, estimates)
             raise self._spoilt("its advantages or targets are not finite", "estimates", record)
         whole = BatchTotals.of(sums)
         if whole.rows == 0:
