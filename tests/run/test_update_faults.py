@@ -193,7 +193,7 @@ def test_the_debugger_stops_where_the_number_was_read(tmp_path, spoil, monkeypat
     (traceback,) = stopped
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
-    assert traceback.tb_frame.f_code.co_name == "trace"
+    assert traceback.tb_frame.f_code.co_name == "trace_minibatch"
     assert isinstance(traceback.tb_frame.f_locals["self"], PPOLearner)
 
 
