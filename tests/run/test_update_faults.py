@@ -9,7 +9,7 @@ import pytest
 
 import tidemill
 from tidemill.algorithms.dqn import DQNLearner
-from tidemill.algorithms.ppo import PPOLearner
+from tidemill.algorithms.ppo import PPOLearner, PPOLoss
 from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, write_checkpoint
@@ -194,7 +194,7 @@ def test_the_debugger_stops_where_the_number_was_read(tmp_path, spoil, monkeypat
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     assert traceback.tb_frame.f_code.co_name == "trace_minibatch"
-    assert isinstance(traceback.tb_frame.f_locals["self"], PPOLearner)
+    assert isinstance(traceback.tb_frame.f_locals["loss"], PPOLoss)
 
 
 def test_a_record_that_lacks_arrays_is_named(tmp_path, spoil):
