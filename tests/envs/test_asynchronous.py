@@ -12,12 +12,11 @@ import pytest
 from tests.envs.driver import Driver
 
 from tidemill.core.asyncio_loops import Loop
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import BrokenOff, ConfigError, EnvironmentFault
 from tidemill.core.step_deadlines import StepTimes
 from tidemill.core.thread_loop import own
 from tidemill.envs.asynchronous import Asynchronous, AsyncLanes
 from tidemill.envs.lanes import LaneLoop
-from tidemill.run.interrupts import BrokenOff
 from tidemill.transports.local import LocalBell
 
 CARTPOLE = "CartPole-v1"

@@ -15,7 +15,7 @@ from tests.envs.games import Hanging
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.cores import keep_to
-from tidemill.core.errors import ConfigError, EnvironmentFault, EnvironmentHangs
+from tidemill.core.errors import BrokenOff, ConfigError, EnvironmentFault, EnvironmentHangs
 from tidemill.envs.fault_tolerant import SlotEnvironment, Slots
 from tidemill.envs.hanging_threads import HANGING
 from tidemill.envs.parallel_build import close_all
@@ -24,7 +24,7 @@ from tidemill.envs.vector import GymnasiumVector
 
 SPACES = Spaces(Box((2,), "float32"), Discrete(2))
 PLACES = ("send", "ready", "recv")
-FRAGILE = ("fails", "unmade", "stuck", "other")
+FRAGILE = ("fails", "error", "unmade", "stuck", "other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Fragile(EnvironmentConfig):
     """Shows (number of this copy, its sends). `fails` has (copy, send, where)."""
 
     fails: tuple[tuple[int, int, str], ...] = ()
+    error: type[BaseException] = ConnectionResetError
     unmade: tuple[int, ...] = ()  # copies that cannot be made
     stuck: tuple[int, ...] = ()  # copies that are made once `gate` is open
     other: int = -1  # the copy that has other spaces
@@ -61,7 +62,7 @@ class FragileEnvironment(Environment):
 
     def _go(self, place: str) -> None:
         if (self.number, self.sends, place) in self.config.fails:
-            raise ConnectionResetError(f"copy {self.number}, send {self.sends}, {place}")
+            raise self.config.error(f"copy {self.number}, send {self.sends}, {place}")
 
     def bind(self, groups: Sequence[Sequence[int]]) -> None:
         assert [list(group) for group in groups] == [[0]]
@@ -142,6 +143,26 @@ def test_a_reset_that_raises_is_tried_again_and_voids_nothing(place: str) -> Non
     driver = Driver(fails=((0, 0, place), (1, 0, place)))
     assert [driver.step() for _ in range(2)] == [(2, 0), (2, 1)]
     assert all("a reset is lost" in text for text in driver.slot.faults) and len(driver.slot.faults) == 2
+
+
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no `Exception`."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", [Panic, GeneratorExit])
+def test_whatever_a_step_raises_is_voided(error: type[BaseException], place: str) -> None:
+    driver = Driver(fails=((0, 1, place),), error=error)
+    assert [driver.step() for _ in range(3)] == [(0, 0), "voided", (1, 0)]
+    assert f"a step is lost: {error.__name__}: copy 0, send 1, {place}" in driver.slot.faults[0]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, BrokenOff])
+def test_what_ends_a_run_is_no_fault_of_a_slot(error: type[BaseException]) -> None:
+    driver = Driver(fails=((0, 1, "recv"),), error=error)
+    driver.step()
+    with pytest.raises(error):
+        driver.step()
 
 
 def test_an_environment_that_cannot_be_made_again_is_tried_again() -> None:

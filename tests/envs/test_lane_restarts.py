@@ -16,14 +16,24 @@ from tests.remote.served import port_of_ones_own
 from tests.run.watching import wait_until
 
 from tidemill.api.environment import Environment, NotReady
-from tidemill.core.errors import EnvironmentFault, RemoteUnavailable
+from tidemill.core.errors import BrokenOff, EnvironmentFault, RemoteUnavailable
 from tidemill.envs.frame_stack import FrameStack
 from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether, cause_of, may_come_back
 from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.plain_gymnasium import Gymnasium
+from tidemill.envs.space_values import brief
 from tidemill.envs.step_limit import StepLimit
 from tidemill.envs.vector import VectorLanes
 from tidemill.testing.scripted import Scripted
+
+
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no `Exception`."""
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("str fails")
 
 
 class Vector(gymnasium.vector.VectorEnv):
@@ -52,6 +62,8 @@ class Vector(gymnasium.vector.VectorEnv):
         self.calls += 1
         if self.calls == self.fault and self.kind == "raise":
             raise ZeroDivisionError("the pole is gone")
+        if self.calls == self.fault and self.kind == "panic":
+            raise Panic("the pole is gone")
         self.steps += 1
         if self.mode == "NextStep":
             self.steps[self.over] = 0
@@ -85,7 +97,7 @@ def together(mode: str, faults: list[int], kind: str, most: int = 9) -> tuple[En
     return RestartedTogether(build(0), build, restarts), made, (restarts, told)
 
 
-@pytest.mark.parametrize("kind", ["raise", "nan"])
+@pytest.mark.parametrize("kind", ["raise", "panic", "nan"])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 def test_all_lanes_of_a_vector_are_cut_and_begin_anew(mode, kind):
     environment, made, (restarts, told) = together(mode, [3, 0], kind)
@@ -169,6 +181,19 @@ def test_lanes_by_whole_arrays():
     assert "obs of agent agent in lane 5 is not finite" in told[0]
     (told_now,) = driver.tick()
     assert not told_now.tick.voided.any()
+
+
+def test_whatever_a_reset_by_whole_arrays_raises_is_its_lane_s_fault(monkeypatch):
+    environment = Gymnasium(id="CartPole-v1").build(8, 0)
+    assert not isinstance(environment, LaneLoop)
+    driver = Driver(environment)
+
+    def reset(**_: Any) -> Any:
+        raise Panic("poisoned")
+
+    monkeypatch.setattr(environment.env, "reset", reset)
+    with pytest.raises(EnvironmentFault, match="lane 0 raised Panic while resetting: poisoned"):
+        driver.tick()
 
 
 def test_all_agents_of_an_environment_begin_anew():
@@ -268,6 +293,111 @@ def test_a_lane_whose_iterator_ends_is_one_that_raised(lane, left, threads):
     assert len(told) == 1 and f"lane {lane} raised StopIteration" in told[0]
     assert voided[2] == [left > 0 and each == lane for each in range(3)]
     assert not np.any([voided[0], voided[1], voided[3]])
+
+
+class Raising(Counter):
+    """Raises `error` in its call number `at`, its reset being the first, and as it is
+    closed."""
+
+    def __init__(self, error: BaseException | None = None, at: int = 0) -> None:
+        super().__init__(length=9)
+        self.error, self.left = error, at if error else 99
+
+    def _see(self):
+        self.left -= 1
+        if self.error and self.left < 0:
+            raise self.error
+        return super()._see()
+
+    def close(self) -> None:
+        if self.error:
+            raise self.error
+
+
+RAISED = [Panic("slice index out of range"), GeneratorExit("over"), Wordless()]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_a_lane_raises_costs_that_lane_alone(error, at, threads):
+    envs = [Raising(), Raising(error, at), Raising()]
+    told: list[str] = []
+    loop = LaneLoop(envs, "raising", 0, threads, make_one=Raising)
+    loop.restart_lanes(LaneRestarts(1, 60.0, told.append))
+    driver = Driver(loop)
+    voided = [driver.tick()[0].tick.voided.tolist() for _ in range(4)]
+    loop.close()
+    said = "its __str__ raised RuntimeError" if isinstance(error, Wordless) else str(error)
+    assert len(told) == 1 and f"lane 1 raised {type(error).__name__} while" in told[0] and said in told[0]
+    assert voided[2] == [False, at == 2, False]
+    assert not np.any([voided[0], voided[1], voided[3]])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), BrokenOff()], ids=repr)
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_ends_a_run_is_no_fault_of_a_lane(error, threads):
+    loop = LaneLoop([Raising(), Raising(error, 2)], "raising", 0, threads, make_one=Raising)
+    loop.restart_lanes(LaneRestarts(9, 60.0, lambda text: None))
+    driver = Driver(loop)
+    driver.tick()
+    driver.tick()
+    with pytest.raises(type(error)):
+        driver.tick()
+
+
+class Whole(LaneLoop):
+    """One's own environment, which raises `error` in its third `place`."""
+
+    error: BaseException | None = None
+    place = ""
+
+    def restart_lanes(self, permit):
+        return False
+
+    def _go(self, place: str) -> None:
+        if place == self.place:
+            self.calls = getattr(self, "calls", 0) + 1
+            if self.calls == 3 and self.error:
+                raise self.error
+
+    def send(self, actions, reset):
+        self._go("send")
+        super().send(actions, reset)
+
+    def recv(self, ticks):
+        self._go("recv")
+        super().recv(ticks)
+
+    def close(self):
+        if self.error:
+            raise self.error
+
+
+def whole(error: BaseException, place: str, told: list[str]) -> Driver:
+    first = Whole([Counter(9)], "whole", 0)
+    first.error, first.place = error, place
+    restarts = LaneRestarts(1, 60.0, told.append)
+    return Driver(RestartedTogether(first, lambda added: LaneLoop([Counter(9)], "whole", added), restarts))
+
+
+@pytest.mark.parametrize("place", ["send", "recv"])
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_ones_own_environment_raises_it_is_made_anew(error, place):
+    told: list[str] = []
+    driver = whole(error, place, told)
+    assert [driver.tick()[0].tick.voided.tolist() for _ in range(4)][2:] == [[True], [False]]
+    said = "its __str__ raised RuntimeError" if isinstance(error, Wordless) else str(error)
+    assert len(told) == 1 and told[0].startswith(f"{type(error).__name__}: {said}; the step is void")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), BrokenOff()], ids=repr)
+def test_what_ends_a_run_is_no_fault_of_ones_own_environment(error):
+    driver = whole(error, "recv", [])
+    driver.tick()
+    driver.tick()
+    with pytest.raises(type(error)):
+        driver.tick()
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
@@ -468,6 +598,20 @@ def test_causes_are_told_apart_whatever_the_lane():
         "lane 14 raised KeyError with action 2: x"
     )
     assert cause_of("lane 3 raised KeyError") != cause_of("lane 3 raised ValueError")
+
+
+def test_faults_that_differ_by_what_they_print_are_told_once_and_shortly():
+    told: list[str] = []
+    restarts, rng = LaneRestarts(99, 60.0, told.append), np.random.default_rng(0)
+    for lane in range(20):
+        printed = rng.normal(size=lane).astype(np.float32) * 10.0 ** rng.integers(-9, 9)
+        printed[rng.random(lane) < 0.3] = np.nan
+        flags = rng.random(lane) < 0.5
+        restarts(EnvironmentFault(f"lane {lane}: reset returned {brief(printed)}, {flags} instead of a pair"))
+        restarts(EnvironmentFault(f"lane {lane} raised ValueError: {printed!r}{'x' * 5000}"))
+    restarts.end()
+    assert len(told) == 4 and max(map(len, told)) < 700
+    assert told[2].startswith("19 more of: lane 0: reset returned")
 
 
 class Staged(gymnasium.Env):

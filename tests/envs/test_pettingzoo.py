@@ -447,6 +447,7 @@ def test_a_finished_lane_idles_until_its_reset():
             r"Meadow: lane 0 raised ZeroDivisionError while stepping with actions a_0: \d, b_1: \d: the wolf "
             r"came",
         ),
+        ("panic", r"Meadow: lane 0 raised Panic while stepping with actions a_0: \d, b_1: \d: the wolf came"),
         ("shape", r"lane 0: obs of agent b_1 has shape \(3,\); the observation space says \(5,\)"),
         ("nan", r"obs of agent b_1 in lane 0 is not finite"),
         ("reward", r"lane 0: reward of agent b_1 is 'much'; it must be one number"),

@@ -14,6 +14,10 @@ from pettingzoo import AECEnv, ParallelEnv
 ACTIONS = 4
 
 
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no `Exception`."""
+
+
 class _Scripted:
     """What both kinds share."""
 
@@ -92,6 +96,8 @@ class Meadow(_Scripted, ParallelEnv):
         match self.fault if self.now == 2 else "":
             case "raise":
                 raise ZeroDivisionError("the wolf came")
+            case "panic":
+                raise Panic("the wolf came")
             case "shape":
                 observations[last] = np.zeros(3, np.float32)
             case "nan":

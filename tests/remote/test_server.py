@@ -249,8 +249,16 @@ def test_an_environment_that_answers_what_cannot_be_sent_is_done_with_and_never_
         assert len(stepped) == 1
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_an_environment_that_raises_to_end_the_program_is_stepped_once_and_named(kind):
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("str fails")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [(SystemExit, "?"), (KeyboardInterrupt, "?"), (Wordless, "its __str__ raised RuntimeError")],
+)
+def test_an_environment_that_raises_what_nobody_expects_is_stepped_once_and_named(kind, says):
     stepped = []
 
     class Leaving(Ledger):
@@ -260,7 +268,7 @@ def test_an_environment_that_raises_to_end_the_program_is_stepped_once_and_named
 
     with serving(Leaving) as server:
         reset(server)
-        assert step(server, 1).json()["message"] == f"the environment raised {kind.__name__}: ?"
+        assert step(server, 1).json()["message"] == f"the environment raised {kind.__name__}: {says}"
         assert step(server, 1).json()["error"] == "unknown_session" and len(stepped) == 1
 
 

@@ -10,6 +10,17 @@ from pettingzoo import ParallelEnv
 STEP = 5  # in which an episode that is to fail does
 
 
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no `Exception`."""
+
+
+class Wordless(Exception):
+    """Nobody can say what it says."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("str fails")
+
+
 class Spoilt(gymnasium.Env[Any, Any]):
     """Sees (steps, what its reset drew, the sum of its actions), in one array that it
     writes over. Where less than a half was drawn, it fails in its fifth step as `fault`
@@ -42,6 +53,10 @@ class Spoilt(gymnasium.Env[Any, Any]):
                     told = told[:2]
                 case "raise":
                     raise RuntimeError("the arm is stuck")
+                case "panic":
+                    raise Panic("the arm is stuck")
+                case "wordless":
+                    raise Wordless
                 case "once" if not Spoilt.failed:
                     Spoilt.failed = True
                     raise RuntimeError("the cable was loose")

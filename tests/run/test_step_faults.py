@@ -92,6 +92,7 @@ def told(folder):
         ("reward", r"agent agent: reward is -inf"),
         ("shape", r"agent agent: obs has shape \(2,\); the observation space says \(3,\)"),
         ("raise", ""),
+        ("panic", ""),
     ],
 )
 def test_a_step_that_fails_is_recorded_with_what_led_to_it_and_comes_again(fault, first, tmp_path):
@@ -103,7 +104,7 @@ def test_a_step_that_fails_is_recorded_with_what_led_to_it_and_comes_again(fault
     seen, action = arrays["row"]["0/obs"], arrays["row"]["0/action"]
     assert seen[0, 0] == arrays["row"]["0/steps"][0] == spoilt.STEP - 1
     assert seen[0, 1] < 0.5
-    if fault != "raise":
+    if fault not in ("raise", "panic"):
         assert arrays["told"]["0/info.sum"] == seen[0, 2] + action[0]
         assert arrays["told"]["0/info.at"].tolist() == [1, 2]
         assert facts["told"] == {"agent": {}}  # the arm in its info is no plain data
@@ -118,7 +119,19 @@ def test_a_step_that_fails_is_recorded_with_what_led_to_it_and_comes_again(fault
     assert f"lane {facts['lane']} of target 0 of actor-0, in its life 0" in report.where
     assert "after 4 steps of its episode, by version" in report.where
     assert [line.name for line in report.lines] == ["obs", "action"]
-    assert ("the arm is stuck" in report.traceback) == (fault == "raise")
+    assert ("the arm is stuck" in report.traceback) == (fault in ("raise", "panic"))
+
+
+@pytest.mark.parametrize(("launch", "threads"), [("inline", 0), ("inline", 2), ("processes", 2)])
+@pytest.mark.parametrize(
+    ("fault", "says"), [("panic", "the arm is stuck"), ("wordless", "its __str__ raised RuntimeError")]
+)
+def test_whatever_an_environment_raises_costs_no_more_than_its_lane(fault, says, launch, threads, tmp_path):
+    result = run(tmp_path / "run", made(fault, threads=threads), launch=launch)
+    assert result.summary.status == "completed"
+    first = rf"lane \d raised {fault.title()} while stepping with action \d: {says}; the step is void"
+    assert re.search(first, told(tmp_path / "run")[0])
+    assert not [event for event in read_events(tmp_path / "run") if event.what == "died"]
 
 
 def test_what_follows_from_something_else_does_not_come_again_and_the_command_says_so(tmp_path):

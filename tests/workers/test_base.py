@@ -235,6 +235,18 @@ def test_what_is_no_exception_is_a_failure_in_a_thread_and_the_runner_s_in_the_m
     assert failed.error.startswith("KeyboardInterrupt: from an environment (") and "in _note)" in failed.error
 
 
+class Panic(BaseException):
+    """What a panic in Rust is in Python: no `Exception`."""
+
+
+def test_a_panic_is_a_failure_in_the_main_thread_too(life: Life) -> None:
+    life.worker.fails_at = {"poll": Panic("slice index out of range"), "close": Panic("poisoned")}
+    life.turns(Configure(FACTS), Start())
+    failed = [m for m in life.heard() if isinstance(m, Status) and m.state is State.FAILED]
+    assert life.worker.state is State.FAILED
+    assert {m.error.partition(" (")[0] for m in failed} == {"Panic: slice index out of range"}
+
+
 def test_what_a_task_raises_while_the_worker_waits_is_its_failure(life: Life) -> None:
     life.worker.work = 0
     life.turns(Configure(FACTS), Start())

@@ -32,6 +32,8 @@ TidemillError
     ├── Interrupted    a measurement that a signal ended
     ├── Overtaken      a run that another runner leads by now, which began later
     └── NoProgress     a worker whose others did not do their part for long
+
+`BrokenOff` is none of them, and no `Exception`: a signal raises it.
 """
 
 import traceback
@@ -213,6 +215,57 @@ class Interrupted(RunError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"interrupted by {reason}: nothing was measured")
         self.reason = reason
+
+
+class BrokenOff(BaseException):
+    """Raised in the main thread, wherever it is, by a later signal, or before a run
+    begins by the first. No `Exception`: nothing catches it."""
+
+
+SIGNALLED = (KeyboardInterrupt, BrokenOff)
+"""What signals raise, wherever the main thread is."""
+
+
+def fault_of(error: BaseException) -> Exception:
+    """Return what an environment has raised as what costs it its episode: what is no
+    `Exception` (a panic in Rust, say) as an `EnvironmentFault` with that as its cause.
+    Raises what ends the run instead: what signals raise, and `SystemExit`."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, (*SIGNALLED, SystemExit)):
+        raise error
+    fault = EnvironmentFault(f"{type(error).__name__}: {message_of(error)}")
+    fault.__cause__ = error
+    return fault
+
+
+def raised_by(who: str, doing: str, error: BaseException) -> EnvironmentFault:
+    """Return what `who` has raised while `doing` something as its fault. Raises what
+    `fault_of` does."""
+    fault_of(error)  # raises what is none
+    fault = EnvironmentFault(f"{who} raised {type(error).__name__} while {doing}: {message_of(error)}")
+    fault.__cause__ = error
+    return fault
+
+
+@contextmanager
+def forgiving() -> Iterator[None]:
+    """Pass over what closing an environment raises that has failed, or is not wanted any
+    more. Raises what `fault_of` does."""
+    try:
+        yield
+    except BaseException as error:
+        fault_of(error)
+
+
+def message_of(error: BaseException) -> str:
+    """Return what an error says; where its own `__str__` raises, that."""
+    try:
+        return str(error)
+    except SIGNALLED:
+        raise
+    except BaseException as other:
+        return f"its __str__ raised {type(other).__name__}"
 
 
 def place(error: BaseException, counts: Callable[[str], bool] = bool) -> str:

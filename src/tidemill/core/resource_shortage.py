@@ -4,23 +4,26 @@ in words, with what mends that."""
 import errno
 import sys
 
+from tidemill.core.errors import message_of
+
 
 def why(error: BaseException) -> str:
     """Return what a system's error says, and the cure where something has run out.
     Python's word for a thread that cannot be started is such an error, too, as is a want
     of memory."""
+    text = message_of(error)
     if wants_memory(error):
-        return f"{error}{_more(errno.ENOMEM)}".removeprefix(": ")
+        return f"{text}{_more(errno.ENOMEM)}".removeprefix(": ")
     if isinstance(error, RuntimeError):
-        return f"{error}{_more(errno.EAGAIN)}" if "can't start new thread" in str(error) else str(error)
-    return f"{error.strerror or error}{_more(error.errno)}" if isinstance(error, OSError) else str(error)
+        return f"{text}{_more(errno.EAGAIN)}" if "can't start new thread" in text else text
+    return f"{error.strerror or text}{_more(error.errno)}" if isinstance(error, OSError) else text
 
 
 def wants_memory(error: BaseException) -> bool:
     """True of a want of memory, in Python's words or in torch's."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
-        and (type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error))
+        and (type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in message_of(error))
     )
 
 

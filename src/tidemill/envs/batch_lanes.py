@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, Tick
 from tidemill.core.cut import Part, generator_state, set_generator_state
-from tidemill.core.errors import EnvironmentFault
+from tidemill.core.errors import raised_by
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.gymnasium_registry import fps_of
 from tidemill.envs.lane_ends import LaneEnds
@@ -185,10 +185,8 @@ class BatchLanes(Environment):
         self.env.np_random = self._generators[lane]
         try:
             observation, _ = reset_env(self.env, self._seeds.pop(lane, None), self._options)
-        except Exception as error:
-            raise EnvironmentFault(
-                f"{self.name}: lane {lane} raised {type(error).__name__} while resetting: {error}"
-            ) from error
+        except BaseException as error:
+            raise raised_by(f"{self.name}: lane {lane}", "resetting", error) from error
         self._generators[lane] = self.env.np_random
         self._load(lane)
         return observation

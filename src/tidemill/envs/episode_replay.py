@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from tidemill.core.cut import Part, generator_state, set_generator_state
+from tidemill.core.errors import fault_of, message_of
 from tidemill.core.schema import Arrays
 from tidemill.envs.reset_options import reset_env
 
@@ -207,5 +208,6 @@ def bring_back(
             why = TOO_LONG
         draw_from(env, state["generator"])
         return seen, why
-    except Exception as error:
-        return None, f"it raised {type(error).__name__} as an episode was played again: {error}"
+    except BaseException as error:
+        told = message_of(fault_of(error))
+        return None, f"it raised {type(error).__name__} as an episode was played again: {told}"

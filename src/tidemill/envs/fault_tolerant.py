@@ -10,7 +10,6 @@ failing rests, for longer each time, while the others go on.
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -25,7 +24,14 @@ from tidemill.api.external_code import Outside
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, DeadlineError, EnvironmentFault, ProtocolFault
+from tidemill.core.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFault,
+    ProtocolFault,
+    fault_of,
+    forgiving,
+)
 from tidemill.core.schema import Arrays
 from tidemill.core.step_deadlines import StepTimes, take_over
 from tidemill.core.tally import TallyEntry
@@ -214,8 +220,8 @@ class SlotEnvironment(Wrapper):
             if self._reset[0] and self._reset_seed is not None:
                 inner.seed(self._reset_seed)
             inner.send(self._sent, self._reset)
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self._fail(fault_of(error))
 
     def ready(self) -> bool:
         if self._answered or self._void:
@@ -258,8 +264,8 @@ class SlotEnvironment(Wrapper):
                 else:
                     self._times.add(awake() - self._since)
                 self._answered = True
-        except Exception as error:
-            self._fail(error)
+        except BaseException as error:
+            self._fail(fault_of(error))
         return self._answered
 
     def recv(self, ticks: Sequence[Tick]) -> None:
@@ -276,8 +282,8 @@ class SlotEnvironment(Wrapper):
                     for tick in ticks:
                         tick.truncated |= ~tick.done
                 return
-            except Exception as error:
-                self._fail(error)
+            except BaseException as error:
+                self._fail(fault_of(error))
         for own, tick in zip(self._ticks, ticks, strict=True):
             for name, leaf in tick.observation.items():
                 leaf[:] = 0 if self._void else own.observation[name]
@@ -318,7 +324,7 @@ class SlotEnvironment(Wrapper):
         if inner is not None:
             self._lost.append(inner)
             # it was to end anyway: what it did until now holds, as when it is made anew
-            with suppress(Exception):
+            with forgiving():
                 inner.close()
 
     def wait_closed(self, seconds: float) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.api.external_code import Outside, called, names_nothing, quoted
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, did_you_mean, fault_of, message_of
 from tidemill.core.secrets import hide, known, mask, reveal
 from tidemill.core.user_code_loading import import_module, is_installed, load_attribute, module_file
 
@@ -160,10 +160,11 @@ def call_maker(
         raise ConfigError(
             f'{what} has no argument "{unknown[1]}"; {did_you_mean(unknown[1], arguments(accepts))}'
         ) from None
-    except Exception as error:
+    except BaseException as error:
+        fault_of(error)  # raises what is none
         raise ConfigError(
             f"{what} cannot be made with {hide(given)}: {type(error).__name__}: "
-            f"{mask(str(error), known(given))}"
+            f"{mask(message_of(error), known(given))}"
         ) from error
 
 

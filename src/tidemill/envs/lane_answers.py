@@ -6,7 +6,7 @@ from typing import Any
 
 from tidemill.api.environment import Tick
 from tidemill.api.spaces import Space
-from tidemill.core.errors import EnvironmentFault
+from tidemill.core.errors import EnvironmentFault, message_of
 from tidemill.core.schema import Arrays
 from tidemill.envs.space_values import LeafReader, brief, readers_of
 from tidemill.envs.tick_check import FLAGS, NUMBERS, TickCheck, check_flag, check_number, is_flag, is_number
@@ -58,7 +58,9 @@ class LaneAnswers:
         if isinstance(error, EnvironmentFault):
             at = error.lane
             return error if at is None else error.telling(_told(results[at], before[at]))
-        unknown = EnvironmentFault(f"{self._name}: what it returned does not fit its spaces: {error}")
+        unknown = EnvironmentFault(
+            f"{self._name}: what it returned does not fit its spaces: {message_of(error)}"
+        )
         unknown.__cause__ = error
         return unknown
 

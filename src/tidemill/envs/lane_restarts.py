@@ -17,7 +17,6 @@ import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from random import Random
@@ -40,6 +39,9 @@ from tidemill.core.errors import (
     RemoteUnavailable,
     ReplyLost,
     SessionLost,
+    fault_of,
+    forgiving,
+    message_of,
 )
 from tidemill.core.schema import Arrays
 from tidemill.core.step_deadlines import take_over
@@ -60,12 +62,16 @@ _CONNECTIONS = (
 _UNREACHABLE = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
 _DEEPEST = 16  # causes of causes
 _chance = Random()
-_NUMBERED = re.compile(r"\w*\d[\w.]*")
+# numbers and what holds one, what is left of printed arrays, and words that were cut off
+_NUMBERED = re.compile(r"\b(?:\w*\d[\w.]*|(?:nan|inf|True|False|array|dtype)\b|\w*…)|[\W_]+")
+_FIRST_WORDS = 120  # characters of a text by which its cause is known
+_SHOWN = 500  # characters of a fault in a notice
 
 
 def cause_of(text: str) -> str:
-    """Return what a fault says, in whichever lane, slot, step or session it was."""
-    return _NUMBERED.sub("", text)
+    """Return the first words that a fault says, in whichever lane, slot, step or session
+    it was, and whatever numbers and arrays it prints."""
+    return " ".join(_NUMBERED.sub(" ", text).split())[:_FIRST_WORDS]
 
 
 def may_come_back(fault: BaseException) -> bool:
@@ -144,7 +150,7 @@ class LaneRestarts:
         if (cause := cause_of(text)) in self._first:
             self._again[cause] += 1
         else:
-            self._first[cause] = text
+            text = self._first[cause] = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
             then = (
                 f"it is tried again in {pause:.0f} s, and later after longer pauses"
                 if pause
@@ -183,8 +189,8 @@ def text_of(fault: Exception) -> str:
     """Return what a fault says, with its lane where that is known, an exception of
     somebody else's with its type."""
     if not isinstance(fault, (EnvironmentFault, DeadlineError)):
-        return f"{type(fault).__name__}: {fault}"
-    text, lane = str(fault), getattr(fault, "lane", None)
+        return f"{type(fault).__name__}: {message_of(fault)}"
+    text, lane = message_of(fault), getattr(fault, "lane", None)
     return text if lane is None or f"lane {lane}" in text else f"lane {lane}: {text}"
 
 
@@ -195,8 +201,9 @@ def made_again(make: Callable[[], Any], who: str, fault: Exception) -> Any:
     try:
         with every_core():  # a simulator that it starts is no part of this process
             return make()
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        fault_of(error)  # raises what is none
+        cause = f"{type(error).__name__}: {message_of(error)}"
         if may_come_back(error):
             raise EnvironmentAway(f"{who} cannot be made anew now ({cause})") from error
         raise EnvironmentFault(
@@ -304,8 +311,8 @@ class RestartedTogether(Wrapper):
         try:
             self._inner.send(actions, reset)
             return
-        except Exception as error:
-            fault = error
+        except BaseException as error:
+            fault = fault_of(error)
         self._restart(fault)  # out there: what is raised by then has no part in what comes of it
         del fault  # whose traceback holds this frame, and so what is gone
 
@@ -316,8 +323,8 @@ class RestartedTogether(Wrapper):
                 return False
         try:
             return self._inner.ready()
-        except Exception as error:
-            fault = error
+        except BaseException as error:
+            fault = fault_of(error)
         self._restart(fault)
         del fault
         return False
@@ -329,8 +336,8 @@ class RestartedTogether(Wrapper):
             try:
                 self._inner.recv(ticks)
                 break
-            except Exception as error:
-                fault = error
+            except BaseException as error:
+                fault = fault_of(error)
             self._restart(fault)
             del fault
         self._remaking = None
@@ -377,7 +384,7 @@ class RestartedTogether(Wrapper):
             self._remaking.failed(fault)
         lost, self._gone = self._inner, True
         if self.needs_maker:
-            with suppress(Exception):
+            with forgiving():
                 lost.close()
         else:
             self._begin_to_make(lost)
@@ -405,8 +412,8 @@ class RestartedTogether(Wrapper):
             return None
         try:
             return self._make_anew(self._remaking)
-        except Exception as error:
-            return error
+        except BaseException as error:
+            return fault_of(error)
 
     def _restart_due(self) -> bool:
         """Go on with another environment, once that is made. False where it is not."""
@@ -447,5 +454,5 @@ class RestartedTogether(Wrapper):
         try:
             made.send(self._sent, np.ones(self.lanes, np.bool_))
             return None
-        except Exception as error:
-            return error
+        except BaseException as error:
+            return fault_of(error)

@@ -231,12 +231,12 @@ class LaneThreads:
                 self._gone.add(number)
             stuck = close is None and number in self._stuck
         if close is not None:
-            with suppress(Exception):
+            with suppress(BaseException):
                 close()
             with self._lock:
                 del self._abandoned[thread]
         for lane in self._lanes_of[number] if stuck else ():
-            with suppress(Exception):
+            with suppress(BaseException):
                 self._leave(lane)
         HANGING.returned(thread)
 

@@ -3,7 +3,6 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tidemill.api.spaces import schema_of_space
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import EnvironmentAway, EnvironmentFault
+from tidemill.core.errors import EnvironmentAway, EnvironmentFault, fault_of, forgiving, raised_by
 from tidemill.core.schema import Arrays, allocate
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.episode_replay import (
@@ -142,18 +141,10 @@ class LaneLoop(Environment):
 
     def _fault_of(self, lane: int, error: BaseException, resetting: bool) -> EnvironmentFault:
         """Return what a lane raised as a fault. Raises what is none."""
-        from asyncio import CancelledError  # 30 ms that a worker can do without
-
         if isinstance(error, EnvironmentFault):
             return error.in_lane(lane)
-        if not isinstance(error, (Exception, CancelledError)):
-            raise error
         doing = "resetting" if resetting else f"stepping with action {self._arguments[lane]}"
-        fault = EnvironmentFault(
-            f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
-        ).in_lane(lane)
-        fault.__cause__ = error
-        return fault
+        return raised_by(f"{self.name}: lane {lane}", doing, error).in_lane(lane)
 
     def restart_lanes(self, permit: Callable[[Exception], int]) -> bool:
         if self._make_one is None:
@@ -218,7 +209,7 @@ class LaneLoop(Environment):
     def _close_lane(self, lane: int) -> None:
         """Close what failed, unless it is a thread's that hangs in it."""
         if lane not in self._left:
-            with suppress(Exception):
+            with forgiving():
                 self.envs[lane].close()
 
     def _leave(self, lane: int) -> Callable[[], object]:
@@ -273,8 +264,8 @@ class LaneLoop(Environment):
             try:
                 observations = self._answers.write(self._results, tick)
                 break
-            except Exception as error:
-                fault = self._answers.explained(error, self._results, self._last)
+            except BaseException as error:
+                fault = self._answers.explained(fault_of(error), self._results, self._last)
             self._restart(fault)
             del fault
         if self._limit:

@@ -36,7 +36,7 @@ from tidemill.api.spaces import (
     schema_of_space,
 )
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentFault, fault_of, message_of, raised_by
 from tidemill.core.schema import Array, Arrays, allocate
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.episode_replay import TOO_LONG, KeptEpisodes, another
@@ -208,11 +208,9 @@ class AgentLanes(Environment):
             except EnvironmentFault as fault:
                 fault.in_lane(lane)
                 raise
-            except Exception as error:
+            except BaseException as error:
                 doing = "resetting" if begins else self._doing(lane, given)
-                raise EnvironmentFault(
-                    f"{self.name}: lane {lane} raised {type(error).__name__} while {doing}: {error}"
-                ).in_lane(lane) from error
+                raise raised_by(f"{self.name}: lane {lane}", doing, error).in_lane(lane) from error
 
     def _tell_nothing(self, seats: slice) -> None:
         """Forget what these seats were told in the tick before."""
@@ -256,8 +254,8 @@ class AgentLanes(Environment):
                     else:
                         reader.write_some(values, tick.observation[reader.name], rows)
                 group.check(tick)
-            except Exception as error:
-                self._explain(group, error)
+            except BaseException as error:
+                self._explain(group, fault_of(error))
         if self._aliases.active:
             self._aliases.next_tick()
             self.shared = self._aliases.found
@@ -383,8 +381,9 @@ class AgentLanes(Environment):
             play()
             if not self._living[lane]:
                 lost[lane] = another("it ended before it had")
-        except Exception as error:
-            lost[lane] = f"it raised {type(error).__name__} as an episode was played again: {error}"
+        except BaseException as error:
+            told = message_of(fault_of(error))
+            lost[lane] = f"it raised {type(error).__name__} as an episode was played again: {told}"
 
     # ---- what a kind does --------------------------------------------------------------
 
@@ -513,7 +512,9 @@ class AgentLanes(Environment):
                 raise fault.in_lane(lane).telling(self._told(lane)) from error
         if isinstance(error, EnvironmentFault):
             raise error if error.lane is None else error.telling(self._told(error.lane))
-        raise EnvironmentFault(f"{self.name}: what it returned does not fit its spaces: {error}") from error
+        raise EnvironmentFault(
+            f"{self.name}: what it returned does not fit its spaces: {message_of(error)}"
+        ) from error
 
     def _told(self, lane: int) -> dict[str, dict[str, Any]]:
         """Return what a lane told its agents, for its fault."""

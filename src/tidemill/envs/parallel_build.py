@@ -11,7 +11,7 @@ from itertools import islice
 from time import monotonic
 
 from tidemill.api.environment import Environment
-from tidemill.core.errors import EnvironmentFault
+from tidemill.core.errors import EnvironmentFault, message_of
 from tidemill.core.thread_stacks import stack_of, words_of
 from tidemill.envs.hanging_threads import HANGING
 
@@ -95,7 +95,7 @@ class EnvironmentMaker:
         make, wake, lost, closed = self._arguments
         if lost is not None:
             self._begin()  # it is to be closed all the same
-            with suppress(Exception):
+            with suppress(BaseException):  # it ends this thread, and somebody waits
                 lost.close()
             self._end()
         del lost, self._arguments
@@ -106,8 +106,8 @@ class EnvironmentMaker:
             made = make()
         except Exception as error:
             made = error
-        except BaseException as error:  # sys.exit, say: it ends this thread, and somebody waits
-            made = EnvironmentFault(f"{type(error).__name__}: {error}")
+        except BaseException as error:  # sys.exit, say
+            made = EnvironmentFault(f"{type(error).__name__}: {message_of(error)}")
         self._end()
         with self._lock:
             unwanted = self._unwanted or closed.is_set()

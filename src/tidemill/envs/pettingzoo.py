@@ -15,7 +15,7 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
 from tidemill.api.spaces import Box, Dict, Space, choices_of, leaves
 from tidemill.core.config import check_counts
-from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, did_you_mean, fault_of, message_of
 from tidemill.core.user_code_loading import Code, import_module, module_file, name_of_code
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.gymnasium_registry import call_maker, load_maker, pictures
@@ -126,9 +126,10 @@ class PettingZoo(EnvironmentConfig):
         try:
             answer = env.reset(seed=seed)
             infos = answer[1] if isinstance(answer, tuple) and len(answer) == 2 else getattr(env, "infos", {})
-        except Exception as error:
+        except BaseException as error:
+            fault_of(error)  # raises what is none
             raise ConfigError(
-                f"{self.make} raised {type(error).__name__} at its first reset: {error}"
+                f"{self.make} raised {type(error).__name__} at its first reset: {message_of(error)}"
             ) from error
         masked = any("action_mask" in info for info in infos.values())
         state = self._state_space(env) if self.state else None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tidemill.api.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, field_of, leaves
-from tidemill.core.errors import EnvironmentFault
+from tidemill.core.errors import EnvironmentFault, fault_of, message_of
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.spaces import action_caster, nest, paths
 
@@ -115,8 +115,8 @@ def misfit(space: Space, value: Any, whose: str, stored: str | None = None) -> s
     dtype = np.dtype(stored or declared.dtype)
     try:
         value = np.asarray(value)
-    except Exception as error:  # rows of different lengths, or what another library's arrays raise
-        return f" is no array: {error}"
+    except BaseException as error:  # rows of different lengths, or what another library's arrays raise
+        return f" is no array: {message_of(fault_of(error))}"
     if value.shape != declared.shape:
         return f" has shape {value.shape}; {whose} says {declared.shape}"
     if not np.can_cast(value.dtype, dtype, "same_kind") and not (

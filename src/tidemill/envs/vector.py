@@ -13,7 +13,7 @@ from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
 from tidemill.core.config import check_counts
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentFault, raised_by
 from tidemill.core.schema import Arrays
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.episode_replay import tells_state
@@ -449,10 +449,8 @@ class VectorLanes(Environment):
             return call()
         except EnvironmentFault:
             raise
-        except Exception as error:
-            raise EnvironmentFault(
-                f"{self.name}: raised {type(error).__name__} while {doing}: {error}"
-            ) from error
+        except BaseException as error:
+            raise raised_by(f"{self.name}:", doing, error) from error
 
 
 def _of_lane(infos: Any, lane: int, lanes: int) -> Any:

@@ -31,7 +31,7 @@ from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.core.config import encode
 from tidemill.core.cores import every_core, keep_to
-from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.errors import ConfigError, RunError, TidemillError, fault_of, message_of
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
 from tidemill.launchers.measuring import PROBE, obey, order_of, read_answer, start
@@ -218,7 +218,8 @@ def threads_serve(config: EnvironmentConfig) -> tuple[bool, bool]:
             shared = _tick_in_threads(config)
         finally:
             keep_to(None)
-    except Exception:
+    except BaseException as error:
+        fault_of(error)  # raises what is none
         # whatever it raises is the answer: it works in its maker's thread, where it was
         # measured
         return False, False
@@ -459,8 +460,9 @@ def main() -> None:
         answer = {"refused": str(error)}
     except TidemillError as error:
         answer = {"error": str(error)}
-    except Exception as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
+    except BaseException as error:
+        fault_of(error)  # raises what is none
+        answer = {"error": f"{type(error).__name__}: {message_of(error)}"}
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
     os._exit(0)  # at once, whatever an environment has left running

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tidemill.core.config import check_counts
-from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentFault, forgiving, message_of
 from tidemill.envs.space_values import brief
 from tidemill.envs.spaces import spaces_of
 from tidemill.envs.tick_check import check_flag, check_number
@@ -91,7 +91,7 @@ class _Session:
     def shut(self) -> None:
         """Close the environment. Only for who holds the lock."""
         env, self.env = self.env, None
-        with suppress(Exception):  # it is gone all the same, and others are still to be closed
+        with forgiving():  # it is gone all the same, and others are still to be closed
             if env is not None:
                 env.close()
 
@@ -318,7 +318,7 @@ class Sessions:
             session.raised = RefusedCall(
                 500,
                 "environment_raised",
-                f"the environment raised {type(error).__name__}: {_sendable(str(error))}",
+                f"the environment raised {type(error).__name__}: {_sendable(message_of(error))}",
             )
             raise session.raised from error
 

@@ -19,7 +19,7 @@ from tidemill.api.control_messages import ENDED, Pause, Save, Start
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
-from tidemill.core.errors import RunError
+from tidemill.core.errors import BrokenOff, RunError
 from tidemill.run.beginning import Beginning, cause_of
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
@@ -27,7 +27,7 @@ from tidemill.run.deaths import Deaths
 from tidemill.run.ending import Ending
 from tidemill.run.host_places import HostPlace, crowded
 from tidemill.run.host_watch import HostView, HostWatch
-from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
+from tidemill.run.interrupts import Interrupts, signal_name
 from tidemill.run.losses import Losses
 from tidemill.run.memory_watch import MemoryWatch
 from tidemill.run.next_lives import NextLives

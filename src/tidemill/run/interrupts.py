@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any, Self
 
 from tidemill.core.clock import awake
+from tidemill.core.errors import BrokenOff
 from tidemill.launchers.worker_process import ENDING
 
 HURRY = 6.0  # seconds from the first signal until who is in a long update is told to end it
@@ -17,11 +18,6 @@ GRACE = 18.0  # seconds from the first signal until a run that is still ending i
 # to its group, some send another after it
 ONE = 1.0
 UNHEARD = 0.5  # seconds after which it is told that one has come, where nobody acts on it yet
-
-
-class BrokenOff(BaseException):
-    """Raised in the main thread, wherever it is, by a later signal, or before a run
-    begins by the first. No `Exception`: nothing catches it."""
 
 
 class Interrupts:

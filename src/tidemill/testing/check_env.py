@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick, alike
 from tidemill.api.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, choices_of, field_of, leaves
 from tidemill.core.clock import awake
-from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError
+from tidemill.core.errors import ConfigError, EnvironmentFault, TidemillError, fault_of, message_of
 from tidemill.core.schema import Arrays, poison
 from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.transports.local import LocalBell
@@ -44,7 +44,8 @@ def check_environment(
     """
     try:
         environment = config.build(1 if config.single else 2, seed)
-    except Exception as error:
+    except BaseException as raised:
+        error = fault_of(raised)
         cure = "" if isinstance(error, ConfigError) else "see the error that its constructor raised"
         return [Finding("build", "fail", _short(error), cure)]
     try:
@@ -197,7 +198,11 @@ def keep_allowed(actions: Arrays, space: Space, observation: Arrays, rng: np.ran
 
 
 def _short(error: BaseException) -> str:
-    return str(error) if isinstance(error, TidemillError) else f"{type(error).__name__}: {error}"
+    return (
+        message_of(error)
+        if isinstance(error, TidemillError)
+        else f"{type(error).__name__}: {message_of(error)}"
+    )
 
 
 def _spaces(agents: Sequence[AgentInfo]) -> Iterator[Finding]:
@@ -241,8 +246,9 @@ def _play(play: Play, seconds: float) -> Iterator[Finding]:
             ticks += 1
             broken = broken or _broken(play)
             outside = outside or _outside(play)
-    except Exception as error:
-        cure = "" if isinstance(error, TidemillError) else "see the error that it raised"
+    except BaseException as raised:
+        error = fault_of(raised)
+        cure = "" if isinstance(raised, TidemillError) else "see the error that it raised"
         yield Finding("play", "fail", f"tick {ticks}: {_short(error)}", cure)
         return
     steps = ticks * environment.lanes
@@ -355,7 +361,8 @@ def _dtype(config: Gymnasium, seed: int) -> Finding:
         what = f"the space does not contain the first observation (dtype {dtype}); it is converted"
         cure = "return what observation_space declares, dtype included: other libraries insist on it"
         return Finding("raw observation", "warn", what, cure)
-    except Exception as error:
+    except BaseException as raised:
+        error = fault_of(raised)
         must = "it must be reset(self, *, seed=None, options=None), and return (observation, info)"
         return Finding("raw observation", "fail", _short(error), f"see the error; {must}")
     finally:

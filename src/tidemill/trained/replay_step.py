@@ -21,7 +21,7 @@ from tidemill.api.environment import Environment, Tick
 from tidemill.api.experiment import Experiment
 from tidemill.api.spaces import schema_of_space
 from tidemill.core.clock import awake
-from tidemill.core.errors import CheckpointError, DeadlineError, RunError
+from tidemill.core.errors import CheckpointError, DeadlineError, RunError, fault_of
 from tidemill.core.schema import Array, Arrays, allocate
 from tidemill.core.step_deadlines import FIRST
 from tidemill.envs.lane_restarts import cause_of, text_of
@@ -158,8 +158,8 @@ class _Again:
                     return f"{text}, it is another episode: it ended after {at:,} of them", False
         except bdb.BdbQuit:
             return "the debugger was left", None
-        except Exception as fault:
-            told, before = text_of(fault), self._record.cause
+        except BaseException as fault:
+            told, before = text_of(fault_of(fault)), self._record.cause
             if at < steps:
                 return f"{text}, it fails sooner, in step {at:,}: {told}", False
             if cause_of(told) != cause_of(before):
@@ -186,8 +186,8 @@ class _Again:
         else:
             try:
                 tick()
-            except Exception as fault:
-                cause: BaseException = fault
+            except BaseException as fault:
+                cause: BaseException = fault_of(fault)
                 while cause.__cause__ is not None:
                     cause = cause.__cause__
                 print("The debugger is where the environment raised; its own frames are further down (d).")

@@ -12,7 +12,7 @@ from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import check_name, decode, encode
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import BrokenOff, ConfigError, RunError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code_loading import refuse_while_loading, without_arguments
@@ -23,7 +23,7 @@ from tidemill.run.check_exact import check_exact
 from tidemill.run.conditions import each_to_its_limit
 from tidemill.run.cuts import go_back_to_cut, newest_whole_cut
 from tidemill.run.folder import LAUNCHER, RunFolder, as_typed
-from tidemill.run.interrupts import BrokenOff, Interrupts, signal_name
+from tidemill.run.interrupts import Interrupts, signal_name
 from tidemill.run.resume_point import ResumePoint, before_torn_end, without_met_limit
 from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import RunLifecycle, never_began

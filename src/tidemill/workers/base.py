@@ -39,7 +39,7 @@ from tidemill.api.control_messages import (
 )
 from tidemill.api.experiment import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
-from tidemill.core.errors import NoProgress, TidemillError, place, returned
+from tidemill.core.errors import SIGNALLED, NoProgress, TidemillError, message_of, place, returned
 from tidemill.core.resource_shortage import why
 
 # seconds: a sleeping worker looks again all the same; `rescues` counts how often that
@@ -259,17 +259,14 @@ class Worker(WorkerHandle):
             return True
 
     def _fail(self, error: BaseException) -> None:
-        """Report what was raised. What is no `Exception` comes from an environment, but
-        in the main thread, where signals raise what ends runs."""
-        if (
-            not isinstance(error, (Exception, SystemExit))
-            and threading.current_thread() is threading.main_thread()
-        ):
+        """Report what was raised, but in the main thread what signals raise, which is
+        for whoever leads the run."""
+        if isinstance(error, SIGNALLED) and threading.current_thread() is threading.main_thread():
             raise error
         cause: BaseException | None = error
         while isinstance(cause, TidemillError):
             cause = cause.__cause__
-        message = f"{type(error).__name__}: {why(error)}" if cause is error else str(error)
+        message = f"{type(error).__name__}: {why(error)}" if cause is error else message_of(error)
         if isinstance(error, SystemExit):
             message = (
                 f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another "
@@ -283,7 +280,9 @@ class Worker(WorkerHandle):
         self._enter(Status(State.FAILED, error=message, details=details, waited=waited))
         try:
             self._close()
-        except (Exception, SystemExit):
+        except SIGNALLED:
+            raise
+        except BaseException:
             self.report(
                 Status(State.FAILED, error=message, details=_tail(traceback.format_exc(), DETAILS_LIMIT))
             )

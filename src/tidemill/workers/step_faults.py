@@ -31,6 +31,8 @@ from tidemill.core.errors import (
     EnvironmentHangs,
     Overtaken,
     TidemillError,
+    fault_of,
+    message_of,
 )
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.episode_replay import LONGEST
@@ -128,8 +130,11 @@ class StepFaults:
                 number = self._write(target, lane, fault, links)
             except Overtaken:
                 raise
-            except Exception as error:  # whatever an environment's own parts raise now
-                self._tell(f"what led to a fault is not recorded: {type(error).__name__}: {error}")
+            except BaseException as error:  # whatever an environment's own parts raise now
+                fault_of(error)  # raises what is none
+                self._tell(
+                    f"what led to a fault is not recorded: {type(error).__name__}: {message_of(error)}"
+                )
         if number:
             self._first = self._first or number
             self._passed_over = 0
@@ -255,8 +260,8 @@ def plain_told(told: Mapping[str, Mapping[str, Any]]) -> tuple[Arrays, dict[str,
     in words, by agent and name. The agents are numbered as in the latter. No more than
     `MOST_PARTS` of each are taken, and `MOST_BYTES` in all."""
     arrays, texts, left = Arrays(), {agent: dict[str, str]() for agent in told}, MOST_BYTES
-    for number, (agent, said) in enumerate(told.items()):
-        parts = (part for name, value in said.items() if name != "before" for part in _parts(name, value))
+    for number, (agent, values) in enumerate(told.items()):
+        parts = (part for name, value in values.items() if name != "before" for part in _parts(name, value))
         for name, value in islice(parts, MOST_PARTS):
             array = _array(value)
             if array is not None and array.nbytes <= left:
