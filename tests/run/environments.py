@@ -54,6 +54,18 @@ class Raises(Talker):
         return super().step(action)
 
 
+class NeverCloses(Raises):
+    """Never comes back from being closed, and raises only where it `breaks`."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.steps = 0 if breaks else 1000
+
+    def close(self) -> None:
+        while True:
+            time.sleep(1000)
+
+
 class Quits(Talker):
     """Exits in the middle of training."""
 

@@ -290,6 +290,14 @@ def raises() -> Experiment:
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Raises"), lanes=1)
 
 
+def never_closes(breaks: bool) -> Experiment:
+    """Two actors, whose environments do not let themselves be closed."""
+    environment = Gymnasium(make=f"{ENVIRONMENTS}:NeverCloses", kwargs={"breaks": breaks})
+    made = experiment(environment, lanes=2)
+    actor = made.workers["actor"].replace(count=2, lane_restarts=None)
+    return made.replace(workers={**made.workers, "actor": actor}, limits=Limits(updates=20))
+
+
 def quits() -> Experiment:
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Quits"), lanes=1)
 

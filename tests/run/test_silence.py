@@ -4,13 +4,14 @@ holds for too long live again."""
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
-from tests.run.watching import EXPERIMENTS, leftovers
+from tests.run.watching import EXPERIMENTS, ended_well, leftovers
 
 from tidemill import (
     DQN,
@@ -28,6 +29,7 @@ from tidemill import (
 from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.api.experiment import Experiment, WorkerConfig
 from tidemill.api.launcher import Call
+from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads, parallel_build
 from tidemill.envs.lanes import LaneLoop
@@ -124,6 +126,22 @@ def test_an_actor_whose_environment_holds_it_for_too_long_is_gone() -> None:
     assert found == (
         "actor-0", "its environment has not come back for 11 s: read (arm.py:41) ← send (lanes.py:7)"
     )  # fmt: skip
+
+
+def test_each_hang_has_the_same_deadline_whenever_the_last_one_was() -> None:
+    watched = Watched(IN_ENVIRONMENT, deadline_s=3.0)
+    watched.after(3.5)
+    assert len(watched.hung) == 1
+    watched.look()  # of one that nobody can end its stack is asked for now and then
+    assert len(watched.hung) == 1
+    for later in (4.0, 8.0):  # its next life hangs, and the one after that
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys.modules[__name__], "NOW", NOW + later)
+            watched.after(2.5)
+            watched.after(3.5)
+    assert [why.partition(":")[0] for _, why in watched.hung] == [
+        "its environment has not come back for 4 s"
+    ] * 3
 
 
 @pytest.mark.parametrize(
@@ -252,6 +270,24 @@ def test_inline_an_environment_that_hangs_is_told_from_another_thread(
     (text,) = told
     assert text.startswith("an environment has not come back for ")
     assert " s: lane 1: " in text and "step (games.py:" in text
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_inline_environments_that_do_not_let_themselves_be_closed_are_told_and_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], breaks: bool
+) -> None:
+    monkeypatch.setattr(silence, "LEAST", 0.1)
+    made, run = experiments.never_closes(breaks), tmp_path / "run"
+    with pytest.raises(RunError, match="the arm is broken") if breaks else nullcontext():
+        train(made, run_dir=run, source=EXPERIMENTS, quiet=True, launch="inline")
+    ended_well(run, "failed" if breaks else "completed", "the arm is broken" if breaks else "20 updates")
+    told = [event.cause for event in read_events(run) if event.what == "told"]
+    left = [text for text in told if text.startswith("an environment does not let itself be closed, for ")]
+    assert [text.partition(": ")[2].partition(": close (environments.py:")[0] for text in left] == [
+        "lane 0 of actor-0",
+        "lane 0 of actor-1",
+    ]
+    assert f"note: {left[0]}" in capfd.readouterr().err
 
 
 def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:

@@ -33,7 +33,7 @@ TidemillError
     ├── Overtaken      a run that another runner leads by now, which began later
     └── NoProgress     a worker whose others did not do their part for long
 
-`BrokenOff` is none of them, and no `Exception`: a signal raises it.
+`BrokenOff` and `ClosingLeft` are none of them, and no `Exception`: a signal raises them.
 """
 
 import traceback
@@ -222,7 +222,12 @@ class BrokenOff(BaseException):
     begins by the first. No `Exception`: nothing catches it."""
 
 
-SIGNALLED = (KeyboardInterrupt, BrokenOff)
+class ClosingLeft(BaseException):
+    """Raised in the main thread where an environment does not let itself be closed. No
+    `Exception`: nothing catches it but who leads the run."""
+
+
+SIGNALLED = (KeyboardInterrupt, BrokenOff, ClosingLeft)
 """What signals raise, wherever the main thread is."""
 
 

@@ -19,7 +19,7 @@ from tidemill.api.control_messages import ENDED, Pause, Save, Start
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
-from tidemill.core.errors import BrokenOff, RunError
+from tidemill.core.errors import BrokenOff, ClosingLeft, RunError
 from tidemill.run.beginning import Beginning, cause_of
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
@@ -128,7 +128,12 @@ class Controller:
         self._silence = SilenceWatch(
             processes, launcher.stack, launcher.condition, report.notify, self._deaths.hangs
         )
-        self._turns = TurnWatch(lambda text: alarm(report.mask(text)), self._ending.hurry)
+        self._turns = TurnWatch(
+            lambda text: alarm(report.mask(text)),
+            self._ending.hurry,
+            lambda: state.running,
+            state.interrupts,
+        )
         if launcher.takes_turns:
             state.interrupts.tell = alarm
         every = [[name for name, _ in experiment.members()]]  # in one process
@@ -157,6 +162,10 @@ class Controller:
     def run(self) -> None:
         """Run to the end. Raises `RunError` with the first cause when a worker fails;
         whatever happens, nothing is left behind."""
+        with self._turns if self.launcher.takes_turns else nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         interrupts = self.state.interrupts
         interrupts.armed = True
         try:
@@ -188,14 +197,15 @@ class Controller:
         over."""
         try:
             self.launcher.close(self._ending.patience)
+        except ClosingLeft:
+            self._close_launcher()  # the others' environments are still to be closed
         except Exception as error:
             self.state.report.notify(f"{type(self.launcher).__name__} could not tidy up: {cause_of(error)}")
 
     def _live(self) -> None:
         if self._beginning.begin():
             self._watch(self)  # inline the first turn may be in an update of minutes
-            with self._turns if self.launcher.takes_turns else nullcontext():
-                self._loop()
+            self._loop()
 
     def _loop(self) -> None:
         while not self._ending.over:
@@ -229,6 +239,9 @@ class Controller:
     def _wait(self, seconds: float, least: float = 0.0) -> None:
         try:
             self.launcher.wait(seconds, least)
+        except ClosingLeft:  # that was told
+            self._turns.turn()
+            return
         except Exception as error:
             raise RunError(f"{type(self.launcher).__name__} cannot wait: {cause_of(error)}") from error
         if took := self._turns.turn():

@@ -173,6 +173,8 @@ class Ending:
                 return
             for name in living:
                 self._hear_last(name, messages)
+            if self._launcher.takes_turns and any(member.state in ENDED for member in living.values()):
+                deadline = awake() + CLOSE_DEADLINE  # the others have had no turn meanwhile
             look()
         if not living:
             self.patience = CLOSE_DEADLINE  # they have reported their end, and close their environments

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Self
 
 from tidemill.core.clock import awake
-from tidemill.core.errors import BrokenOff
+from tidemill.core.errors import BrokenOff, ClosingLeft
 from tidemill.launchers.worker_process import ENDING
 
 HURRY = 6.0  # seconds from the first signal until who is in a long update is told to end it
@@ -42,6 +42,7 @@ class Interrupts:
         self._previous: dict[signal.Signals, Any] = {}
         self._at = 0.0  # when the first came
         self._timers: list[threading.Timer] = []
+        self._still: Callable[[], bool] | None = None  # see `leave`
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -100,8 +101,21 @@ class Interrupts:
         signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, noting)
 
+    def leave(self, still: Callable[[], bool]) -> None:
+        """Raise `ClosingLeft` in the main thread, whatever it waits for there, as long as
+        `still` says there that it is to leave that. Called in another thread; does
+        nothing where signals are not taken."""
+        main = threading.main_thread().ident
+        if main is not None and signal.SIGTERM in self._previous:
+            self._still = still
+            signal.pthread_kill(main, signal.SIGTERM)
+
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if not self.first:
+        if (still := self._still) is not None:
+            self._still = None
+            if still():
+                raise ClosingLeft
+        elif not self.first:
             self.first, self._at = number, awake()
             if self._abrupt:
                 raise BrokenOff

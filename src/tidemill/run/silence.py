@@ -1,7 +1,8 @@
 """Workers that fall silent while they run: one whose poll takes far longer than any
 before is stuck, in its environment most likely. It is told with where its thread is, and
 where an environment holds it for too long, its process counts as dead. Where workers take
-turns in the main thread, another one tells of an environment that hangs (`TurnWatch`)."""
+turns in the main thread, another one tells of an environment that hangs, and has one left
+that does not let itself be closed (`TurnWatch`)."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
+from tidemill.run.interrupts import Interrupts
 from tidemill.run.member import Member
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.buffer_worker import Buffers
@@ -26,11 +28,14 @@ TIMES = 5.0  # so many times the longest poll so far
 # update; others may wait for a share that is away, which training does without
 HUNG = 300.0
 REPLACED = (ActorConfig, PolicyWorkers, Buffers)
-ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
+ASK_EVERY = 10.0  # seconds of one silence: to ask for a stack takes a moment
+LOOK = 0.5  # seconds between two looks at the main thread
+BRIEF = 1.0  # seconds that closing has where another one hung, or a signal came long ago
 # who is called by a worker's poll where it is in its environment
 # on whichever host
 _LANES, _RING = "/tidemill/envs/lane_threads.py", "/tidemill/workers/ring.py"
 _MAKING = "/tidemill/envs/parallel_build.py"
+_ACTOR = "/tidemill/workers/actor.py"
 _EVALUATION = "/tidemill/replay_training/iteration_evaluation.py"
 _TRAINERS = ("/tidemill/workers/trainer.py", "/tidemill/replay_training/trainer.py")
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
@@ -86,7 +91,8 @@ class SilenceWatch:
                 f"{whose} is silent for {silent:.0f} s (no poll took longer than {longest:.2g} s before)"
                 + (f": {why}" if why else "")
             )
-        if awake() - self._asked.get(first, 0.0) < ASK_EVERY:
+        asked = self._asked.get(first, 0.0)
+        if heard < asked and awake() - asked < ASK_EVERY:  # not of a silence before, or another life's
             return
         for name, member in group.items():
             config, p99 = member.config, member.statistics.get("tick_p99")
@@ -159,19 +165,38 @@ def resetting(calls: Sequence[Call]) -> bool:
     return any("reset" in call.name or "restart" in call.name for call in calls)
 
 
+def who_closes(calls: Sequence[Call]) -> str:
+    """Return the worker that closes its environments, for good, by the calls of the
+    thread in which it has its turn; "" of all others."""
+    closes = any(call.name == "_close" and call.file.endswith(_ACTOR) for call in calls)
+    return next((call.about for call in calls if closes and call.name == "_turn"), "")
+
+
 class TurnWatch:
     """A turn watch tells where a run hangs whose workers take turns in the main thread:
-    from another one, since nobody else is there to tell it. Use it as a context manager.
+    from another one, since nobody else is there to tell it. Environments that hang as
+    they are closed at their worker's end it has left. Use it as a context manager.
 
     alarm: function that tells the user at once, from that thread
     look: function that is called there now and then
+    turns: function that returns whether workers have turns by now: before, environments
+        are made
+    interrupts: who has the main thread leave what hangs
     """
 
-    def __init__(self, alarm: Callable[[str], None], look: Callable[[], None] = lambda: None) -> None:
-        self._alarm, self._look, self._thread = alarm, look, threading.get_ident()
+    def __init__(
+        self,
+        alarm: Callable[[str], None],
+        look: Callable[[], None] = lambda: None,
+        turns: Callable[[], bool] = lambda: True,
+        interrupts: Interrupts | None = None,
+    ) -> None:
+        self._alarm, self._look, self._turns = alarm, look, turns
+        self._interrupts = interrupts or Interrupts()
+        self._thread = threading.get_ident()
         self._since, self._longest = awake(), 0.0
         self._told = False
-        self._over = threading.Event()
+        self._over, self._leaving = threading.Event(), threading.Lock()
 
     def __enter__(self) -> "TurnWatch":
         with suppress(RuntimeError):  # a run in one thread goes on where there can be no other
@@ -179,7 +204,8 @@ class TurnWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        with self._leaving:  # from now on nothing is left
+            self._over.set()
 
     def turn(self) -> float:
         """Take note that a turn is over. Return how long it took, where that was told,
@@ -191,15 +217,34 @@ class TurnWatch:
         return seconds if told else 0.0
 
     def _watch(self) -> None:
-        while not self._over.wait(0.5):
+        closing, begun, left = "", 0.0, set[str]()
+        while not self._over.wait(LOOK):
             self._look()
             silent = awake() - self._since
-            if self._told or silent <= max(LEAST, TIMES * self._longest):
+            calls = stack_of(self._thread) if silent > LOOK else []
+            if (who := who_closes(calls)) != closing:
+                closing, begun = who, awake()
+            if closing:
+                most = min(LEAST, BRIEF) if left or self._interrupts.urgent else LEAST
+                if closing not in left and (seconds := awake() - begun) > most:
+                    left.add(closing)
+                    self._leave(seconds, calls)
                 continue
-            calls = stack_of(self._thread)
+            if self._told or not self._turns() or silent <= max(LEAST, TIMES * self._longest):
+                continue
             if in_environment(calls) and (silent > FIRST or not resetting(calls)):
                 self._told = True
                 self._alarm(
                     f"an environment has not come back for {silent:.0f} s: {whereabouts(calls)}; nobody can "
                     "break it off where workers take turns in one thread (--launch processes can)"
                 )
+
+    def _leave(self, seconds: float, calls: Sequence[Call]) -> None:
+        self._alarm(
+            f"an environment does not let itself be closed, for {seconds:.0f} s: {whereabouts(calls)}; it is "
+            "left as it is, and the run ends without it (where it is not in Python's code, or the run not in "
+            "the main thread, only kill -9 does that)"
+        )
+        with self._leaving:
+            if not self._over.is_set():
+                self._interrupts.leave(lambda: bool(who_closes(stack_of(self._thread))))
