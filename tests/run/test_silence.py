@@ -276,7 +276,7 @@ def test_inline_an_environment_that_hangs_is_told_from_another_thread(
 def test_inline_environments_that_do_not_let_themselves_be_closed_are_told_and_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], breaks: bool
 ) -> None:
-    monkeypatch.setattr(silence, "LEAST", 0.1)
+    monkeypatch.setattr(silence, "CLOSING", 0.1)
     made, run = experiments.never_closes(breaks), tmp_path / "run"
     with pytest.raises(RunError, match="the arm is broken") if breaks else nullcontext():
         train(made, run_dir=run, source=EXPERIMENTS, quiet=True, launch="inline")

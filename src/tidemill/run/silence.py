@@ -30,7 +30,8 @@ HUNG = 300.0
 REPLACED = (ActorConfig, PolicyWorkers, Buffers)
 ASK_EVERY = 10.0  # seconds of one silence: to ask for a stack takes a moment
 LOOK = 0.5  # seconds between two looks at the main thread
-BRIEF = 1.0  # seconds that closing has where another one hung, or a signal came long ago
+CLOSING = 30.0  # seconds that an environment may take to be closed at the end: to encode a video, say
+BRIEF = 1.0  # that it has where another one hung, or a signal came long ago
 # who is called by a worker's poll where it is in its environment
 # on whichever host
 _LANES, _RING = "/tidemill/envs/lane_threads.py", "/tidemill/workers/ring.py"
@@ -225,7 +226,7 @@ class TurnWatch:
             if (who := who_closes(calls)) != closing:
                 closing, begun = who, awake()
             if closing:
-                most = min(LEAST, BRIEF) if left or self._interrupts.urgent else LEAST
+                most = min(CLOSING, BRIEF) if left or self._interrupts.urgent else CLOSING
                 if closing not in left and (seconds := awake() - begun) > most:
                     left.add(closing)
                     self._leave(seconds, calls)
