@@ -123,6 +123,20 @@ class Absence:
             context.__exit__(None, None, None)
 
 
+def killed_and_tries(actor, path, process):
+    """Return a function that kills a process of the run at its first call, and is true
+    once the next life of `actor` has tried the server that is away."""
+    killed = []
+
+    def tried_again():
+        if not killed:
+            killed.append(process_of(path, process))
+            killed[0].kill()
+        return actor.life == 1 and actor.pauses and "nothing answers there" in actor.away
+
+    return tried_again
+
+
 @pytest.mark.parametrize(
     ("kind", "launch", "exact"),
     [
@@ -278,19 +292,13 @@ RUBBISH = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 def test_an_actor_that_dies_while_its_server_is_away_lives_again_once_that_is_back(tmp_path):
-    path, killed = tmp_path / "run", []
+    path = tmp_path / "run"
 
     def on_update(record, control):
         actor = control._controller.state.members["actor-0"]
 
-        def tried_again():
-            if not killed:
-                killed.append(process_of(path, "actor-0"))
-                killed[0].kill()
-            return actor.life == 1 and actor.pauses and "nothing answers there" in actor.away
-
         if absence.thread is None:
-            absence._over = tried_again
+            absence._over = killed_and_tries(actor, path, "actor-0")
             absence(record, control)
         elif not absence.thread.is_alive():
             control.stop("it goes on")
@@ -340,19 +348,13 @@ def test_what_answers_in_place_of_a_server_that_a_life_before_had_is_away():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
 def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_next_life(tmp_path):
-    path, killed = tmp_path / "run", []
+    path = tmp_path / "run"
 
     def on_update(record, control):
         actor = control._controller.state.members["actor-0"]
 
-        def tried_again():
-            if not killed:
-                killed.append(process_of(path, "actor-0+trainer-0"))
-                killed[0].kill()
-            return actor.life == 1 and actor.pauses and actor.away != ""
-
         if absence.thread is None:
-            absence._over = tried_again
+            absence._over = killed_and_tries(actor, path, "actor-0+trainer-0")
             absence._then = lambda: (os.kill(os.getpid(), signal.SIGTERM), ended.wait(PATIENCE))
             absence(record, control)
 
