@@ -100,6 +100,18 @@ def test_an_unknown_session_is_opened_by_episode_0_only():
         assert reset(server).status_code == 200
 
 
+def test_a_session_that_was_closed_is_opened_by_no_reset_that_comes_late(monkeypatch):
+    monkeypatch.setattr("tidemill.remote.server_sessions.ENDED_NAMES", 2)
+    with serving() as server:
+        assert reset(server, "a").status_code == 200
+        assert post(server, "close", sessions=["a", "b"]).json() == {"sessions": ["a"]}
+        for name in "ab":
+            assert reset(server, name).json()["error"] == "unknown_session"
+        assert server.sessions.counts().sessions == 0
+        post(server, "close", sessions=["c"])  # the newest two names are remembered
+        assert [reset(server, name).status_code for name in "abc"] == [200, 404, 404]
+
+
 def test_sessions_beyond_the_limit_are_refused_until_one_is_closed():
     with serving(limit=2) as server:
         assert [reset(server, name).status_code for name in "abc"] == [200, 200, 429]

@@ -36,6 +36,9 @@ BUSY_SECONDS = 60.0  # how long a call waits for the one before it in the same s
 # of a session, besides the newest one: a call may come on two connections, and others
 # keep the session open
 CALLERS = 2
+# names of ended sessions that are remembered: the reset that opens one may come after its
+# end, on a connection that its client has given up
+ENDED_NAMES = 4096
 FORGET_SECONDS = 2.0  # how long all sessions together are waited for, when they are forgotten
 
 
@@ -132,6 +135,7 @@ class Sessions:
         self._actions = Values(self.spaces.action, "action")
         self._lock = threading.Lock()
         self._open: dict[str, _Session] = {}
+        self._ended: dict[str, None] = {}  # names whose clients ended them, the oldest first
         self._counts = ServerCounts(sessions=0, opened=0, resets=0, applied=0, repeated=0, refused=0)
         self.instance = secrets.token_hex(8)
 
@@ -213,7 +217,12 @@ class Sessions:
             return self._reply(call.session, session, "applied", answer)
 
     def close(self, call: SessionsCall, caller: Caller) -> FoundSessions:
-        """End sessions. Raises `RefusedCall` when one is busy for too long."""
+        """End sessions, also such as are still to be opened: no reset that comes late opens
+        them. Raises `RefusedCall` when one is busy for too long."""
+        with self._lock:
+            self._ended.update(dict.fromkeys(call.sessions))
+            while len(self._ended) > ENDED_NAMES:
+                del self._ended[next(iter(self._ended))]
         return FoundSessions(sessions=tuple(name for name in call.sessions if self._end(name)))
 
     def keep(self, call: SessionsCall, caller: Caller) -> FoundSessions:
@@ -257,7 +266,7 @@ class Sessions:
         with self._lock:
             session = self._open.get(name)
             if session is None:
-                if not opens:
+                if not opens or name in self._ended:
                     raise RefusedCall(
                         404,
                         "unknown_session",
