@@ -217,8 +217,8 @@ class Sessions:
             return self._reply(call.session, session, "applied", answer)
 
     def close(self, call: SessionsCall, caller: Caller) -> FoundSessions:
-        """End sessions, also such as are still to be opened: no reset that comes late opens
-        them. Raises `RefusedCall` when one is busy for too long."""
+        """End sessions, also before they were opened: no reset that comes late opens them.
+        Raises `RefusedCall` when one is busy for too long."""
         with self._lock:
             self._ended.update(dict.fromkeys(call.sessions))
             while len(self._ended) > ENDED_NAMES:
