@@ -217,7 +217,7 @@ class Sessions:
             return self._reply(call.session, session, "applied", answer)
 
     def close(self, call: SessionsCall, caller: Caller) -> FoundSessions:
-        """End sessions, also before they were opened: no reset that comes late opens them.
+        """End sessions, also before they are open: no reset that comes late opens them.
         Raises `RefusedCall` when one is busy for too long."""
         with self._lock:
             self._ended.update(dict.fromkeys(call.sessions))
