@@ -158,6 +158,25 @@ def test_sessions_that_ended_while_their_server_was_not_there_are_ended_once_it_
         play(through_an_outage, server)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_last_session_is_ended_also_where_the_breaker_has_just_opened(monkeypatch, form):
+    monkeypatch.setattr("tidemill.remote.session.CLOSE_SECONDS", 60.0)
+
+    async def closes(server):
+        env = FORMS[form](client(server).host())
+        breaker = env.session.host.breaker
+        for pause, left in ((0.05, 0), (1000.0, 1)):
+            await said(env.reset(seed=1))
+            breaker._first = breaker._longest = pause
+            while not breaker.wait():
+                breaker.failed()
+            await said(env.close())  # it waits for a trial that is near alone
+            assert server.sessions.counts().sessions == left
+
+    with serving() as server:
+        play(closes, server)
+
+
 class Gated(Ledger):
     """Those of its `reset` or `close` that begin while the gate is shut wait there."""
 

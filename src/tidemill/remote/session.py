@@ -23,6 +23,7 @@ from tidemill.remote.calls import (
     NoAnswer,
     Plan,
     Send,
+    Sleep,
     TimeLimit,
     call,
     drive,
@@ -159,13 +160,16 @@ class Session:
         ended = (*host.take_unreported(), *names)
         if not ended:
             return
-        if breaker.wait() > 0:
-            host.leave_unreported(ended)
-            return
+        seconds = CLOSE_SECONDS if host.unanswered < UNANSWERED else HURRIED_SECONDS
         body = encode(SessionsCall(sessions=ended), host.content_type)
-        reply = None
+        reply, tried, until = None, False, awake() + seconds
         try:
-            seconds = CLOSE_SECONDS if host.unanswered < UNANSWERED else HURRIED_SECONDS
+            # a breaker that opened just now is waited for: nobody may come after this one
+            while (pause := breaker.wait()) > 0:
+                if awake() + pause > until:
+                    return
+                yield Sleep(pause)
+            tried = True
             reply = yield Send("POST", f"{PREFIX}/close", body, host.content_type, seconds)
         finally:
             if reply is None or not reply.settles:
@@ -175,7 +179,7 @@ class Session:
                 breaker.succeeded()
             elif isinstance(reply, NoAnswer) and not reply.late:
                 breaker.failed()
-            else:
+            elif tried:
                 host.unanswered += 1
                 breaker.gave_up()
 
