@@ -16,9 +16,9 @@ from time import perf_counter
 
 import tidemill
 from tidemill.api.control_messages import Configure, Start, Status, pack, unpack_up
-from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import schema_of_space
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock
 from tidemill.core.schema import Field
 from tidemill.testing.scripted import Free, Scripted

@@ -20,7 +20,8 @@ from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.sac import SAC
 from tidemill.api.environment import AgentInfo
-from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
 from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Box, Dict, Discrete, Spaces
 from tidemill.core.config import WHEN, Config

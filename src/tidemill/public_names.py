@@ -23,14 +23,14 @@ from tidemill.api.environment import Environment as Environment
 from tidemill.api.environment import EnvironmentConfig as EnvironmentConfig
 from tidemill.api.environment import Tick as Tick
 from tidemill.api.experiment import Experiment as Experiment
-from tidemill.api.experiment import Limits as Limits
-from tidemill.api.experiment import WorkerConfig as WorkerConfig
 from tidemill.api.launcher import Launcher as Launcher
+from tidemill.api.limits import Limits as Limits
 from tidemill.api.metric_sink import LoggedRun as LoggedRun
 from tidemill.api.metric_sink import MetricSink as MetricSink
 from tidemill.api.policy import Policy as Policy
 from tidemill.api.policy import PolicyConfig as PolicyConfig
 from tidemill.api.schedule import LinearSchedule as LinearSchedule
+from tidemill.api.worker import WorkerConfig as WorkerConfig
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment as SimulatorEnvironment
 from tidemill.core.errors import ConfigError as ConfigError
 from tidemill.core.errors import RunError as RunError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidemill
-from tidemill.api.experiment import Limits
+from tidemill.api.limits import Limits
 from tidemill.core.config import Config
 from tidemill.core.errors import ConfigError
 from tidemill.core.foreign_names import FOREIGN_NAMES, WITHOUT_NAMES

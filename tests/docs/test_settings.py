@@ -10,7 +10,7 @@ import pytest
 
 import tidemill
 from tidemill.api.curriculum import Stage
-from tidemill.api.experiment import Limits
+from tidemill.api.limits import Limits
 from tidemill.core.config import Config
 from tidemill.replay_training.trainer_config import ITERATION, LIMITER
 from tidemill.workers.trainer_config import COUNTED

@@ -35,8 +35,9 @@ from tests.run.watching import (
 from typer.testing import CliRunner
 
 from tidemill import PPO, ActorCritic, SimulatorEnvironment
-from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
+from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
+from tidemill.api.worker import Context, WorkerConfig, WorkerHandle
 from tidemill.bridge.worlds import reach
 from tidemill.cli.main import app
 from tidemill.core.errors import RunError

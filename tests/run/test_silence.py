@@ -27,8 +27,9 @@ from tidemill import (
     Trainer,
 )
 from tidemill.api.control_messages import State, WorkerStatistics
-from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Call
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads, parallel_build

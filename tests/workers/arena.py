@@ -10,8 +10,9 @@ from tests.workers.world import Known, KnownPolicy, Marked
 
 from tidemill.api.control_messages import Facts, Measured, SampleFacts, unpack_up
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.schema import poison, schema_of
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.streams.sources import Drawn

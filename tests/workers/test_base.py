@@ -25,7 +25,8 @@ from tidemill.api.control_messages import (
     pack,
     unpack_up,
 )
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.asyncio_loops import Loop
 from tidemill.core.errors import EnvironmentFault, PeerLost
 from tidemill.transports.local import local_endpoints

@@ -29,10 +29,10 @@ from tidemill.algorithms.augmentation import shift
 from tidemill.api.algorithm import ROW_FIELDS, Sample
 from tidemill.api.control_messages import Facts, SampleFacts
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy
 from tidemill.api.processing import ProcessorConfig
 from tidemill.api.spaces import Box, Discrete, Spaces
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError
 from tidemill.core.schema import Arrays, Field, Schema, poison, schema_of
 from tidemill.core.user_code_loading import load_file

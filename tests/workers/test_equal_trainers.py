@@ -35,9 +35,11 @@ from tidemill.api.control_messages import (
     pack,
     unpack_up,
 )
-from tidemill.api.experiment import Experiment, Limits, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
 from tidemill.api.policy import VERSIONS_OF_LIFE, Policy
 from tidemill.api.transport import Handle
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import LocalSegment
 from tidemill.replay.priority_queue import PriorityQueue

@@ -14,7 +14,7 @@ from tests.workers.world import World, answer_of, code_of
 
 from tidemill.api.control_messages import Configure, Episodes, Facts, Notice, Status, pack
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.experiment import Context
+from tidemill.api.worker import Context
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.lane_restarts import SEEDS_APART
 from tidemill.envs.lanes import LaneLoop

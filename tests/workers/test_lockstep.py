@@ -11,7 +11,9 @@ from tests.workers.world import LUMP, OFFSET, Known, Marked, World, answer_of, c
 
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Experiment, Limits, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Field
 from tidemill.streams.samples import NullSampleProducer

@@ -16,8 +16,9 @@ from tests.workers.world import Known, KnownPolicy, Marked, Sink, World, answer_
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.control_messages import Facts, Hold, State
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import schema_of
 from tidemill.streams.inference import ChannelInferenceClient

@@ -31,7 +31,7 @@ from tidemill import (
 )
 from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay, Status, unpack_up
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context
+from tidemill.api.worker import Context
 from tidemill.core.errors import ConfigError, DatabaseError, RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics

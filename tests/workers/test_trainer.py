@@ -29,9 +29,11 @@ from tidemill.api.control_messages import (
     unpack_up,
 )
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, Experiment, Limits, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.errors import CheckpointError, ConfigError
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue

@@ -11,7 +11,7 @@ import pytest
 from tests.workers.test_trainer import Bench
 
 from tidemill.api.control_messages import Notice, State
-from tidemill.api.experiment import Limits
+from tidemill.api.limits import Limits
 from tidemill.api.weights_header import read_header
 from tidemill.core.errors import ConfigError, DatabaseError
 from tidemill.core.safetensors_io import unpack

@@ -10,9 +10,10 @@ from tidemill.api.algorithm import PostProcessor
 from tidemill.api.control_messages import Facts, unpack_up
 from tidemill.api.edges import Port
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
 from tidemill.api.policy import Policy, PolicyConfig
 from tidemill.api.spaces import Spaces
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.schema import Field, Schema, poison, schema_of
 from tidemill.testing.scripted import Scripted, ScriptedEnvironment, reward_of
 from tidemill.transports.local import LocalLink, local_endpoints

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from tidemill.api.edges import Edge, group_of, number
-from tidemill.api.experiment import Context, Experiment, WorkerHandle
+from tidemill.api.experiment import Experiment
 from tidemill.api.transport import Endpoints, Link
+from tidemill.api.worker import Context, WorkerHandle
 from tidemill.core.errors import returned
 from tidemill.core.thread_stacks import Call as Call
 

@@ -18,7 +18,9 @@ from typing import IO, Any
 import psutil
 
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.experiment import Experiment, Limits, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
+from tidemill.api.worker import WorkerConfig
 from tidemill.bench.advice import Advice, Kind, WorkerShares, advise
 from tidemill.core.clock import PLACES
 from tidemill.core.config import encode

@@ -116,6 +116,7 @@ RENAMED = {
     },
     "tidemill.api.buffer": {"Counts": "SampleCounts", "Held": "BufferedSample"},
     "tidemill.api.control_messages": {"Statistics": "WorkerStatistics", "Tallied": "EnvironmentStatistics"},
+    "tidemill.api.experiment": {name: f"tidemill.api.worker:{name}" for name in ("Context", "WorkerHandle")},
     "tidemill.bridge.kit.record": {
         name: f"tidemill.bridge.kit.playback:{name}"
         for name in ("Playback", "PlaybackResult", "RecordedSideChannels", "replay")

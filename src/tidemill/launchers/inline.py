@@ -3,9 +3,9 @@ debugger's launcher."""
 
 import os
 
-from tidemill.api.experiment import WorkerHandle
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
+from tidemill.api.worker import WorkerHandle
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.memory import own_bytes
 from tidemill.transports.local import LocalLink, local_endpoints

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from tidemill.api.edges import group_of, number
-from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.policy import PolicyWorkers

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 from time import monotonic, sleep
 
-from tidemill.api.experiment import WorkerHandle
 from tidemill.api.launcher import Call, Job, Launcher
 from tidemill.api.transport import Link
+from tidemill.api.worker import WorkerHandle
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.cores import keep_to
 from tidemill.core.memory import own_bytes

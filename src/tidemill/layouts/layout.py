@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from tidemill.api.algorithm import AlgorithmConfig
-from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.config import LAYOUT, Config
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.envs.fault_tolerant import Slots

@@ -9,7 +9,8 @@ from tidemill.algorithms.td3 import TD3
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.schedule import LinearSchedule
 from tidemill.core.errors import ConfigError

@@ -9,7 +9,8 @@ from typing import Any
 
 from tidemill.algorithms.ppo import PPO
 from tidemill.api.environment import AgentInfo, EnvironmentConfig, alike
-from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
 from tidemill.api.schedule import LinearSchedule
 from tidemill.bridge.trainer_side.environment import SimulatorEnvironment
 from tidemill.envs.atari import Atari

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Self
 
-from tidemill.api.experiment import Context
+from tidemill.api.worker import Context
 from tidemill.core.errors import ConfigError
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import INLINE, PLAYED, PlayerSpec

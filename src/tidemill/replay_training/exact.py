@@ -21,8 +21,8 @@ from typing import Self, cast
 import numpy as np
 
 from tidemill.api.environment import Environment, Tick
-from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleProducer
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field, Schema

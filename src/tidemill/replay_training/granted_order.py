@@ -5,7 +5,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from tidemill.api.environment import Environment, EnvironmentConfig
-from tidemill.api.experiment import Context
+from tidemill.api.worker import Context
 from tidemill.core.errors import ConfigError
 from tidemill.replay_training.slot_fault_notices import SlotFaults
 from tidemill.streams.credits import Credits

@@ -9,8 +9,8 @@ from typing import Any
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
-from tidemill.api.experiment import Context
 from tidemill.api.stream import SampleConsumer, TellingConsumer
+from tidemill.api.worker import Context
 from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio, tasks_at_once
 from tidemill.replay.retrain_journal import JournaledConsumer, JournalWriter, journal_path

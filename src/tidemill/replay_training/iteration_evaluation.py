@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator, Sequence
 from itertools import count, takewhile
 
 from tidemill.api.environment import Environment, Tick
-from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
 from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
 from tidemill.core.seeding import derive_seed

@@ -11,8 +11,8 @@ from collections.abc import Generator, Iterator
 
 from tidemill.api.algorithm import UpdateFault, run_alone
 from tidemill.api.control_messages import Adopt, ChangeSettings, EnterStage, Facts, Measured, Notice, State
-from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
+from tidemill.api.worker import Context
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError

@@ -8,7 +8,8 @@ from typing import Any, Self
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, Experiment, WorkerHandle
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context, WorkerHandle
 from tidemill.core.config import Config, member
 from tidemill.core.errors import ConfigError
 from tidemill.replay.limiter import check_slack, parse_ratio

@@ -4,8 +4,8 @@ what to do."""
 from dataclasses import dataclass, field
 
 from tidemill.api.control_messages import Configure, Down, Start, State, Staying, WorkerStatistics, pack
-from tidemill.api.experiment import WorkerConfig
 from tidemill.api.transport import Link
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.clock import awake
 from tidemill.core.memory import Need
 from tidemill.core.tally import How, Tally

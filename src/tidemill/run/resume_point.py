@@ -9,7 +9,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
-from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.experiment import Experiment
+from tidemill.api.limits import Limits
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.core.untrusted_files import read_plain
 from tidemill.metrics.json_lines import each_record

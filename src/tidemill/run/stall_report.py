@@ -7,7 +7,8 @@ from time import time
 from typing import Protocol
 
 from tidemill.api.control_messages import ENDED, State
-from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.clock import awake
 
 SILENT = 2.0  # seconds: a running worker reports four times a second

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.edges import group_of
-from tidemill.api.experiment import Context
 from tidemill.api.stream import Offered, SampleConsumer, SampleProducer
 from tidemill.api.transport import Consumer, Producer
+from tidemill.api.worker import Context
 from tidemill.core.cut import Part
 from tidemill.core.schema import Arrays, Schema, allocate
 

@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
+from tidemill.api.worker import Context
 from tidemill.core.config import Config, acting
 from tidemill.core.cut import Part, generator_state, set_generator_state
 from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone

@@ -11,11 +11,11 @@ import numpy as np
 
 from tidemill.api.algorithm import UpdateFault
 from tidemill.api.buffer import Demand, ReplayBuffer
-from tidemill.api.experiment import MOST_THREADS
 from tidemill.api.plain_spaces import read_spaces
 from tidemill.api.policy import check_weights
 from tidemill.api.spaces import Spaces
 from tidemill.api.stream import TellingConsumer
+from tidemill.api.worker import MOST_THREADS
 from tidemill.core.blas_threads import limit_threads
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
 from tidemill.core.schema import Arrays

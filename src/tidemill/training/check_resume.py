@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tidemill.api.experiment import Experiment, Limits
+from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
+from tidemill.api.limits import Limits
 from tidemill.api.plain_spaces import read_spaces
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array

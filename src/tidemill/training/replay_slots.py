@@ -3,7 +3,8 @@ ratio of training to steps."""
 
 from typing import Any
 
-from tidemill.api.experiment import Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import ConfigError
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.plain_gymnasium import Gymnasium

@@ -23,8 +23,8 @@ from tidemill.api.control_messages import (
     WorkerStatistics,
 )
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
+from tidemill.api.worker import Context
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.errors import CheckpointError, ConfigError

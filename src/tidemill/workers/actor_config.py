@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tidemill.api.algorithm import ROW_FIELDS
 from tidemill.api.edges import Port
 from tidemill.api.environment import EnvironmentConfig
-from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context, WorkerConfig, WorkerHandle
 from tidemill.core.config import acting, check_several, layout_setting
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.memory import Need

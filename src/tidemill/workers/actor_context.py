@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces
 from tidemill.api.stream import InferenceClient
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock
 from tidemill.streams.samples import sample_producer
 from tidemill.workers.actor_config import ActorConfig

@@ -2,8 +2,8 @@
 lanes that an environment can have at a time. More is refused."""
 
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context
 from tidemill.api.spaces import schema_of_space
+from tidemill.api.worker import Context
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need, available, check_memory, give_back, resident_bytes
 from tidemill.core.schema import layout

@@ -37,7 +37,7 @@ from tidemill.api.control_messages import (
     pack,
     unpack_down,
 )
-from tidemill.api.experiment import Context, WorkerHandle
+from tidemill.api.worker import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import SIGNALLED, NoProgress, TidemillError, message_of, place, returned
 from tidemill.core.resource_shortage import why

@@ -19,9 +19,9 @@ from typing import ClassVar
 from tidemill.api.algorithm import Sample
 from tidemill.api.control_messages import Facts, Notice
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import Policy, number_of
 from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.config import check_several
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError, did_you_mean
 from tidemill.core.memory import Need

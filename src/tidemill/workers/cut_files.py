@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidemill.api.edges import group_of, number
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError, SchemaError, TidemillError
 from tidemill.core.resource_shortage import wants_memory, why

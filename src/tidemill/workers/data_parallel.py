@@ -21,8 +21,8 @@ from tidemill.api.algorithm import Algorithm, DataParallel, Sample
 from tidemill.api.buffer import BufferedSample, SampleCounts
 from tidemill.api.control_messages import Rejoin
 from tidemill.api.edges import number
-from tidemill.api.experiment import Context
 from tidemill.api.policy import Policy
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import ConfigError
 from tidemill.core.memory import Need

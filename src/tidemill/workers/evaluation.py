@@ -58,7 +58,8 @@ import numpy as np
 from tidemill.api.algorithm import Sample
 from tidemill.api.control_messages import EnterStage, Facts, Measured, Notice
 from tidemill.api.edges import Port, group_of
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone
 from tidemill.store.database_watch import DatabaseWatch

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tidemill.api.experiment import Context
+from tidemill.api.worker import Context
 from tidemill.core.config import encode
 from tidemill.core.errors import CheckpointError
 from tidemill.core.schema import Array

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidemill.api.experiment import Context
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock
 from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceClient

@@ -30,11 +30,11 @@ from tidemill.api.control_messages import (
     WorkerStatistics,
 )
 from tidemill.api.edges import number
-from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
 from tidemill.api.policy import VERSIONS_OF_LIFE, Policy, check_weights
 from tidemill.api.spaces import Spaces
 from tidemill.api.weights_header import write_header
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.config import encode
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, did_you_mean, returned

@@ -18,10 +18,10 @@ import numpy as np
 
 from tidemill.api.control_messages import Facts, Notice
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, WorkerConfig
 from tidemill.api.policy import check_next_state, misfit
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import Requests
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.config import check_several
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError

@@ -24,7 +24,8 @@ import numpy as np
 
 from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, Experiment, WorkerConfig
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.config import acting
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone, did_you_mean

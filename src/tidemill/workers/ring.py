@@ -10,7 +10,7 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import Environment, NotReady, Tick
-from tidemill.api.experiment import Context
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault

@@ -1,9 +1,9 @@
 """The fields of an agent spec's rows."""
 
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces, schema_of_space
+from tidemill.api.worker import Context
 from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.core.schema import Field, Schema
 from tidemill.workers.agent_spec import PlayerSpec

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context
+from tidemill.api.worker import Context
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.actor_context import ActorContext
 from tidemill.workers.agent import Agent

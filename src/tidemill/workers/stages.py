@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.api.control_messages import EnterStage
-from tidemill.api.experiment import Context, Experiment
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context
 from tidemill.core.cut import Part
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.agent_spec import in_lockstep

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from tidemill.api.environment import Environment
-from tidemill.api.experiment import Context
 from tidemill.api.plain_spaces import plain_spaces
+from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.cut import flatten
 from tidemill.core.errors import (

@@ -30,8 +30,8 @@ from tidemill.api.control_messages import (
     Staying,
 )
 from tidemill.api.edges import number
-from tidemill.api.experiment import Context
 from tidemill.api.policy import VERSIONS_OF_LIFE
+from tidemill.api.worker import Context
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.streams.all_reduce import SumBroken

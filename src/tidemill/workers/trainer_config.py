@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.buffer import BufferConfig
 from tidemill.api.edges import Port
-from tidemill.api.experiment import Context, Experiment, WorkerConfig, WorkerHandle
+from tidemill.api.experiment import Experiment
+from tidemill.api.worker import Context, WorkerConfig, WorkerHandle
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.nets.choose_device import check_device

@@ -4,7 +4,7 @@ run that they come to."""
 from dataclasses import dataclass
 
 from tidemill.api.buffer import SampleCounts
-from tidemill.api.experiment import Limits
+from tidemill.api.limits import Limits
 from tidemill.core.clock import awake
 from tidemill.workers.data_parallel import CombinedCounts
 
