@@ -39,6 +39,7 @@ from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import CommandEngine, StartedAgent
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import HostLink, KnownAgent, Share
+from tidemill.launchers.report_checks import ReportChecks
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.shared import EventBell
 
@@ -62,7 +63,9 @@ class Told:
             Edge("samples/s/actor-1/0/trainer-0", "channel", "actor-1", ("trainer-0",)),
         ]
         self.agents.cores = {"runner": 1, "b": 1}
-        self.agents._places = {"actor-0": "b", "actor-1": "runner", "trainer-0": "runner"}
+        agents = self.agents
+        agents._places = {"actor-0": "b", "actor-1": "runner", "trainer-0": "runner"}
+        agents._checks = ReportChecks(agents.edges, agents._places, agents.shares, agents.cores)
         self.agent = self.meet("b", None)
         share = self.agents.shares["b"] = Share("b", self.agent, given=True)
         share.links["actor-0"] = HostLink("actor-0", lambda _: None, 1)  # of its second life

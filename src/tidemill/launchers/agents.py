@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain, zip_longest
-from math import isfinite
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -30,7 +29,6 @@ from tidemill.hosts.orders import (
     Ask,
     CallHost,
     Closed,
-    EdgeFlow,
     ForgetAgent,
     Here,
     HoldAgent,
@@ -59,16 +57,16 @@ from tidemill.hosts.orders import (
 )
 from tidemill.hosts.wire import Wire, WireThread
 from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent
-from tidemill.launchers.host import ALONE_S, versions
+from tidemill.launchers.host import ALONE_S
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import KnownAgent, Share
 from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
 from tidemill.launchers.placement import device_of, fit, needs_gpu
 from tidemill.launchers.processes import log_name
+from tidemill.launchers.report_checks import ReportChecks, check_here
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.versions_sent import VersionsSent
-from tidemill.native.library import INSTRUCTION_SETS
 from tidemill.nets.choose_device import visible_gpus
 from tidemill.store.parameter_database import PARAMETERS
 from tidemill.transports.shared import EventBell
@@ -81,11 +79,6 @@ then it has paused them (`PAUSE_S`), though it may have begun to count a lease l
 LATE_S = 0.3
 """Seconds of them for noticing it: the wire looks each `WATCH_S`, and the runner hears
 each 0.15 s while nothing comes."""
-MOST_CORES = 1 << 16
-"""The most cores that a host is believed to have."""
-MOST_GPUS = 1 << 10
-"""The most GPUs that a host is believed to have."""
-_NATIVE = {"off", *INSTRUCTION_SETS}
 _ANSWER_S = 1.0  # seconds to wait for where a worker's thread is
 _LOOK_S = 0.005  # seconds between two looks for what is waited for
 
@@ -120,6 +113,7 @@ class Agents:
         self._held: dict[str, StandIn] = {}  # that the runner holds itself
         self.edges: Sequence[Edge] = ()
         self._places: Mapping[str, str] = {}
+        self._checks = ReportChecks()
         self._processes: Sequence[Sequence[str]] = ()
         self._devices: dict[str, list[str]] = {}  # of each share's workers
         self._seating: Iterator[None] | None = None
@@ -140,8 +134,8 @@ class Agents:
         self.kinds[RUNNER] = own_kind()
         for known in list(self.known.values()):
             self.wait_for(self._until(known, "call the runner", lambda known: known.here is not None))
-            self._check(known)
             assert known.here is not None
+            check_here(known.home, known.here)
             kind = known.here.kind
             self.cores[known.home] = _at_most(known.started.cores, kind.cores)
             self.gpus[known.home] = _at_most(known.started.gpus, known.here.gpus)
@@ -176,34 +170,12 @@ class Agents:
         introduce(msgspec.json.encode(Introduction(name, started.address, RUNNER, own, ports, key)))
         return agent
 
-    @staticmethod
-    def _check(agent: KnownAgent) -> None:
-        """Raise `RunError` for a host of other versions, or one that says what cannot
-        be."""
-        assert agent.here is not None
-        if wrong := [
-            f"{name} {agent.here.versions.get(name, 'none')}, here {version}"
-            for name, version in versions().items()
-            if agent.here.versions.get(name) != version
-        ]:
-            raise RunError(
-                f"host {agent.home} has other versions, and results could differ: {'; '.join(wrong)}; "
-                "install the same there"
-            )
-        kind, gpus = agent.here.kind, agent.here.gpus
-        natives = kind.native and _NATIVE.issuperset(kind.native)
-        if not (0 < kind.cores <= MOST_CORES and 0 <= gpus <= MOST_GPUS and natives):
-            raise RunError(
-                f"host {agent.home} says that it has {kind.cores} cores, of 1 to {MOST_CORES}, and {gpus} "
-                f"GPUs, of 0 to {MOST_GPUS}, and computes layers by {', '.join(kind.native)[:100]!r}, of "
-                f"{', '.join(sorted(_NATIVE))}; see what answers there"
-            )
-
     def share_out(self, experiment: Experiment, places: Mapping[str, str]) -> None:
         """Give each agent the share of its host, and have those call each other whose
         workers have edges in common. Raises `RunError`."""
         self.edges, self._places = experiment.edges(), places
         self._processes = experiment.processes()
+        self._checks = ReportChecks(self.edges, places, self.shares, list(self.cores))
         self._devices = {host: [] for host in self.cores}
         for name, config in experiment.members():
             self._devices[places[name]].append(device_of(config))
@@ -332,7 +304,7 @@ class Agents:
             case Logged():
                 self._keep_log(agent, report)
             case Traffic(edges=edges):
-                self._check_edges(agent.share, edges)
+                self._checks.flows(agent.share, edges)
                 agent.traffic = report
             case Here():
                 agent.here = report
@@ -352,13 +324,13 @@ class Agents:
             case WantVersion():
                 agent.wanted = report  # the last one: who asks on and on is answered no oftener
             case Parted(host, came):
-                self._check_lives(host, [each[:2] for each in came])
+                self._checks.lives(host, [each[:2] for each in came])
                 self.lost.came(host, came, self.edges)
             case Vacated(sent, unsent):
                 agent.lost = ""
-                self._check_lives(agent.share, [each[:2] for each in sent])
+                self._checks.lives(agent.share, [each[:2] for each in sent])
                 for worker, (life, _) in unsent.items():
-                    self._check_life(agent.share, worker, life)
+                    self._checks.life(agent.share, worker, life)
                 self.lost.sent(agent.share, sent, self.edges)
                 self.lost.begun(agent.share, unsent)
             case AgentKey(name) if name in agent.held:
@@ -369,7 +341,7 @@ class Agents:
             case Whereabouts():
                 agent.answer = report
             case Leaving(sent):
-                self._check_lives(agent.share, [each[:2] for each in sent])
+                self._checks.lives(agent.share, [each[:2] for each in sent])
                 self.lost.sent(agent.share, sent, self.edges)
                 self._lose(agent, "it leaves", f"its host {agent.home} was told to leave (SIGTERM)")
             case Closed():
@@ -386,33 +358,6 @@ class Agents:
                 assert share is not None
                 share.obituaries[worker] = obituary
                 links[worker].gone = True
-
-    def _check_lives(self, host: str, lives: Iterable[tuple[int, int]]) -> None:
-        """Raise `SchemaError` unless these lives of writers of edges were on a host."""
-        for number, life in lives:
-            if not 0 <= number < len(self.edges):
-                raise SchemaError(f"it tells of edge {number}, and there are {len(self.edges)}")
-            self._check_life(host, self.edges[number].source, life)
-
-    def _check_edges(self, host: str, edges: Sequence[EdgeFlow]) -> None:
-        """Raise `SchemaError` unless workers of a host write these edges, and what is
-        told of them can be."""
-        for number, other, _, seconds in edges:
-            known = 0 <= number < len(self.edges) and self._places[self.edges[number].source] == host
-            if not (known and other in self.cores and isfinite(seconds)):
-                raise SchemaError(
-                    f"it tells that edge {number} from host {host[:100]!r} to {other[:100]!r} was under way "
-                    f"for {seconds} s, which cannot be"
-                )
-
-    def _check_life(self, host: str, worker: str, life: int) -> None:
-        """Raise `SchemaError` unless this life of a worker was on a host."""
-        share = self.shares.get(host)
-        link = None if share is None else share.links.get(worker)
-        if link is None or not 1 <= life <= link.life + 1:
-            raise SchemaError(
-                f"it tells of life {life} of {worker[:100]!r}, which was not on host {host[:100]!r}"
-            )
 
     def _keep_log(self, agent: KnownAgent, logged: Logged) -> None:
         """Append to a log in the run's folder what its host has told. Raises
@@ -466,7 +411,7 @@ class Agents:
         share.refused.discard(share.host)
         assert agent.here is not None
         try:
-            self._check(agent)
+            check_here(share.host, agent.here)
         except RunError:  # the node that Ray has given in its place has another Python, say
             share.refused.add(share.host)
         else:
