@@ -39,7 +39,7 @@ from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import CommandEngine, StartedAgent
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import HostLink, KnownAgent, Share
-from tidemill.launchers.report_checks import ReportChecks
+from tidemill.launchers.report_checks import ReportChecks, check_here
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.shared import EventBell
 
@@ -128,15 +128,12 @@ def test_what_is_told_of_what_was_not_there_is_refused(told: Told, report: Repor
 @pytest.mark.parametrize(
     ("field", "value"), [("cores", 0), ("cores", 1 << 40), ("native", ()), ("native", ("off", "sse9"))]
 )
-def test_a_host_that_cannot_be_is_refused(told: Told, field: str, value: object) -> None:
-    told.agent.here = Here(own_kind(), host.versions())
-    told.agents._check(told.agent)
-    told.agent.here = Here(msgspec.structs.replace(own_kind(), **{field: value}), host.versions())
+def test_a_host_that_cannot_be_is_refused(field: str, value: object) -> None:
+    check_here("b", Here(own_kind(), host.versions()))
     with pytest.raises(RunError, match="host b says that it has"):
-        told.agents._check(told.agent)
-    told.agent.here = Here(own_kind(), host.versions(), gpus=-1)
+        check_here("b", Here(msgspec.structs.replace(own_kind(), **{field: value}), host.versions()))
     with pytest.raises(RunError, match=r"host b says that it has .* and -1 GPUs"):
-        told.agents._check(told.agent)
+        check_here("b", Here(own_kind(), host.versions(), gpus=-1))
 
 
 def test_a_host_that_is_lost_is_not_told_only_once_others_have_measured(told: Told) -> None:

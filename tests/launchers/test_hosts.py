@@ -41,7 +41,7 @@ from tidemill.api.launcher import Job
 from tidemill.api.transport import Link
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.launchers import agents, hosts
+from tidemill.launchers import hosts, report_checks
 from tidemill.launchers.placement import place
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import visible_gpus
@@ -418,8 +418,8 @@ def test_a_host_without_tidemill_is_named(tmp_path: Path) -> None:
 
 
 def test_a_host_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ours = agents.versions()
-    monkeypatch.setattr(agents, "versions", lambda: {**ours, "numpy": "1.0"})
+    ours = report_checks.versions()
+    monkeypatch.setattr(report_checks, "versions", lambda: {**ours, "numpy": "1.0"})
     with pytest.raises(RunError, match=f"host b has other versions.*numpy {ours['numpy']}, here 1.0"):
         train(experiment(), launch=TwoHosts, layout="given", run_dir=tmp_path / "run", quiet=True)
     wait_until(lambda: not agents_of(psutil.Process().children(recursive=True)), 60, "no agent is left")
