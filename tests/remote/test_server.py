@@ -580,6 +580,15 @@ def served(connection, path="keep", **body):
     return connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+def settled(server, asking=0):
+    """An answer is here a moment before the thread of its connection waits again."""
+    wait_until(
+        lambda: sum(line.idle_since == math.inf for line in list(server._lines)) == asking,
+        60,
+        f"nothing is asked on all connections but {asking}",
+    )
+
+
 def test_a_client_that_is_gone_frees_its_session_and_one_that_was_hung_up_on_keeps_it():
     with serving(limit=1, left_seconds=0.0) as server, ExitStack() as stack:
         with connected(server) as killed:
@@ -590,8 +599,7 @@ def test_a_client_that_is_gone_frees_its_session_and_one_that_was_hung_up_on_kee
         post(server, "close", sessions=["next"])
         idle = stack.enter_context(connected(server))
         assert served(idle, "reset", session="idle", episode=0)
-        while any(line.idle_since == math.inf for line in server._lines) and time.monotonic() < until:
-            time.sleep(0.001)  # its answer is here a moment before its thread waits again
+        settled(server)
         for _ in range(18):
             assert served(stack.enter_context(connected(server)))
         assert closed(idle)
@@ -620,9 +628,11 @@ def test_connections_on_which_nothing_is_asked_make_room_for_others():
         strangers[-1].sendall(b"POST /v1")
         assert served(stack.enter_context(connected(server))) and closed(strangers[0])
         assert served(known)  # strangers give way first
+        settled(server, asking=1)
         for _ in range(18):
             assert served(stack.enter_context(connected(server)))
         assert closed(known)
+        settled(server, asking=1)
         others = []
         for number in range(17):
             others.append(stack.enter_context(connected(server)))
