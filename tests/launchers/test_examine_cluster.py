@@ -12,7 +12,8 @@ import psutil
 import pytest
 from benchmarks.networked import NETWORK, settings
 from benchmarks.networks import Network
-from tests.hosts.hosts import networked
+from tests.hosts.hosts import needs_namespaces, networked
+from tests.launchers.host_launchers import allowed
 from tests.launchers.test_hosts import LAUNCHERS
 from tests.run.watching import wait_until
 
@@ -115,6 +116,15 @@ def test_what_hosts_lack_is_named_with_its_cure(tmp_path: Path, monkeypatch: pyt
     assert found["host b"].level == "warn" and "ulimit" in found["host b"].cure
     assert found["folder"].message == f"all hosts see {tmp_path}"
     assert "MB/s, encrypted; round trip" in found["runner – b"].message
+
+
+def test_the_gpus_of_each_host_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if why := allowed():
+        needs_namespaces(why)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # here; host b has its own
+    found = by_name(examine(f"{LAUNCHERS}:TwoGpus", tmp_path))
+    assert re.match(r"\d+ cores?, no GPU, ", found["host runner"].message)
+    assert re.match(r"\d+ cores?, 2 GPUs, ", found["host b"].message)
 
 
 def test_a_host_without_tidemill_is_named(tmp_path: Path) -> None:

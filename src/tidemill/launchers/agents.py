@@ -56,7 +56,7 @@ from tidemill.hosts.orders import (
     unpack_report,
 )
 from tidemill.hosts.wire import Wire, WireThread
-from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent
+from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent, at_most
 from tidemill.launchers.host import ALONE_S
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import KnownAgent, Share
@@ -129,16 +129,16 @@ class Agents:
         for host, agent in started.items():
             self._greet(host, host, None, agent, partial(self._engine.introduce, host))
         own = self._engine.own_cores
-        self.cores[RUNNER] = _at_most(own, cores())
-        self.gpus[RUNNER] = _at_most(self._engine.own_gpus, visible_gpus()) if self.cores[RUNNER] else 0
+        self.cores[RUNNER] = at_most(own, cores())
+        self.gpus[RUNNER] = at_most(self._engine.own_gpus, visible_gpus()) if self.cores[RUNNER] else 0
         self.kinds[RUNNER] = own_kind()
         for known in list(self.known.values()):
             self.wait_for(self._until(known, "call the runner", lambda known: known.here is not None))
             assert known.here is not None
             check_here(known.home, known.here)
             kind = known.here.kind
-            self.cores[known.home] = _at_most(known.started.cores, kind.cores)
-            self.gpus[known.home] = _at_most(known.started.gpus, known.here.gpus)
+            self.cores[known.home] = at_most(known.started.cores, kind.cores)
+            self.gpus[known.home] = at_most(known.started.gpus, known.here.gpus)
             self.kinds[known.home] = kind
 
     def measure(self, hosts: Sequence[str], order: Measure) -> dict[str, ProbeAnswer]:
@@ -415,7 +415,7 @@ class Agents:
         except RunError:  # the node that Ray has given in its place has another Python, say
             share.refused.add(share.host)
         else:
-            self.gpus[share.host] = _at_most(agent.started.gpus, agent.here.gpus)
+            self.gpus[share.host] = at_most(agent.started.gpus, agent.here.gpus)
             if not fit(self._devices[share.host], self.gpus[share.host]):
                 share.refused.add(share.host)
 
@@ -569,8 +569,3 @@ class Agents:
                 stack.callback(held.close)
             stack.callback(self.wire.close)
             self._thread.end()
-
-
-def _at_most(given: int | None, there: int) -> int:
-    """Return how many of what is there are the run's."""
-    return there if given is None else min(given, there)

@@ -48,6 +48,11 @@ class StartedAgent(NamedTuple):
     gpus: int | None = None
 
 
+def at_most(given: int | None, there: int) -> int:
+    """Return how many of the cores or GPUs that are there are the run's."""
+    return there if given is None else min(given, there)
+
+
 class HostEngine(ABC):
     """An engine brings the hosts of a run, other than the runner's. Each host runs an
     agent (`launchers/host.py`), which tells its public key first, and is then introduced

@@ -23,6 +23,7 @@ from tidemill.hosts.orders import Introduction
 from tidemill.hosts.peer import now
 from tidemill.hosts.pumps import IncomingChannel, OutgoingChannel
 from tidemill.hosts.wire import Wire
+from tidemill.nets.choose_device import visible_gpus
 from tidemill.transports.local import LocalBell
 from tidemill.transports.slots import SlotConsumer, SlotProducer
 
@@ -53,6 +54,7 @@ class Found(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """
 
     cores: int
+    gpus: int
     versions: dict[str, str]
     clock: float
     files: int
@@ -132,7 +134,7 @@ def look(seen: str, versions: dict[str, str]) -> Found:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     files = -1 if files == resource.RLIM_INFINITY else files
     sees = bool(seen) and os.path.isfile(seen)
-    return Found(cores(), versions, time.time(), files, available(), sees)
+    return Found(cores(), visible_gpus(), versions, time.time(), files, available(), sees)
 
 
 def measure_line(wire: Wire, order: MeasureLine) -> MeasuredLine:

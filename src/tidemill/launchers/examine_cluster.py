@@ -19,7 +19,7 @@ from tidemill.core.memory import size
 from tidemill.hosts.orders import Introduction
 from tidemill.hosts.peer import Peer
 from tidemill.hosts.wire import Wire
-from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent
+from tidemill.launchers.engine import RUNNER, HostEngine, StartedAgent, at_most
 from tidemill.launchers.examination import (
     REACH_S,
     Await,
@@ -164,6 +164,8 @@ class _Examiner:
     def findings(self, folder: Path) -> Iterator[Finding]:
         """Yield what is found."""
         own = look("", versions())
+        cores, gpus = self._engine.own_cores, self._engine.own_gpus
+        yield _host(RUNNER, own, cores, 0 if cores == 0 else gpus)  # without cores for workers it has no GPU
         folder = next(path for path in [folder, *folder.parents] if path.is_dir())
         with tempfile.NamedTemporaryFile(prefix=".seen-", dir=folder) as file:
             for host in list(self._hosts):
@@ -215,15 +217,7 @@ class _Examiner:
         if isinstance(told, Found):
             known.found = told
             known.ahead_s = told.clock - time.time() + (known.peer.round_trip_s or 0.0) / 2
-            files = "any number of" if told.files < 0 else f"{told.files:,}"
-            cores = min(told.cores, known.started.cores or told.cores)
-            text = f"{cores} cores, {size(told.memory)} can be filled, {files} open files"
-            if 0 <= told.files < FEW_FILES:
-                yield Finding(
-                    f"host {host}", "warn", text, "there: ulimit -Hn 65536, or LimitNOFILE= of systemd"
-                )
-            else:
-                yield Finding(f"host {host}", "ok", text)
+            yield _host(host, told, known.started.cores, known.started.gpus)
             return
         address = self._engine.own_address
         yield Finding(
@@ -303,6 +297,18 @@ class _Examiner:
         self._tell(host, MeasureLine(other, sends=False))
         sender = self._hear(other, REACH_S + 2)
         return self._line(sender if isinstance(sender, MeasuredLine) else str(sender), host)
+
+
+def _host(host: str, found: Found, cores: int | None, gpus: int | None) -> Finding:
+    """What a host has. `cores`, `gpus`: how many an engine gives a run; None: all."""
+    cores, gpus = at_most(cores, found.cores), at_most(gpus, found.gpus)
+    files = "any number of" if found.files < 0 else f"{found.files:,}"
+    has = f"{cores} core{'s' * (cores != 1)}, {gpus or 'no'} GPU{'s' * (gpus > 1)}"
+    text = f"{has}, {size(found.memory)} can be filled, {files} open files"
+    if 0 <= found.files < FEW_FILES:
+        where = "here" if host == RUNNER else "there"
+        return Finding(f"host {host}", "warn", text, f"{where}: ulimit -Hn 65536, or LimitNOFILE= of systemd")
+    return Finding(f"host {host}", "ok", text)
 
 
 def _differences(host: str, found: Found, own: Found) -> Iterator[Finding]:
