@@ -18,7 +18,7 @@ from tidemill.launchers import slurm, slurm_job
 from tidemill.launchers.slurm_job import WATCH, SlurmJob, script
 from tidemill.launchers.table import make_launcher
 
-JOB = SlurmJob(Path("/runs/cart"), ["train", "CartPole-v1"], ["resume", "/runs/cart"], 4)
+JOB = SlurmJob(Path("/runs/cart"), ["train", "CartPole-v1"], ["resume", "/runs/cart"], ["policy"], 4)
 # stands for Tidemill: it says what it was asked for, and ends upon a SIGTERM as runs do
 PROGRAM = """#!/bin/bash
 echo "$@"
@@ -30,7 +30,7 @@ while :; do sleep 0.05; done
 
 def test_a_script_asks_for_what_the_job_says() -> None:
     asked = SlurmJob(
-        JOB.run, JOB.first, JOB.again, 4, "2:00:00", "gpu", 32, 2, ["--account=x"]
+        JOB.run, JOB.first, JOB.again, JOB.policies, 4, "2:00:00", "gpu", 32, 2, ["--account=x"]
     )  # fmt: skip
     options = [line.removeprefix("#SBATCH ") for line in script(asked, "/home", "python").splitlines()[1:15]]
     assert options[:-1] == [
@@ -43,12 +43,12 @@ def test_a_script_asks_for_what_the_job_says() -> None:
         assert f"#SBATCH --time={time}\n" in script(replace(JOB, time=time), "/home", "python")
 
 
-def told(end: signal.Signals, folder: Path, **variables: str) -> list[str]:
+def told(end: signal.Signals, folder: Path, asked: SlurmJob = JOB, **variables: str) -> list[str]:
     """Return what a job's script says whose run, in a folder, is told of its end."""
     for name, text in (("tidemill", PROGRAM), ("scontrol", '#!/bin/bash\necho "scontrol $@"\n')):
         (folder / name).write_text(text)
         (folder / name).chmod(0o700)
-    made = replace(JOB, run=folder / "run")
+    made = replace(asked, run=folder / "run")
     (folder / "job.sh").write_text(script(made, str(folder), str(folder / "tidemill")))
     variables |= {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     job = subprocess.Popen(
@@ -77,6 +77,7 @@ def test_a_job_that_is_told_of_its_end_goes_on_later(tmp_path: Path) -> None:
     folder.mkdir()
     assert told(signal.SIGUSR1, folder, **LATER) == [begins(JOB.first), queued]
     (folder / "run" / "checkpoints" / "policy" / "update-1").mkdir(parents=True)
+    (folder / "run" / "config.json").touch()
     (folder / "begun").unlink()
     assert told(signal.SIGUSR1, folder, SLURM_RESTART_COUNT="1", **LATER) == [begins(JOB.again), queued]
 
@@ -101,11 +102,25 @@ def test_a_job_that_was_queued_again_before_its_first_checkpoint_begins_anew(tmp
     said, first = told(signal.SIGTERM, tmp_path, SLURM_RESTART_COUNT="1")
     assert first == begins(JOB.first)
     (aside,) = tmp_path.glob("run-until-*")
-    assert said == f"the run had no checkpoint yet, and begins anew; what it has left is in {aside}"
+    assert said == f"the run had no checkpoint yet of policy, and begins anew; what it has left is in {aside}"
     assert {path.name for path in aside.iterdir()} == {"config.json", "events.jsonl"}
     assert {path.name for path in run.iterdir()} == {"epochs", slurm_job.LOG, slurm_job.JOB}
     (tmp_path / "begun").unlink()
     assert told(signal.SIGTERM, tmp_path, SLURM_RESTART_COUNT="2") == [begins(JOB.first)]  # it never began
+
+
+def test_a_job_of_several_policies_goes_on_once_each_has_a_checkpoint(tmp_path: Path) -> None:
+    several, run = replace(JOB, policies=["red", "blue.2"]), tmp_path / "run"
+    (run / "checkpoints" / "red" / "update-3").mkdir(parents=True)
+    (run / "config.json").touch()
+    said, first = told(signal.SIGTERM, tmp_path, several, SLURM_RESTART_COUNT="1")
+    (aside,) = tmp_path.glob("run-until-*")
+    assert first == begins(JOB.first) and said.startswith("the run had no checkpoint yet of blue.2, and ")
+    (aside / "checkpoints").rename(run / "checkpoints")
+    (run / "checkpoints" / "blue.2" / "update-1").mkdir(parents=True)
+    (run / "config.json").touch()
+    (tmp_path / "begun").unlink()
+    assert told(signal.SIGTERM, tmp_path, several, SLURM_RESTART_COUNT="2") == [begins(JOB.again)]
 
 
 def test_a_job_that_has_lost_its_first_node_is_queued_again_by_another_one(tmp_path: Path) -> None:
@@ -187,8 +202,8 @@ def test_outside_of_an_allocation_and_of_slurm_it_is_said(
     monkeypatch.setenv("PATH", str(tmp_path))
     run = tmp_path / "run"
     for job, said in (
-        (SlurmJob(run, [], []), "there is no `sbatch` here"),
-        (SlurmJob(run, [], [], 0), "0: it"),
+        (SlurmJob(run, []), "there is no `sbatch` here"),
+        (SlurmJob(run, [], hosts=0), "0: it"),
     ):
         run.mkdir()
         with pytest.raises(TidemillError, match=said):

@@ -245,7 +245,7 @@ def train(
                 print(f"the run that was in {folder} is in {aside} now")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         again = ["resume", str(folder.resolve()), "--launch", launch]
-        raise typer.Exit(job.submit(folder, again, hosts))
+        raise typer.Exit(job.submit(folder, hosts, again, experiment.trained()))
     result = run(
         experiment,
         launch=launch,
@@ -310,7 +310,7 @@ def resume(
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
     if submits(launch):
         again = ["resume", str(run.resolve()), "--launch", with_options(str(launch), options)]
-        raise typer.Exit(job.submit(run, again, hosts))
+        raise typer.Exit(job.submit(run, hosts, again))
     _exit(
         go_on(
             run, launch=launch, options=options, file=file, limits=limits, trust=word(trust), log=log

@@ -53,9 +53,11 @@ class JobOptions:
                 if value:
                     raise ConfigError(f"--{name.replace('_', '-')} goes with --launch slurm alone")
 
-    def submit(self, run: Path, again: list[str], hosts: int | None) -> int:
+    def submit(
+        self, run: Path, hosts: int | None, again: Sequence[str] = (), policies: Sequence[str] = ()
+    ) -> int:
         """Submit this very command as a job, and follow it; return its exit status.
-        `again`: the command's words once the job is requeued."""
+        `again`, `policies`: see `SlurmJob`."""
         from tidemill.launchers import slurm_job
 
         run = run.resolve()
@@ -67,6 +69,7 @@ class JobOptions:
             run,
             first,
             again,
+            policies,
             1 if hosts is None else hosts,
             self.time,
             self.partition,

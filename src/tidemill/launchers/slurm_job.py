@@ -55,8 +55,11 @@ class SlurmJob:
     """A batch job.
 
     run: the run's folder, from the root on
-    first, again: words of the command that begins the run, and of the one that goes on
-        once the job was requeued
+    first: words of the command that begins the run, or goes on with one that was
+    again: words of the command that goes on with it once the job was requeued; empty
+        where these are the first ones
+    policies: those whose checkpoints it goes on from: where one has none yet, a job that
+        was requeued begins anew
     hosts, cpus_per_host, gpus_per_host: of the nodes; None for `cpus_per_host`: nodes
         that no other job shares
     time, partition: as Slurm writes them; None: as the site has it
@@ -65,7 +68,8 @@ class SlurmJob:
 
     run: Path
     first: Sequence[str]
-    again: Sequence[str]
+    again: Sequence[str] = ()
+    policies: Sequence[str] = ()
     hosts: int = 1
     time: str | None = None
     partition: str | None = None
@@ -110,23 +114,12 @@ def script(job: SlurmJob, folder: str, python: str) -> str:
     lines = "\n".join(f"#SBATCH {option}" for option in options)
     run = shlex.quote(str(job.run))
     command = shlex.join([python, "-m", "tidemill.cli.main"])
+    requeued = _requeued(job, run) if job.again else ""
     return f"""#!/bin/bash
 {lines}
 cd {shlex.quote(folder)} || exit 1
 set -- {shlex.join(job.first)}
-if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
-    saved=({run}/checkpoints/*/update-*)
-    if [ -e "${{saved[0]}}" ]; then
-        set -- {shlex.join(job.again)}
-    elif [ -e {run}/{CONFIG} ]; then
-        # It has nothing to go on from. The files of the job stay, and who leads the run.
-        aside={run}-until-$(date +%Y%m%d-%H%M%S)
-        echo "the run had no checkpoint yet, and begins anew; what it has left is in $aside"
-        mkdir -m 700 "$aside"
-        find {run} -mindepth 1 -maxdepth 1 ! -name 'slurm.*' ! -name {EPOCHS} -exec mv -t "$aside" {{}} +
-    fi
-fi
-# Before its time is over, the job is queued again, and goes on later. What is told
+{requeued}# Before its time is over, the job is queued again, and goes on later. What is told
 # before there is a runner is passed on to it once there is one.
 again= told= runner= watcher=
 tell() {{ if [ -n "$runner" ]; then kill -TERM "$runner" 2>/dev/null; else told=yes; fi; }}
@@ -158,6 +151,28 @@ if [ -n "$again" ] && [ $status != 0 ]; then
     fi
 fi
 exit $status
+"""
+
+
+def _requeued(job: SlurmJob, run: str) -> str:
+    """Return the part of a script by which a run goes on, or begins anew, once its job
+    was requeued. `run`: its folder, as the shell reads it."""
+    return f"""if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && [ -e {run}/{CONFIG} ]; then
+    lacking=
+    for policy in {shlex.join(job.policies)}; do
+        saved=({run}/checkpoints/"$policy"/update-*)
+        if [ ! -e "${{saved[0]}}" ]; then lacking="$lacking $policy"; fi
+    done
+    if [ -z "$lacking" ]; then
+        set -- {shlex.join(job.again)}
+    else
+        # It has nothing to go on from. The files of the job stay, and who leads the run.
+        aside={run}-until-$(date +%Y%m%d-%H%M%S)
+        echo "the run had no checkpoint yet of$lacking, and begins anew; what it has left is in $aside"
+        mkdir -m 700 "$aside"
+        find {run} -mindepth 1 -maxdepth 1 ! -name 'slurm.*' ! -name {EPOCHS} -exec mv -t "$aside" {{}} +
+    fi
+fi
 """
 
 
