@@ -11,14 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.run.watching import wait_until
+from tests.run.watching import EXPERIMENTS, wait_until
+from typer.testing import CliRunner
 
+from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.launchers import slurm, slurm_job
 from tidemill.launchers.slurm_job import WATCH, SlurmJob, script
 from tidemill.launchers.table import make_launcher
 
 JOB = SlurmJob(Path("/runs/cart"), ["train", "CartPole-v1"], ["resume", "/runs/cart"], ["policy"], 4)
+RESUMED = SlurmJob(Path("/runs/cart"), ["resume", "/runs/cart", "--max-steps", "9"])
 # stands for Tidemill: it says what it was asked for, and ends upon a SIGTERM as runs do
 PROGRAM = """#!/bin/bash
 echo "$@"
@@ -80,6 +83,14 @@ def test_a_job_that_is_told_of_its_end_goes_on_later(tmp_path: Path) -> None:
     (folder / "run" / "config.json").touch()
     (folder / "begun").unlink()
     assert told(signal.SIGUSR1, folder, SLURM_RESTART_COUNT="1", **LATER) == [begins(JOB.again), queued]
+
+
+def test_a_job_that_goes_on_with_a_run_is_queued_again_with_the_same_words(tmp_path: Path) -> None:
+    """Had it not begun before, its limits are not in the run's folder."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    assert told(signal.SIGTERM, tmp_path, RESUMED, SLURM_RESTART_COUNT="1") == [begins(RESUMED.first)]
+    assert not list(tmp_path.glob("run-until-*"))
 
 
 def test_a_job_that_is_told_to_end_or_has_no_time_is_not_queued_again(tmp_path: Path) -> None:
@@ -160,6 +171,30 @@ def test_a_job_that_has_lost_its_first_node_is_queued_again_by_another_one(tmp_p
     # whoever was cut off meanwhile, and finds the job's next life, leaves it alone
     late = subprocess.run([*watch[:-1], "0"], cwd=tmp_path, env=variables, capture_output=True, timeout=60)
     assert (late.returncode, late.stdout, late.stderr) == (0, b"", b"")
+
+
+def script_of(*words: str) -> str:
+    """Return the script that a command with ``--launch slurm --script`` prints."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SLURM_JOB_ID", raising=False)
+        patch.setattr(sys, "argv", ["tidemill", *words, "--launch", "slurm", "--script"])
+        said = CliRunner().invoke(app, sys.argv[1:])
+    assert said.exit_code == 0, said.output
+    return said.output
+
+
+def test_the_commands_say_what_a_job_is_to_go_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setenv("ROWS", str(tmp_path))
+    begun = script_of("train", f"{EXPERIMENTS}:rows", "--run-dir", str(run))
+    assert "for policy in red blue; do" in begun and f"set -- resume {run} --launch slurm\n" in begun
+    run.mkdir()
+    (run / "config.json").touch()
+    resumed = script_of("resume", str(run), "--max-steps", "9")
+    assert f"set -- resume {run} --max-steps 9 --launch slurm\n" in resumed
+    assert resumed.count("set -- ") == 1
 
 
 def test_what_slurm_says_of_nodes_and_times() -> None:

@@ -87,7 +87,9 @@ def test_a_run_that_was_killed_once_its_limit_was_reached_is_completed_by_the_sa
             refused()
     RunFolder(folder).write("summary.json", {**again, "status": "interrupted"})
     with pytest.raises(RunError, match="already reached its limit of 2 updates"):
-        resume(folder, limits={"updates": 2}, quiet=True)  # who names a limit wants to go further
+        resume(folder, limits={"updates": 2}, quiet=True)  # who names another limit wants to go further
+    assert resume(folder, limits={"updates": 3}, quiet=True).summary.status == "completed"
+    RunFolder(folder).write("summary.json", {**again, "status": "interrupted"})
     assert resume(folder, quiet=True).summary.status == "completed"
 
 

@@ -309,8 +309,7 @@ def resume(
     job.check(launch)
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
     if submits(launch):
-        again = ["resume", str(run.resolve()), "--launch", with_options(str(launch), options)]
-        raise typer.Exit(job.submit(run, hosts, again))
+        raise typer.Exit(job.submit(run, hosts))
     _exit(
         go_on(
             run, launch=launch, options=options, file=file, limits=limits, trust=word(trust), log=log

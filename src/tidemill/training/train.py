@@ -232,8 +232,10 @@ def resume(
     log = folder.logged(SINKS, DEFAULT) if log is None else log
     launcher, sinks = make_launcher(launch), find_sinks(log)
     experiment, source, files = folder.experiment(file, trust, writes=True)
+    before = experiment.limits
     if limits:
-        experiment = experiment.replace(limits=experiment.limits.replace(**limits))
+        experiment = experiment.replace(limits=before.replace(**limits))
+    others = experiment.limits != before  # else it is gone on with by words that it has heard already
     experiment = without_met_limit(folder, experiment, limits or {})
     experiment.check_judged()
     launcher.check(experiment)
@@ -243,7 +245,7 @@ def resume(
         try:
             # who is refused takes the run from nobody
             by_all = each_to_its_limit(experiment, launcher.takes_turns)
-            ended = "" if limits else cut_short(folder)
+            ended = "" if others else cut_short(folder)
             torn = before_torn_end(folder, experiment, ended)
             cut = torn or newest_whole_cut(folder, experiment)
             seen = ResumePoint.of(folder, experiment, leads=False, cut=cut)
@@ -257,7 +259,7 @@ def resume(
             reached = past.limit_reached(folder.path, experiment.limits, by_all, ended)
             folder.write_experiment(experiment, source)
             # with other limits it is not what was asked for
-            folder.write(LAUNCHER, _launched(launch, log) | ({} if limits else asked_before(folder)))
+            folder.write(LAUNCHER, _launched(launch, log) | ({} if others else asked_before(folder)))
         except OSError as error:
             folder.unlock()
             raise RunError(
