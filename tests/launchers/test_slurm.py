@@ -195,6 +195,8 @@ def test_the_commands_say_what_a_job_is_to_go_on_from(
     resumed = script_of("resume", str(run), "--max-steps", "9")
     assert f"set -- resume {run} --max-steps 9 --launch slurm\n" in resumed
     assert resumed.count("set -- ") == 1
+    with pytest.raises(AssertionError, match="is not a run's folder"):
+        script_of("resume", str(tmp_path))
 
 
 def test_what_slurm_says_of_nodes_and_times() -> None:
@@ -240,7 +242,6 @@ def test_outside_of_an_allocation_and_of_slurm_it_is_said(
         (SlurmJob(run, []), "there is no `sbatch` here"),
         (SlurmJob(run, [], hosts=0), "0: it"),
     ):
-        run.mkdir()
         with pytest.raises(TidemillError, match=said):
             slurm_job.submit(job)
         assert not run.exists()  # nothing is left of it
@@ -270,6 +271,29 @@ def test_an_allocation_that_is_too_small_is_said(
         monkeypatch.setenv(name, value)
     with pytest.raises(RunError, match=re.escape(said)):
         slurm.SlurmLauncher(hosts).engine()
+
+
+@pytest.mark.parametrize("wrong", [["--time", "1"], []], ids=["no script", "refused"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_stays_where_what_was_to_be_begun_anew_is_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: list[str], linked: bool
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/bash\necho no such account >&2; exit 1\n")
+    (tmp_path / "sbatch").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    run, real = tmp_path / "run", tmp_path / ("real" if linked else "run")
+    real.mkdir()
+    (real / "config.json").write_text("a run that was")
+    if linked:
+        run.symlink_to(real)
+    before = set(tmp_path.iterdir())
+    words = ["train", "CartPole-v1", "--launch", "slurm", "--run-dir", str(run), "--anew", *wrong]
+    monkeypatch.setattr(sys, "argv", ["tidemill", *words])
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 1 and ("3 minutes at least" if wrong else "no such account") in said.output
+    assert set(tmp_path.iterdir()) == before and run.is_symlink() == linked
+    assert (run / "config.json").read_text() == "a run that was"
 
 
 def test_a_run_that_is_begun_anew_leaves_the_job_its_files(tmp_path: Path) -> None:

@@ -237,15 +237,10 @@ def train(
         return
     if submits(launch):
         from tidemill.run.folder import new_folder
-        from tidemill.run.same_run import put_aside
 
+        experiment.check()
         folder = run_dir or (Path("runs") / experiment.name if script else new_folder(experiment))
-        if not script:
-            if anew and (aside := put_aside(folder)) is not None:
-                print(f"the run that was in {folder} is in {aside} now")
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        again = ["resume", str(folder.resolve()), "--launch", launch]
-        raise typer.Exit(job.submit(folder, hosts, again, experiment.trained()))
+        raise typer.Exit(job.submit(folder, hosts, launch, experiment.trained(), anew))
     result = run(
         experiment,
         launch=launch,
@@ -309,7 +304,9 @@ def resume(
     job.check(launch)
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
     if submits(launch):
-        raise typer.Exit(job.submit(run, hosts))
+        from tidemill.run.folder import RunFolder
+
+        raise typer.Exit(job.submit(RunFolder.open(run).path, hosts))
     _exit(
         go_on(
             run, launch=launch, options=options, file=file, limits=limits, trust=word(trust), log=log

@@ -54,13 +54,21 @@ class JobOptions:
                     raise ConfigError(f"--{name.replace('_', '-')} goes with --launch slurm alone")
 
     def submit(
-        self, run: Path, hosts: int | None, again: Sequence[str] = (), policies: Sequence[str] = ()
+        self, run: Path, hosts: int | None, launch: str = "", policies: Sequence[str] = (), anew: bool = False
     ) -> int:
-        """Submit this very command as a job, and follow it; return its exit status.
-        `again`, `policies`: see `SlurmJob`."""
-        from tidemill.launchers import slurm_job
+        """Submit this very command as a job, and follow it; return its exit status. What
+        cannot be submitted leaves all as it was.
 
-        run = run.resolve()
+        launch, policies: of a run that begins, by what it goes on once the job is queued
+            again, and those that must have checkpoints then; one that goes on has none,
+            and keeps its words
+        anew: put the run aside that is there
+        """
+        from tidemill.launchers import slurm_job
+        from tidemill.run.same_run import put_aside
+
+        aside = put_aside(run) if anew and not self.script else None
+        named, run = run, run.resolve()
         # --anew is done by now: in the job it would put its own log aside
         first = [word for word in sys.argv[1:] if word not in ("--script", "--anew")]
         if first[:1] == ["train"] and not any(word.partition("=")[0] == "--run-dir" for word in first):
@@ -68,7 +76,7 @@ class JobOptions:
         job = slurm_job.SlurmJob(
             run,
             first,
-            again,
+            ["resume", str(run), "--launch", launch] if policies else (),
             policies,
             1 if hosts is None else hosts,
             self.time,
@@ -82,7 +90,14 @@ class JobOptions:
             return 0
         log = run / slurm_job.LOG
         before = log.stat().st_size if log.exists() else 0
-        number = slurm_job.submit(job)
+        try:
+            number = slurm_job.submit(job)
+        except BaseException:
+            if aside is not None:
+                aside.rename(named)
+            raise
+        if aside is not None:
+            print(f"the run that was in {named} is in {aside} now")
         print(f"submitted as job {number}: {run / slurm_job.SCRIPT}")
         return slurm_job.follow(run, number, before)
 

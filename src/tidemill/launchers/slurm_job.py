@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-from tidemill.core.errors import ConfigError, RunError, TidemillError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import read_plain
 from tidemill.launchers.hosts import check_hosts
@@ -193,14 +193,15 @@ def _asked(time: str | None) -> int:
 
 
 def submit(job: SlurmJob) -> str:
-    """Write the script into the run's folder and submit it; return the job's number.
-    Raises `TidemillError`."""
+    """Write the script into the run's folder, which need not be there, and submit it;
+    return the job's number. Raises `TidemillError`."""
     try:
+        job.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         text = script(job, os.getcwd(), sys.executable)
         with open(job.run / SCRIPT, "w", opener=private) as file:
             file.write(text)
         number = slurm("sbatch", "--parsable", str(job.run / SCRIPT)).strip().partition(";")[0]
-    except TidemillError:
+    except BaseException:
         (job.run / SCRIPT).unlink(missing_ok=True)
         with suppress(OSError):  # it has other files
             job.run.rmdir()
