@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,6 +62,15 @@ class Maker:
                 raise self.fails[number]
             self.made.append(Made(number, self.voids))
             return self.made[-1]
+
+    def numbers(self, count: int, opens: bool = True) -> Iterator[int]:
+        """Yield so many, each once those before it are being made: of what is given up
+        before a thread has begun with it nothing is made. Then the gate `opens`."""
+        for number in range(count):
+            yield number
+            wait_for(lambda number=number: self.at_once == number)
+        if opens:
+            self.gate.set()
 
 
 def wait_for(what: Any) -> None:
@@ -130,8 +140,7 @@ def test_numbers_are_asked_for_only_when_they_are_needed() -> None:
 @pytest.mark.parametrize("error", [ValueError("no room"), SystemExit(3)])
 def test_what_making_raises_is_raised_and_the_others_are_closed(error: BaseException) -> None:
     maker = Maker(fails={2: error})
-    maker.gate.set()
-    found = make_all(maker, range(6))
+    found = make_all(maker, maker.numbers(6))
     handed = [next(found), next(found)]
     with pytest.raises(
         type(error) if isinstance(error, Exception) else EnvironmentFault, match=r"no room|SystemExit: 3"
@@ -156,9 +165,8 @@ def test_the_thread_that_made_one_lives_as_long_as_that_does() -> None:
 
 def test_who_wants_no_more_has_the_rest_closed_also_those_still_being_made() -> None:
     maker = Maker()
-    found = make_all(maker, range(5))
+    found = make_all(maker, maker.numbers(5))
     first = next(found)
-    maker.gate.set()
     second = next(found)
     found.close()  # type: ignore[attr-defined]
     wait_for(lambda: len(maker.made) == 5)
@@ -168,7 +176,7 @@ def test_who_wants_no_more_has_the_rest_closed_also_those_still_being_made() -> 
 
 def test_one_that_is_never_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     maker = Maker()
-    found = make_all(maker, range(3))
+    found = make_all(maker, maker.numbers(3, opens=False))
     next(found)
     monkeypatch.setattr(making, "LONGEST", 0.01)
     with pytest.raises(EnvironmentFault, match=r"not made within 0\.01 s"):
