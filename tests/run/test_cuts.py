@@ -522,21 +522,29 @@ def test_a_worker_that_is_killed_leads_all_back_to_the_newest_cut(tmp_path: Path
     assert told == sorted(told) and told[-1] == updates
 
 
+@pytest.mark.parametrize("stopped", [False, True])
 def test_a_trainer_that_dies_as_a_run_ends_at_its_limit_leads_all_there_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other policy's trainer had ended by then."""
+    """The other policy's trainer had ended by then. A run that was `stopped` besides ends
+    where it has gone back to, and a resume leads there."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     flag, end = tmp_path / "died", RunState.end
 
     def end_and_tell(state: RunState, *reason: Any, **how: Any) -> None:
         end(state, *reason, **how)
+        if stopped and not flag.with_suffix(".over").exists():
+            end(state, "stopped by on_update")
         flag.with_suffix(".over").touch()
 
     monkeypatch.setattr(RunState, "end", end_and_tell)
     made, settings = dying_at_last(6, str(flag)), {"source": DYING, "quiet": True}
     ended = train(made, launch="processes", run_dir=killed, **settings).summary
-    assert flag.exists() and (ended.status, ended.updates, ended.reason) == ("completed", 6, "6 updates done")
+    assert flag.exists() and ended.status == "completed"
+    if stopped:
+        assert ended.updates < 6 and ended.reason == "stopped by on_update"
+        ended = resume(killed, quiet=True, trust=True).summary
+    assert (ended.updates, ended.reason) == (6, "6 updates done")
     died = {event.worker for event in read_events(killed) if event.what == "died"}
     assert "listener-0" in died
     train(made, launch="threads", run_dir=whole, **settings)

@@ -21,6 +21,7 @@ class RunState:
     plan: the memory that the run takes; None before every worker is READY
     reason: why the run ends; "" as long as it goes on. The first reason stays
     reached: it ends since it has reached a limit, and nobody has asked for it
+    asked: why it was asked to end besides, once it had reached a limit
     interrupted: the signal that ends it, 0 for none
     began: every worker has become ready
     running: every worker was told to start
@@ -39,7 +40,7 @@ class RunState:
         self.report = RunReport(experiment)
         self.facts = Facts()
         self.plan: MemoryPlan | None = None
-        self.reason = ""
+        self.reason = self.asked = ""
         self.reached = False
         self.interrupted = 0
         self.began = self.running = self.paused = self.suspended = self.finishing = False
@@ -55,11 +56,14 @@ class RunState:
         """Have the run end for this reason, unless it ends already."""
         if not self.reason:
             self.reason, self.reached = reason, reached
+        elif self.reached and not (reached or self.asked):
+            self.asked = reason
 
     def go_on(self) -> None:
-        """Have the run go on where all of it goes back behind what it had reached."""
+        """Have the run go on where all of it goes back behind what it had reached, unless
+        it was asked to end besides: then it ends for that."""
         if self.reached:
-            self.reason, self.reached = "", False
+            self.reason, self.reached = self.asked, False
 
     def send_all(self, message: Down) -> None:
         """Tell all workers what to do."""
