@@ -1,7 +1,6 @@
 """Runs with `exact_resume` go on as if they had never ended: after a clean end at every
 update, after a kill at any moment, in all modes; and what cannot is named."""
 
-import os
 import re
 import shutil
 import signal
@@ -10,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -76,6 +74,7 @@ from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.check_resume import compare
 from tidemill.transports.local import LocalBell, LocalLink
+from tidemill.workers.actor import ActorWorker
 from tidemill.workers.cut_files import (
     RUNNER,
     go_back_together,
@@ -553,31 +552,64 @@ def test_a_trainer_that_dies_as_a_run_ends_at_its_limit_leads_all_there_again(
     assert told == sorted(told) and told[-1] == 6
 
 
-def test_a_run_whose_trainer_comes_to_the_limit_before_a_dead_actor_lives_again_goes_back_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("late", "stopped"), [(False, False), (True, False), (False, True)], ids=["before", "after", "stopped"]
+)
+def test_an_actor_that_dies_as_a_run_comes_to_its_limit_leads_all_there_again(
+    late: bool, stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the next life would do is done by then."""
+    """So the end is a whole cut. One that is `stopped` ends with what it has trained, and
+    the cut before. `late`: it dies once the trainer has ended."""
     monkeypatch.setattr(RestartBudget, "spend", lambda *given: 600.0)
-    folder, flag = tmp_path / "run", tmp_path / "died"
+    folder, flag, end = tmp_path / "run", tmp_path / "died", RunState.end
 
     def kill() -> None:
+        (process,) = (each for each in psutil.Process().children() if log_of(each).stem == "actor-0")
+        process.kill()
+
+    def kill_before() -> None:
         wait_until(flag.with_suffix(".lasts").exists, 120, "the last update has begun")
-        for process in psutil.Process().children():
-            with suppress(OSError):
-                if Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem == "actor-0":
-                    process.kill()
+        kill()
         wait_until(lambda: any(event.what == "died" for event in read_events(folder)), 60, "it has died")
         flag.touch()
 
-    killer = threading.Thread(target=kill)
+    def end_and_ask(state: RunState, *reason: Any, **how: Any) -> None:
+        end(state, *reason, **how)
+        if stopped:
+            end(state, "stopped by on_update")
+        if late and not died:
+            died.append(True)
+            kill()
+
+    monkeypatch.setattr(RunState, "end", end_and_ask)
+    died = list[bool]()
+    killer = threading.Thread(target=flag.touch if late else kill_before)
     killer.start()
-    ended = train(
-        lasting_at_last(3, str(flag)), launch="processes", run_dir=folder, source=DYING, quiet=True
-    ).summary
+    made = lasting_at_last(3, str(flag))
+    ended = train(made, launch="processes", run_dir=folder, source=DYING, quiet=True).summary
     killer.join()
     assert flag.exists() and (ended.status, ended.updates, ended.reason) == ("completed", 3, "3 updates done")
     assert newest_update(folder) == 3
-    assert not any(event.what == "went back" for event in read_events(folder))
+    assert any(event.what == "went back" for event in read_events(folder)) != stopped
+    whole_cut = cuts.newest_whole_cut(RunFolder(folder), made)
+    assert (whole_cut[folder / "checkpoints" / "policy"].name == "update-3") != stopped
+    train(made, launch="inline", run_dir=tmp_path / "whole", source=DYING, quiet=True)
+    assert differences(tmp_path / "whole", folder) == []
+
+
+def test_all_are_held_before_a_run_at_its_limit_writes_its_last_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all trainers have come to their end before anybody was told to."""
+    save, held = ActorWorker._save_part, list[bool]()
+
+    def noted(actor: ActorWorker, checkpoints: Any) -> None:
+        held.append(actor._held)
+        save(actor, checkpoints)
+
+    monkeypatch.setattr(ActorWorker, "_save_part", noted)
+    train(experiment(0, 4, count=2), launch="threads", run_dir=tmp_path / "run", quiet=True)
+    assert len(held) >= 2 and all(held)
 
 
 def test_without_a_whole_cut_nothing_is_guessed(tmp_path: Path) -> None:
@@ -683,7 +715,7 @@ def test_no_cut_waits_for_who_only_watches() -> None:
     made = self_play(0)
     state, told = running(made)
     state.members["judge-0"].bury("it hung")
-    asked, kept = set[str](), list[tuple[int, Any]]()
+    asked, kept = set[str](), list[tuple[int, Any, bool]]()
 
     def obey() -> None:
         for name, message in told():
@@ -692,13 +724,15 @@ def test_no_cut_waits_for_who_only_watches() -> None:
                 cut.take(name, Saved("policy", 1, 8))
             cut.take(name, Holding())
 
-    cut = cuts.Cuts(
-        made, False, state, obey, lambda number, checkpoints: kept.append((number, dict(checkpoints)))
-    )
+    def keep(number: int, checkpoints: Any) -> None:
+        kept.append((number, dict(checkpoints), cut.at_rest))
+
+    cut = cuts.Cuts(made, False, state, obey, keep)
     cut.cut()
-    assert kept == [(1, {"policy": 1})] and not state.report.notices
+    assert kept == [(1, {"policy": 1}, True)] and not state.report.notices
+    assert not cut.at_rest  # they go on
     asked |= {name for name, _ in told()}
-    assert asked == {"actor-0", "actor-1", "trainer-0"} and cut.at_rest
+    assert asked == {"actor-0", "actor-1", "trainer-0"}
 
 
 def test_the_last_episodes_go_on_from_the_cut_after_a_kill_at_any_update(tmp_path: Path) -> None:

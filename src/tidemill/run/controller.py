@@ -209,6 +209,13 @@ class Controller:
 
     def _loop(self) -> None:
         while not self._ending.over:
+            self._hear_trainers()
+            self._supervisor.let_rest()
+            self._ending.await_rest(self._hear)
+
+    def _hear_trainers(self) -> None:
+        """Hear all workers until the run's trainers have come to their end."""
+        while not self._ending.over:
             self._look_for_signal()
             if not self.state.reason:
                 self._conditions.look_at_returns()
@@ -220,8 +227,6 @@ class Controller:
             if self._cuts.due and not self.state.reason and not (self.state.paused and self._cuts.agreed):
                 self._cuts.cut()
             self.stalls.look()
-        self._supervisor.let_rest()
-        self._ending.await_rest(self._hear)
 
     # ---- hear and look -----------------------------------------------------------------
 

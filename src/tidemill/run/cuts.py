@@ -160,6 +160,7 @@ class Cuts:
     def go_on(self) -> None:
         """Have everybody go on."""
         self.number += 1
+        self._held.clear()
         for member in self._parties.values():
             member.send(Hold(on=False, cut=self.number))
 

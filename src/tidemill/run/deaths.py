@@ -1,11 +1,14 @@
 """Workers that have died, or hang: whether the run goes on, which is the supervisor's to
 bring about."""
 
+from collections.abc import Mapping
+
 from tidemill.api.control_messages import ENDED, State, unpack_up
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.errors import RunError
 from tidemill.run.ending import Ending
+from tidemill.run.member import Member
 from tidemill.run.run_state import RunState
 from tidemill.run.supervisor import Supervisor
 from tidemill.run.worker_messages import WorkerMessages
@@ -57,18 +60,29 @@ class Deaths:
         ends = self._state.running and bool(self._state.reason)
         dead = {other: with_it[other] for other in self._supervisor.dead_with(name)}
         trains = any(m.config.limited and m.state not in ENDED for m in dead.values())
-        # without its part the run's last cut is none, and the one before stays
-        spared = name in self._exact and not trains
-        if ends and (spared or all(map(self._ending.saved_by_equal, limited))):
-            if self._state.members[name].state is not State.COMPLETED:
-                self._state.members[name].state = State.FAILED
-                self._state.report.notify(f"{name} is gone, as the run ended: {cause}")
+        # nothing that was trained goes with it
+        spared = ends and (
+            (name in self._exact and not trains) or all(map(self._ending.saved_by_equal, limited))
+        )
+        if spared and not (self._trainers_live_again and self._ending.goes_back(name)):
+            self._leave(dead, name, cause)
             return
         try:
             self._supervisor.died(name, cause, hangs)
         except RunError:
+            if spared:  # the run is at its limit all the same
+                self._leave(dead, name, cause)
+                return
             self._state.members[name].state = State.FAILED
             raise
+
+    def _leave(self, dead: Mapping[str, Member], name: str, cause: str) -> None:
+        """Have the run end without those that are dead with `name`."""
+        if self._state.members[name].state is not State.COMPLETED:
+            self._state.report.notify(f"{name} is gone, as the run ended: {cause}")
+        for other, member in dead.items():
+            if member.buried or (other == name and member.state not in ENDED):
+                member.state, member.buried = State.FAILED, False
 
     def hangs(self, name: str, cause: str) -> None:
         """Take a worker that something holds for dead, where it may live again; else tell

@@ -16,6 +16,7 @@ from tidemill.run.run_state import RunState
 from tidemill.run.stall_report import SILENT
 from tidemill.run.stall_watch import LONGEST_WORK, Stalls
 from tidemill.run.worker_messages import WorkerMessages
+from tidemill.workers.cut_files import go_back_together
 
 EXIT_DEADLINE = 12.0  # seconds in which none of the trainers that are told to finish is at work
 CLOSE_DEADLINE = 4.0  # seconds that workers have to report their end, and again to be gone
@@ -40,6 +41,7 @@ class Ending:
         conditions: Conditions,
     ) -> None:
         self._exact, self._launcher, self._state = experiment.exact_resume, launcher, state
+        self._together = go_back_together(experiment)
         self._cuts, self._stalls, self._conditions = cuts, stalls, conditions
         state.interrupts.grace += max((config.farewell_s for _, config in experiment.members()), default=0.0)
         self.deadline: float | None = None
@@ -56,7 +58,10 @@ class Ending:
 
     @property
     def over(self) -> bool:
-        """True when no trainer is to be waited for any longer."""
+        """True when no trainer is to be waited for any longer, and nobody begins another
+        life with whom they go back, to come to their end again."""
+        if any(member.buried and self.goes_back(name) for name, member in self._state.members.items()):
+            return False
         return all(
             member.state in ENDED or (self.deadline is not None and self._left(name))
             for name, member in self._limited.items()
@@ -114,6 +119,14 @@ class Ending:
             f"({self._state.reason}){self._stalls.conditions_of(living)}"
         )
 
+    def goes_back(self, name: str) -> bool:
+        """True where the death of `name` leads all back to the newest cut although the
+        run has reached its limit, to come there again: without that worker's part its
+        last cut would be none. One that is stopped has the cut before, and the weights of
+        its end; so has one whose host is gone, as another may not be found."""
+        together = name in self._together and self._state.comes_again
+        return together and not self._launcher.gone_with(name)
+
     def _left(self, name: str) -> bool:
         """True of a trainer that is dead, begins another life or is silent, and whose
         equal has finished: that has saved what all of them know. A silent one hangs, most
@@ -133,9 +146,12 @@ class Ending:
 
     def await_rest(self, hear: Callable[[], None]) -> None:
         """Hear workers of a run that resumes exactly until all are at rest, for a while:
-        parts of its last cut are written once nobody does anything any more."""
+        parts of its last cut are written once nobody does anything any more. Returns at
+        once where the run is not over any more."""
         until = awake() + CLOSE_DEADLINE
-        while self._exact and not self._cuts.at_rest and awake() < until:
+        if self._exact and self.deadline is None:  # its trainers have ended by themselves
+            self._cuts.hold_for_good()
+        while self._exact and self.over and not self._cuts.at_rest and awake() < until:
             hear()
 
     # ---- all workers -------------------------------------------------------------------

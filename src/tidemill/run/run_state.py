@@ -59,6 +59,12 @@ class RunState:
         elif self.reached and not (reached or self.asked):
             self.asked = reason
 
+    @property
+    def comes_again(self) -> bool:
+        """True where the run would come to its end again, to the same bits, if all of it
+        went back: it has reached a limit, and nobody wants it to end besides."""
+        return self.reached and not (self.asked or self.interrupts.first)
+
     def go_on(self) -> None:
         """Have the run go on where all of it goes back behind what it had reached, unless
         it was asked to end besides: then it ends for that."""
