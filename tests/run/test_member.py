@@ -1,12 +1,12 @@
 """What the runner knows of a worker, and how it tells it what to do."""
 
 from tidemill import PolicyWorkers
-from tidemill.api.control_messages import Pause, Start, State, unpack_down
+from tidemill.api.control_messages import Pause, Start, State, TryAgain, unpack_down
 from tidemill.run.member import Member
 from tidemill.transports.local import LocalBell, LocalLink
 
 
-def test_who_is_dead_or_brought_up_is_told_nothing_but_what_it_is_to_become_is_known() -> None:
+def test_who_is_brought_up_is_told_alone_whether_to_try_again_but_what_it_is_to_become_is_known() -> None:
     link, end = LocalLink.pair(LocalBell(), LocalBell())
     member = Member(PolicyWorkers(), link, State.READY)
 
@@ -20,7 +20,8 @@ def test_who_is_dead_or_brought_up_is_told_nothing_but_what_it_is_to_become_is_k
     link, end = LocalLink.pair(LocalBell(), LocalBell())
     member.begin_life(link)
     member.send(Pause())
-    assert told() == [] and member.wanted is State.RUNNING and member.reviving
+    member.send(TryAgain(False))
+    assert told() == [TryAgain(False)] and member.wanted is State.RUNNING and member.reviving
     member.reviving = False  # the supervisor has told it all
     member.send(Pause())
     assert told() == [Pause()]

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from tidemill.envs.lane_restarts import LaneRestarts, Remaking
 from tidemill.remote.call_limits import Breaker
 from tidemill.remote.rest_config import Rest
 from tidemill.run import ending
+from tidemill.run.control_socket import tell
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.train import resume
@@ -374,7 +376,8 @@ def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_n
     assert read_newest(path / "checkpoints" / "policy").facts["updates"] == result.summary["updates"]
 
 
-def test_a_resumed_run_waits_for_the_server_that_it_had_before(tmp_path):
+def test_a_resumed_run_waits_for_the_server_that_it_had_before(tries, tmp_path):
+    """In a pause of the run it is not tried again."""
     path = tmp_path / "run"
     with serving(Walk) as server:
         played = client(server, retries=0.0)
@@ -387,13 +390,22 @@ def test_a_resumed_run_waits_for_the_server_that_it_had_before(tmp_path):
             return "nothing answers there" in text and "it is tried again" in text
 
         def come_back():
-            wait_until(lambda: any(map(tried, told(path))), PATIENCE, "it is tried again")
-            gone.__exit__(None, None, None)
+            try:
+                wait_until(lambda: any(map(tried, told(path))), PATIENCE, "it is tried again")
+                tell(path, "pause")
+                before = len(tries)
+                time.sleep(0.3)  # for which pauses of 0.03 s are long enough
+                counts.append(len(tries) - before)
+                tell(path, "start")
+                wait_until(lambda: len(tries) > before, PATIENCE, "it is tried once more")
+            finally:
+                gone.__exit__(None, None, None)
 
-        thread = threading.Thread(target=come_back)
+        counts, thread = [], threading.Thread(target=come_back)
         thread.start()
         result = resume(path, launch="inline", limits={"steps": 60}, quiet=True)
         thread.join(PATIENCE)
+    assert counts == [0]
     assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 60
 
 

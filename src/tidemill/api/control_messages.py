@@ -1,10 +1,10 @@
 """Messages of the control link between the runner and one worker: typed msgpack, nothing
 else is understood.
 
-Down: `Configure`, `Start`, `Pause`, `Hold`, `Exit`, `Hurry`, `Save`, `EnterStage`,
-`Adopt`, `ChangeSettings`, `Renew`, `Stay`, `Rejoin`. Up: `Status`, `WorkerStatistics`,
-`Episodes`, `Measured`, `EnvironmentStatistics`, `RoundOver`, `Relay`, `SaveDue`,
-`Holding`, `Saving`, `Saved`, `Staying`, `Notice`.
+Down: `Configure`, `TryAgain`, `Start`, `Pause`, `Hold`, `Exit`, `Hurry`, `Save`,
+`EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `Stay`, `Rejoin`. Up: `Status`,
+`WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`, `RoundOver`, `Relay`,
+`SaveDue`, `Holding`, `Saving`, `Saved`, `Staying`, `Notice`.
 """
 
 import enum
@@ -77,6 +77,13 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
 
 class Start(msgspec.Struct, frozen=True, tag=True):
     """The message tells a worker to run, or to run again after a pause."""
+
+
+class TryAgain(msgspec.Struct, frozen=True, tag=True):
+    """The message tells a worker that is not READY yet whether to try again what it
+    connects to, where that is away: not (`on` False) while the run is paused."""
+
+    on: bool = True
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
@@ -306,7 +313,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 _Orders = Configure | Start | Pause | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings
-Down = _Orders | Renew | Stay | Rejoin
+Down = _Orders | TryAgain | Renew | Stay | Rejoin
 _Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
 Up = _Told | SaveDue | Holding | Saving | Saved | Staying
 

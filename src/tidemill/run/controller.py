@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from tidemill.api.control_messages import ENDED, Pause, Save, Start
+from tidemill.api.control_messages import ENDED, Pause, Save, Start, TryAgain
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
@@ -300,16 +300,26 @@ class Controller:
         is nothing to pause."""
         if self.state.reason:
             return
-        if not self.state.paused and self.state.running:
-            self.state.send_all(Pause())
+        if not self.state.paused:
+            self._have_tried(False)
+            if self.state.running:
+                self.state.send_all(Pause())
         self.state.paused = True
 
     def resume(self) -> None:
         """Start every worker again."""
-        if self.state.paused and self.state.running:
-            self.state.send_all(Start())
+        if self.state.paused:
+            self._have_tried(True)
+            if self.state.running:
+                self.state.send_all(Start())
         self.state.paused = False
         self.state.progress.last_update = awake()
+
+    def _have_tried(self, on: bool) -> None:
+        """Tell workers that do not run yet whether to try again what is away."""
+        for member in self.state.members.values():
+            if member.begins:
+                member.send(TryAgain(on))
 
     def change(self, experiment: Experiment, settings: Mapping[str, dict[str, float | None]]) -> None:
         """Go on with `experiment`, in which the limits `mean_return` and `until`, and

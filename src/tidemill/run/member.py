@@ -3,7 +3,16 @@ what to do."""
 
 from dataclasses import dataclass, field
 
-from tidemill.api.control_messages import Configure, Down, Start, State, Staying, WorkerStatistics, pack
+from tidemill.api.control_messages import (
+    Configure,
+    Down,
+    Start,
+    State,
+    Staying,
+    TryAgain,
+    WorkerStatistics,
+    pack,
+)
 from tidemill.api.transport import Link
 from tidemill.api.worker import WorkerConfig
 from tidemill.core.clock import awake
@@ -64,10 +73,10 @@ class Member:
 
     def send(self, message: Down) -> None:
         """Tell it what to do. One that is dead, or reviving, is not told: the supervisor
-        tells its next life."""
+        tells its next life; but whether to try what it waits for."""
         if isinstance(message, (Configure, Start)):
             self.wanted = State.READY if isinstance(message, Configure) else State.RUNNING
-        if not (self.buried or self.reviving):
+        if not (self.buried or (self.reviving and not isinstance(message, TryAgain))):
             self.link.send(pack(message))
 
     def bury(self, cause: str) -> None:

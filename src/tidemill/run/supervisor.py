@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from time import time
 from typing import Literal
 
-from tidemill.api.control_messages import Configure, Start, State, pack
+from tidemill.api.control_messages import Configure, Down, Start, State, TryAgain, pack
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
@@ -333,8 +333,14 @@ class Supervisor:
                 if birth.told.get(name) is not state and not unready:
                     birth.told[name] = state
                     before, after = self._next_lives.orders(name)
-                    orders = (
-                        [Configure(self._state.facts)] if state is State.READY else [*before, Start(), *after]
+                    tries = bool(self._state.reason) or not self._state.paused
+                    orders: list[Down] = (
+                        [
+                            TryAgain(tries),
+                            Configure(self._state.facts),
+                        ]
+                        if state is State.READY
+                        else [*before, Start(), *after]
                     )
                     for order in orders:
                         member.link.send(pack(order))

@@ -206,10 +206,10 @@ class ActorWorker(Worker):
     def _there(self) -> bool:
         """Make environments that were there before, as soon as they are there again."""
         again = self._again
-        if again is None or again.made():
+        if again is None or ((self._tries or not again.tries) and again.made()):
             self._again = None  # its last fault holds what has failed
             return True
-        if again.pauses and awake() - self._last_beat > HEARTBEAT:
+        if (again.pauses or not self._tries) and awake() - self._last_beat > HEARTBEAT:
             self._last_beat = awake()
             self.report(WorkerStatistics(self.polls, progress=again.tries, away=again.away, pauses=True))
         return False

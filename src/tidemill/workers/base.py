@@ -32,6 +32,7 @@ from tidemill.api.control_messages import (
     State,
     Status,
     Stay,
+    TryAgain,
     Up,
     WorkerStatistics,
     pack,
@@ -81,6 +82,7 @@ class Worker(WorkerHandle):
         self._last_counts = (0, 0)
         self._held = False  # nothing is polled while the run is cut
         self._facts: Facts | None = None  # what it is to be configured by, once all is there
+        self._tries = True  # what is away is tried again: the run is not paused
         self._inbox: list[bytes] = []  # what it was told in a long piece of work
         self._hurry, self._asked_at = False, 0.0
         self.cut = 0
@@ -311,6 +313,8 @@ class Worker(WorkerHandle):
                     self.configure(facts)
                 case Start():
                     self.start()
+                case TryAgain(on=tries):
+                    self._tries = tries
                 case Pause():
                     self.pause()
                 case Hold() as message:
