@@ -21,6 +21,7 @@ from tests.run.test_supervisor import process_of
 from tests.run.watching import wait_until
 
 import tidemill
+from tidemill import DQN, Experiment, Limits, QNetwork, Replay, ReplayActors, ReplayTrainer
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentAway, EnvironmentFault, RunError
 from tidemill.envs import lane_restarts
@@ -407,6 +408,53 @@ def test_a_resumed_run_waits_for_the_server_that_it_had_before(tries, tmp_path):
         thread.join(PATIENCE)
     assert counts == [0]
     assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 60
+
+
+def replay(played, steps):
+    """A replay memory without slots: a fault of its environment ends the run."""
+    return Experiment(
+        name="replay",
+        policies={"policy": QNetwork(hidden=(8,))},
+        workers={
+            "actor": ReplayActors(environment=played, lanes=1, ring=2),
+            "trainer": ReplayTrainer(
+                algorithm=DQN(), ratio="1/2", batch_size=8, buffer=Replay(capacity=200, warm_up=20)
+            ),
+        },
+        limits=Limits(steps=steps),
+    )
+
+
+def test_a_replay_memory_without_slots_is_resumed_once_its_server_is_back(tmp_path):
+    path = tmp_path / "run"
+    with serving(Walk) as server:
+        tidemill.train(replay(client(server, retries=0.0), 30), launch="inline", run_dir=path, quiet=True)
+
+        def tried(text):
+            return "nothing answers there" in text and "it is tried again" in text
+
+        def come_back():
+            with away(server):
+                gone.set()
+                wait_until(lambda: any(map(tried, told(path))), PATIENCE, "it is tried again")
+
+        gone, thread = threading.Event(), threading.Thread(target=come_back)
+        thread.start()
+        assert gone.wait(PATIENCE)
+        result = resume(path, launch="inline", limits={"steps": 60}, quiet=True)
+        thread.join(PATIENCE)
+    assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 60
+
+
+def test_a_resume_whose_server_is_away_is_refused_by_name_where_the_first_fault_ends_the_run(tmp_path):
+    with serving(Walk) as server:
+        made = experiment("server", client(server, retries=0.0), 20, lane_restarts=None)
+        tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
+        with (
+            away(server),
+            pytest.raises(RunError, match=r"(?s)nothing answers there.*since lane_restarts = None; with a"),
+        ):
+            resume(tmp_path / "run", launch="inline", limits={"steps": 60}, quiet=True)
 
 
 @pytest.mark.parametrize(

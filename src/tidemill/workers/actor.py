@@ -27,11 +27,11 @@ from tidemill.api.spaces import Spaces
 from tidemill.api.worker import Context
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
-from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault
 from tidemill.core.step_deadlines import FIRST, StepTimes
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
-from tidemill.envs.lane_restarts import LaneRestarts, text_of
+from tidemill.envs.lane_restarts import ALLOW_MORE, LaneRestarts, text_of
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
@@ -87,17 +87,21 @@ class ActorWorker(Worker):
             lambda stage, options: self.order.enter_stage(stage, options),
         )
         self._slots = isinstance(config.environment, Slots)
+        # of slots every fault is told (`replay_training.slot_fault_notices`)
+        tell = (lambda text: None) if self._slots else self._tell
+        cure = (
+            ALLOW_MORE if config.mends_lanes else "take slots (--slots N), which may fail at any time"
+        )
+        self._budget = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell, cure)
         if config.mends_lanes and (config.most_restarts or self._slots):
-            # of slots every fault is told (`replay_training.slot_fault_notices`)
-            tell = (lambda text: None) if self._slots else self._tell
-            self._restarts = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell)
+            self._restarts = self._budget
         self._again: EnvironmentsAgain | None = None
-        if self._restarts is not None and (context.life or context.resume is not None):
+        if context.life or context.resume is not None:
             # what was there before may be there again later; what never was is named
             self._again = EnvironmentsAgain(
                 self._make_environments,
                 partial(self._make_environment, 0) if config.environment.bare().remote else None,
-                partial(self._permit_again, self._restarts),
+                self._permit_again,
                 context.endpoints.bell.ring,
             )
         self._faults = StepFaults(context, config, self.clock, self._tell)
@@ -214,8 +218,13 @@ class ActorWorker(Worker):
             self.report(WorkerStatistics(self.polls, progress=again.tries, away=again.away, pauses=True))
         return False
 
-    def _permit_again(self, restarts: LaneRestarts, fault: Exception) -> int:
-        number = restarts(fault)
+    def _permit_again(self, fault: Exception) -> int:
+        if not self._config.most_restarts:
+            raise EnvironmentFault(
+                f"{text_of(fault)}. It was there before, but is not tried again, since lane_restarts = None; "
+                "with a number of them it is (--set workers.actor.lane_restarts=N)"
+            ) from fault
+        number = self._budget(fault)
         if self._slots and number == 1:  # of which nothing else tells it
             text = text_of(fault).partition("\n")[0]
             self._tell(f"{text}; it is tried again, after pauses that grow")
@@ -358,8 +367,7 @@ class ActorWorker(Worker):
     def _on_exit(self) -> None:
         self.order.end()
         self._faults.end()
-        if self._restarts is not None:
-            self._restarts.end()
+        self._budget.end()
 
     def _close(self) -> None:
         if self._again is not None:
