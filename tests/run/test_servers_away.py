@@ -21,7 +21,7 @@ from tests.run.test_supervisor import process_of
 from tests.run.watching import wait_until
 
 import tidemill
-from tidemill import DQN, Experiment, Limits, QNetwork, Replay, ReplayActors, ReplayTrainer
+from tidemill import Gymnasium
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentAway, EnvironmentFault, RunError
 from tidemill.envs import lane_restarts
@@ -51,6 +51,16 @@ class Walk(gymnasium.Env):
     def step(self, action):
         self.steps += 1
         return np.zeros(2, np.float32), 1.0, self.steps == 4, False, {}
+
+
+class Connecting(Walk):
+    """It connects to this address as it is reset."""
+
+    address = ("127.0.0.1", 0)
+
+    def reset(self, *, seed=None, options=None):
+        socket.create_connection(self.address).close()
+        return super().reset(seed=seed, options=options)
 
 
 @pytest.fixture(autouse=True)
@@ -410,25 +420,28 @@ def test_a_resumed_run_waits_for_the_server_that_it_had_before(tries, tmp_path):
     assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 60
 
 
-def replay(played, steps):
-    """A replay memory without slots: a fault of its environment ends the run."""
-    return Experiment(
-        name="replay",
-        policies={"policy": QNetwork(hidden=(8,))},
-        workers={
-            "actor": ReplayActors(environment=played, lanes=1, ring=2),
-            "trainer": ReplayTrainer(
-                algorithm=DQN(), ratio="1/2", batch_size=8, buffer=Replay(capacity=200, warm_up=20)
-            ),
-        },
-        limits=Limits(steps=steps),
-    )
+def test_an_address_where_nobody_ever_was_is_an_error_at_once_and_later_tried_again(
+    tries, monkeypatch, tmp_path
+):
+    made = experiment("loop", Gymnasium(make=Connecting), 20, lane_restarts=3)
+    settings = {"launch": "inline", "quiet": True}
+    with port_of_ones_own() as port:
+        monkeypatch.setattr(Connecting, "address", ("127.0.0.1", port))
+        with pytest.raises(RunError, match=r"Connection refused.*Nobody has answered there since the run"):
+            tidemill.train(made, run_dir=tmp_path / "never", **settings)
+        assert not tries
+        with socket.create_server(("127.0.0.1", port), backlog=128):
+            tidemill.train(made, run_dir=tmp_path / "run", **settings)
+        with pytest.raises(RunError, match=r"Connection refused.*were made anew 3 times"):
+            resume(tmp_path / "run", limits={"steps": 60}, trust=True, **settings)
+        assert tries
 
 
 def test_a_replay_memory_without_slots_is_resumed_once_its_server_is_back(tmp_path):
     path = tmp_path / "run"
     with serving(Walk) as server:
-        tidemill.train(replay(client(server, retries=0.0), 30), launch="inline", run_dir=path, quiet=True)
+        made = experiment("slots", client(server, retries=0.0), 30)
+        tidemill.train(made, launch="inline", run_dir=path, quiet=True)
 
         def tried(text):
             return "nothing answers there" in text and "it is tried again" in text

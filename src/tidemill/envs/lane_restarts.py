@@ -78,11 +78,22 @@ def cause_of(text: str) -> str:
 def may_come_back(fault: BaseException) -> bool:
     """Return whether a connection has failed, or no answer has come: what is at its other
     end may be there again later."""
+    return _comes_from(fault, _CONNECTIONS)
+
+
+def is_nobody(fault: BaseException) -> bool:
+    """Return whether there is nobody at the address that was to be connected to."""
+    return _comes_from(fault, (ConnectionRefusedError, socket.gaierror))
+
+
+def _comes_from(fault: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Return whether a fault, or one of its causes, is of these kinds, or says that a
+    network or host is not reached."""
     error: BaseException | None = fault
     for _ in range(_DEEPEST):
         if error is None:
             break
-        if isinstance(error, _CONNECTIONS) or getattr(error, "errno", None) in _UNREACHABLE:
+        if isinstance(error, kinds) or getattr(error, "errno", None) in _UNREACHABLE:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
@@ -99,6 +110,8 @@ class LaneRestarts:
     count: number of restarts so far
     before: number of those before the cut that a run goes on from; they count in the
         number of a restart alone, from which its environment's seed follows
+    known: whether what they connect to was there before: where nobody is there at a
+        run's start, an address is wrong
     tries: how many of them came after a pause, since what they connect to is away
     away: how a connection has failed last, "" where something else has failed since
     """
@@ -115,6 +128,7 @@ class LaneRestarts:
         self._waiting = set[tuple[str, int | None]]()
         self._try_at = -inf  # second of `awake` at which the newest try begins
         self.count = self.before = self.tries = 0
+        self.known = True
         self.away = ""
 
     def pauses(self, seconds: float) -> bool:
@@ -130,6 +144,11 @@ class LaneRestarts:
             raise fault
         if isinstance(fault, ProtocolFault) and fault.first:
             raise fault
+        if not self.known and is_nobody(fault):
+            raise EnvironmentFault(
+                f"{where}{text_of(fault)}. Nobody has answered there since the run began, so that it is not "
+                "tried again: start what it connects to, or mend the address"
+            ) from fault
         if isinstance(fault, EnvironmentHangs) and fault.too_many:
             raise fault
         now, text = awake(), where + text_of(fault)

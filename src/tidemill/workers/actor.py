@@ -89,15 +89,16 @@ class ActorWorker(Worker):
         self._slots = isinstance(config.environment, Slots)
         # of slots every fault is told (`replay_training.slot_fault_notices`)
         tell = (lambda text: None) if self._slots else self._tell
-        cure = (
-            ALLOW_MORE if config.mends_lanes else "take slots (--slots N), which may fail at any time"
-        )
+        cure = ALLOW_MORE if config.mends_lanes else "take slots (--slots N), which may fail at any time"
         self._budget = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell, cure)
+        # a server has said what it is as the environment was made
+        self._budget.known = self._slots or config.environment.bare().remote
         if config.mends_lanes and (config.most_restarts or self._slots):
             self._restarts = self._budget
         self._again: EnvironmentsAgain | None = None
         if context.life or context.resume is not None:
             # what was there before may be there again later; what never was is named
+            self._budget.known = True
             self._again = EnvironmentsAgain(
                 self._make_environments,
                 partial(self._make_environment, 0) if config.environment.bare().remote else None,
@@ -342,6 +343,7 @@ class ActorWorker(Worker):
     def _ticked(self, seconds: float, resets: bool) -> None:
         """Take note of a tick, and let the runner know that the actor is alive: one poll
         has many."""
+        self._budget.known = True
         if not resets:
             self._times.add(seconds)
         if (since := self.clock.since) - self._beat_at > HEARTBEAT:
