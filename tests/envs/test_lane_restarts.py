@@ -16,7 +16,7 @@ from tests.remote.served import port_of_ones_own
 from tests.run.watching import wait_until
 
 from tidemill.api.environment import Environment, NotReady
-from tidemill.core.errors import BrokenOff, EnvironmentFault, RemoteUnavailable
+from tidemill.core.errors import BrokenOff, EnvironmentAway, EnvironmentFault, RemoteUnavailable
 from tidemill.envs.frame_stack import FrameStack
 from tidemill.envs.lane_restarts import LaneRestarts, RestartedTogether, cause_of, may_come_back
 from tidemill.envs.lanes import LaneLoop
@@ -458,6 +458,24 @@ def begin(driver):
     wait_until(lambda: loop.ready() or loop.away, 120, "all lanes have answered")
     with pytest.raises(NotReady):
         loop.recv(driver.ticks)
+
+
+def test_each_target_tells_the_causes_of_its_own_faults():
+    told = []
+    restarts = LaneRestarts(9, 600.0, told.append)
+    for number in (0, 1, 1, 0, 1):
+        restarts(EnvironmentFault(f"the arm is stuck in step {number}"), f"target {number}: ")
+    restarts.end()
+    restarts(EnvironmentAway("nobody is there"), "target 0: ")
+    restarts(EnvironmentFault("the arm is stuck in step 9"), "target 1: ")
+    first, second, *more, away = told
+    assert first.startswith("target 0: the arm") and second.startswith("target 1: the arm")
+    assert more == [
+        "2 more of: target 1: the arm is stuck in step 1",
+        "1 more of: target 0: the arm is stuck in step 0",
+    ]
+    assert away.startswith("target 0: nobody")
+    assert restarts.away == {"target 0: ": "target 0: nobody is there", "target 1: ": ""}
 
 
 @pytest.mark.parametrize(("resets", "threads"), [(False, 0), (True, 0), (True, 2)])

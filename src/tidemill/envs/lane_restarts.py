@@ -113,7 +113,8 @@ class LaneRestarts:
     known: whether what they connect to was there before: where nobody is there at a
         run's start, an address is wrong
     tries: how many of them came after a pause, since what they connect to is away
-    away: how a connection has failed last, "" where something else has failed since
+    away: by target, how a connection has failed there last, "" where something else has
+        failed since
     """
 
     def __init__(
@@ -121,15 +122,16 @@ class LaneRestarts:
     ) -> None:
         self._most, self._within_s, self._tell, self._cure = most, within_s, tell, cure
         self._lately: deque[tuple[float, str]] = deque()
-        self._again: Counter[str] = Counter()  # by cause: faults that were not told
-        self._first: dict[str, str] = {}  # by cause: the text that was told
+        # by target and cause: faults that were not told, and the text that was
+        self._again: Counter[tuple[str, str]] = Counter()
+        self._first: dict[tuple[str, str], str] = {}
         self._away_until = -inf
         # who lost what they connect to, and wait for it since then
         self._waiting = set[tuple[str, int | None]]()
         self._try_at = -inf  # second of `awake` at which the newest try begins
         self.count = self.before = self.tries = 0
         self.known = True
-        self.away = ""
+        self.away: dict[str, str] = {}
 
     def pauses(self, seconds: float) -> bool:
         """Return whether a pause is made before what is away is tried again, or that try
@@ -166,11 +168,11 @@ class LaneRestarts:
             self._waiting.clear()
             self._away_until = now + max(FIRST_PAUSE, pause) if away else self._away_until
         self._waiting.add(who)
-        self.away = text.partition("\n")[0] if away else ""
+        self.away[where] = text.partition("\n")[0] if away else ""
         self._try_at = max(self._try_at, now + pause)
         self.tries += pause > 0
         self.count += 1
-        if (cause := cause_of(text)) in self._first:
+        if (cause := (where, cause_of(text))) in self._first:
             self._again[cause] += 1
         else:
             text = self._first[cause] = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

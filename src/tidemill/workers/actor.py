@@ -260,10 +260,9 @@ class ActorWorker(Worker):
 
     def _permit(self, number: int) -> Callable[[Exception], int] | None:
         """Return what a target's environment asks before it makes a lane anew."""
-        restarts, several = self._restarts, self._config.ring > 1
+        restarts, where = self._restarts, self._where(number)
         if restarts is None:
             return None
-        where = f"{'slot' if self._slots else 'target'} {number}: " * several
 
         def permit(fault: Exception) -> int:
             record = self._faults.note(number, fault)
@@ -274,6 +273,10 @@ class ActorWorker(Worker):
                     self._faults.tell(record)
 
         return permit
+
+    def _where(self, number: int) -> str:
+        """Return in which target a fault was, in words; "" where there is one alone."""
+        return f"{'slot' if self._slots else 'target'} {number}: " * (self._config.ring > 1)
 
     def start(self) -> None:
         self._refresh.start()
@@ -326,12 +329,16 @@ class ActorWorker(Worker):
         return self.order.ticks + self.order.steps + tries
 
     def _away(self) -> tuple[str, bool]:
-        restarts, gone = self._restarts, [each for each in self._environments if each.away]
+        restarts = self._restarts
+        gone = {self._where(n): each for n, each in enumerate(self._environments) if each.away}
         if restarts is None or not gone:
             return "", False
         # a try may take as long as one makes such an environment, and resets it
-        longest = max((each.deadline(resetting=True) for every in gone for each in every.times), default=0.0)
-        return restarts.away, restarts.pauses(longest + max(FIRST, longest))
+        longest = max(
+            (each.deadline(resetting=True) for every in gone.values() for each in every.times), default=0.0
+        )
+        away = next(filter(None, (restarts.away.get(where, "") for where in gone)), "")
+        return away, restarts.pauses(longest + max(FIRST, longest))
 
     def _unsent(self) -> int:
         return self.order.unsent()
