@@ -624,6 +624,22 @@ def drifting() -> Experiment:
     return experiment(environment=Gymnasium(make=f"{FILE}:Drifting"), max_episode_steps=20)
 
 
+class Failing(Faulty):
+    """One step of one copy raises, once, in whichever run it is."""
+
+    steps_of_all = 0
+
+    def step(self, action: Any) -> Any:
+        Failing.steps_of_all += 1
+        if Failing.steps_of_all == 100:
+            raise ConnectionError("the line is cut")
+        return self._told(), 1.0, False, self.np_random.random() < 0.1, {}
+
+
+def failing() -> Experiment:
+    return experiment(environment=Gymnasium(make=f"{FILE}:Failing"))
+
+
 def forgetful() -> Experiment:
     return experiment(algorithm=ForgetfulPPO(minibatch_size=32))
 
@@ -633,6 +649,7 @@ def forgetful() -> Experiment:
     [
         ("experiment", 0, "exact: 6 updates, and "),
         ("drifting", 1, "Likely cause: .*random numbers from elsewhere"),
+        ("failing", 1, r"Likely cause: lanes were made anew 1 times in the straight run and 0 .*the line is"),
         ("forgetful", 1, r"Likely cause: .*load_state\(\) does not take back all .*algorithm/adam"),
     ],
 )

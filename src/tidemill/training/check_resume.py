@@ -28,7 +28,7 @@ from tidemill.run.events import read_events
 from tidemill.store.checkpoint import MANIFEST, FoundCheckpoint, checkpoints, read_newest
 from tidemill.store.query import among
 from tidemill.training.train import resume, train
-from tidemill.workers.cut_files import CUTS
+from tidemill.workers.cut_files import CUTS, actors_with_part, read_part_of
 from tidemill.workers.trainer_config import TrainerConfig
 
 UPDATES = 8
@@ -93,7 +93,8 @@ def check_resume(
         )
         cause = ""
         if differences or first:
-            cause = _cause(resumed, ended, first, _forgotten(asked, resumed))
+            anew = _made_anew(asked, straight, resumed)
+            cause = _cause(resumed, ended, first, _forgotten(asked, resumed), anew)
         if first and not differences:
             differences.append(first[1])
         return ResumeCheck(updates, ended, compared, tuple(differences), cause)
@@ -285,11 +286,26 @@ def _forgotten(experiment: Experiment, folder: Path) -> str:
     return ""
 
 
-def _cause(resumed: Path, ended: int, first: tuple[int, str] | None, forgotten: str) -> str:
+def _made_anew(experiment: Experiment, straight: Path, resumed: Path) -> str:
+    """Return how often lanes were made anew in each of two runs where that differs, with
+    the first fault that was told; "" where it does not."""
+    actors = actors_with_part(experiment)
+    counts = [sum(int(read_part_of(run, name)["restarts"]) for name in actors) for run in (straight, resumed)]
+    if counts[0] == counts[1]:
+        return ""
+    told = [event.cause for run in (straight, resumed) for event in read_events(run)]
+    fault = next((text.partition(";")[0] for text in told if "made anew" in text), "")
+    return (
+        f"lanes were made anew {counts[0]} times in the {FIRST} run and {counts[1]} times in the {SECOND} "
+        f"one: what fails by chance, or by the clock, follows from no seed{f' ({fault})' * bool(fault)}"
+    )
+
+
+def _cause(resumed: Path, ended: int, first: tuple[int, str] | None, forgotten: str, made_anew: str) -> str:
     """Return what most likely led to the differences."""
     cut = [event.cause for event in read_events(resumed) if "are cut, so that" in event.cause]
     if first is not None and first[0] <= ended:
-        return (
+        return made_anew or (
             f"the two runs differ before either was resumed ({first[1]}): something draws random numbers "
             "from elsewhere than its seed, or goes by the clock. tidemill check-env says whether it is the "
             "environment"
@@ -302,7 +318,7 @@ def _cause(resumed: Path, ended: int, first: tuple[int, str] | None, forgotten: 
     if cut:
         return f"the environment's episodes could not be brought back: {cut[0]}"
     when = f" The first metric that differs: {first[1]}." if first else ""
-    return (
+    return made_anew or (
         "something that is in no state: of the environment's state() its next steps do not follow, of the "
         "policy's random_state() what it draws, or of the algorithm's state() its next update; the first "
         f"difference lies nearest to it.{when}"
