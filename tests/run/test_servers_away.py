@@ -31,7 +31,7 @@ from tidemill.remote.rest_config import Rest
 from tidemill.run import ending
 from tidemill.run.control_socket import tell
 from tidemill.run.events import read_events
-from tidemill.store.checkpoint import read_newest
+from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.train import resume
 from tidemill.workers.actor_environments import EnvironmentsAgain
 
@@ -360,13 +360,18 @@ def test_what_answers_in_place_of_a_server_that_a_life_before_had_is_away():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
-def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_next_life(tmp_path):
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_next_life(
+    exact, monkeypatch, tmp_path
+):
+    """One that resumes exactly with its newest cut, from which it goes on later."""
+    monkeypatch.setattr(ending, "CLOSE_DEADLINE", PATIENCE)  # longer than a signal's
     path = tmp_path / "run"
 
     def on_update(record, control):
         actor = control._controller.state.members["actor-0"]
 
-        if absence.thread is None:
+        if absence.thread is None and (not exact or checkpoints(path / "cuts" / "actor-0")):
             absence._over = killed_and_tries(actor, path, "actor-0+trainer-0")
             absence._then = lambda: (os.kill(os.getpid(), signal.SIGTERM), ended.wait(PATIENCE))
             absence(record, control)
@@ -374,7 +379,13 @@ def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_n
     ended = threading.Event()
     with serving(Walk) as server:
         absence = Absence(partial(away, server), None)
-        made = experiment("server", client(server, retries=0.0), 10**9).replace(together=("actor", "trainer"))
+        made = experiment("server", client(server, retries=0.0), 10**9)
+        trainer = made.workers["trainer"].replace(max_policy_lag=0 if exact else None)
+        made = made.replace(
+            exact_resume=exact,
+            workers={**made.workers, "trainer": trainer},
+            together=("actor", "trainer"),
+        )
         try:
             result = tidemill.train(
                 made, launch="processes", layout="given", run_dir=path, quiet=True, on_update=on_update
@@ -382,9 +393,12 @@ def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_n
         finally:
             ended.set()
             absence.thread.join(PATIENCE)
-    assert (result.summary["status"], result.summary["reason"]) == ("interrupted", "SIGTERM")
-    assert not any("force" in text for text in told(path))
-    assert read_newest(path / "checkpoints" / "policy").facts["updates"] == result.summary["updates"]
+        assert (result.summary["status"], result.summary["reason"]) == ("interrupted", "SIGTERM")
+        assert not any("force" in text for text in told(path))
+        assert read_newest(path / "checkpoints" / "policy").facts["updates"] == result.summary["updates"]
+        steps = result.summary["env_steps"] + 20
+        result = resume(path, launch="inline", limits={"steps": steps}, quiet=True, trust=True)
+    assert result.summary["status"] == "completed" and result.summary["env_steps"] >= steps
 
 
 def test_a_resumed_run_waits_for_the_server_that_it_had_before(tries, tmp_path):

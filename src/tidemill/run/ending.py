@@ -134,10 +134,15 @@ class Ending:
         and ends it. So does one whose next life waits for an actor's, which waits for a
         server: it would go on from its newest checkpoint, and come to nothing new."""
         member = self._state.members[name]
-        if member.begins and any(each.begins and each.pauses for each in self._state.members.values()):
+        if member.begins and self._away:
             return True
         away = member.begins or awake() - member.heard > SILENT
         return away and self.saved_by_equal(name)
+
+    @property
+    def _away(self) -> bool:
+        """True while somebody's next life waits for what its environment connects to."""
+        return any(each.begins and each.pauses for each in self._state.members.values())
 
     def saved_by_equal(self, name: str) -> bool:
         """True of a trainer if it, or an equal one, has finished."""
@@ -147,11 +152,12 @@ class Ending:
     def await_rest(self, hear: Callable[[], None]) -> None:
         """Hear workers of a run that resumes exactly until all are at rest, for a while:
         parts of its last cut are written once nobody does anything any more. Returns at
-        once where the run is not over any more."""
+        once where the run is not over any more, and where somebody waits for a server,
+        who would come to no rest: the cut before is the newest whole one then."""
         until = awake() + CLOSE_DEADLINE
         if self._exact and self.deadline is None:  # its trainers have ended by themselves
             self._cuts.hold_for_good()
-        while self._exact and self.over and not self._cuts.at_rest and awake() < until:
+        while self._exact and self.over and not (self._cuts.at_rest or self._away) and awake() < until:
             hear()
 
     # ---- all workers -------------------------------------------------------------------
