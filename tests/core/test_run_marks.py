@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill.core.run_marks import VARIABLE, end_marked, end_orphans, marked, new_mark, orphans
+from tidemill.core.run_marks import ROOM, VARIABLE, end_marked, end_orphans, marked, new_mark, orphans
 
 
 @pytest.fixture
@@ -55,3 +55,33 @@ def test_those_whose_runner_is_gone_are_orphans_but_not_a_container_s(
     end_orphans()  # whatever other tests have left, too
     assert orphan.wait(60) == same_id.wait(60) == -9
     assert elsewhere.poll() is None and nobody.poll() is None
+
+
+FORKS = """
+import os, sys, time
+from tidemill.core.run_marks import VARIABLE, mark_forks
+mark_forks(sys.argv[1])
+os.environ[VARIABLE] = sys.argv[1]
+if not os.fork():
+    os.setsid()
+    if not (pid := os.fork()):
+        os.close(1)
+        time.sleep(1000)
+    print(pid, flush=True)
+    os._exit(0)
+os.wait()
+sys.stdin.read()
+"""
+
+
+def test_what_was_only_forked_is_found_and_not_who_forked_it() -> None:
+    mark = f"{new_mark()}/actor-0/0"
+    words = [sys.executable, "-c", FORKS, mark]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env={**os.environ, VARIABLE: ROOM}, stdin=pipe, stdout=pipe) as process:
+        daemon = int(process.stdout.readline())  # type: ignore[union-attr]
+        assert marked(mark) == [daemon]
+        end_marked(mark)
+        process.communicate()
+    assert process.returncode == 0
+    wait_until(lambda: not marked(mark), 60, "the daemon is gone")

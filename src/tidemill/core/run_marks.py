@@ -1,11 +1,14 @@
 """Marks of runs: by an environment variable that processes inherit, whoever is started by
 an environment is known to be of that run, also where it has left its session and its
-parents (a daemon). Linux, which shows the variables that a process began with.
+parents (a daemon). Linux, which shows the variables that a program began with, as they
+lie in its memory now: so what forks, and becomes no other program, is marked, too
+(`mark_forks`). Who was started with no variables at all is not known.
 
 A mark names the runner (the namespace of its process id, that, and when it began), the
 run, the worker and its life: ``4026531836.1234.56789.a1b2c3d4/actor-0/1``.
 """
 
+import ctypes
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -14,12 +17,25 @@ from pathlib import Path
 from secrets import token_hex
 
 VARIABLE = "TIDEMILL_RUN"
+ROOM = " " * 240
+"""What the variable holds in a program's process that may `mark_forks`."""
 _PROC = Path("/proc")
 
 
 def new_mark() -> str:
     """Return a mark of a run of this process."""
     return f"{_namespace()}.{os.getpid()}.{_began(os.getpid())}.{token_hex(4)}"
+
+
+def mark_forks(mark: str) -> None:
+    """Have `mark` found in whatever is forked from this process by Python, as
+    `multiprocessing` does. This one itself, which began with `ROOM` for it, stays as it
+    is. To be called before the variable is set."""
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype, getenv.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
+    place, text = getenv(VARIABLE.encode()), f"{mark}\0".encode()
+    if place is not None and len(text) <= len(ROOM) and os.environ.get(VARIABLE) == ROOM:
+        os.register_at_fork(after_in_child=lambda: ctypes.memmove(place, text, len(text)))
 
 
 def marked(mark: str) -> list[int]:

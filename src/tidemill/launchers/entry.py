@@ -27,7 +27,7 @@ from tidemill.core.errors import TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
-from tidemill.core.run_marks import VARIABLE, end_marked, marked
+from tidemill.core.run_marks import VARIABLE, end_marked, mark_forks, marked
 from tidemill.core.thread_stacks import stack_of
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup, dump_of
@@ -61,6 +61,7 @@ def main() -> None:
     # `_end_with_runner` does not get Python's lock.
     faulthandler.register(ASK_FOR_STACK, sys.stderr)
     order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
+    mark_forks(order.mark)
     os.environ[VARIABLE] = order.mark
     begin_to_work()
     travel(order.path)

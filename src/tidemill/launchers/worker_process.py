@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from tidemill.core.killed_processes import await_end
+from tidemill.core.run_marks import ROOM, VARIABLE
 from tidemill.core.user_code_loading import environment_of_ours
 
 # without the working directory among its places of modules
@@ -71,7 +72,8 @@ def environment(math_threads: int) -> dict[str, str]:
     so many threads."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     # what threadpoolctl sets once it is imported, here as there
-    return {"KMP_DUPLICATE_LIB_OK": "True", **environment_of_ours(**dict.fromkeys(names, str(math_threads)))}
+    own = environment_of_ours(**dict.fromkeys(names, str(math_threads)))
+    return {"KMP_DUPLICATE_LIB_OK": "True", **own, VARIABLE: ROOM}
 
 
 def start_early(count: int) -> None:
