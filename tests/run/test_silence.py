@@ -36,7 +36,7 @@ from tidemill.envs import lane_threads, parallel_build
 from tidemill.envs.lanes import LaneLoop
 from tidemill.launchers.processes import calls_of, dump_of
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run import silence
+from tidemill.run import ending, silence
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
 from tidemill.run.member import Member
@@ -289,6 +289,20 @@ def test_inline_environments_that_do_not_let_themselves_be_closed_are_told_and_l
         "lane 0 of actor-1",
     ]
     assert f"note: {left[0]}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("launch", ["threads", "processes"])
+def test_environments_that_do_not_let_themselves_be_closed_are_told_with_any_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str
+) -> None:
+    monkeypatch.setattr(ending, "CLOSING", 0.1)
+    run = tmp_path / "run"
+    train(experiments.never_closes(False), run_dir=run, source=EXPERIMENTS, quiet=True, launch=launch)
+    ended_well(run, "completed", "20 updates")
+    told = [event.cause for event in read_events(run) if event.what == "told"]
+    left = [text.partition(" s: ")[::2] for text in told if "does not let itself be closed" in text]
+    assert [who.partition(":")[0] for who, _ in left] == ["actor-0", "actor-1"]
+    assert all("close (environments.py:" in where for _, where in left)
 
 
 def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:

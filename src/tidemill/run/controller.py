@@ -196,6 +196,7 @@ class Controller:
         """Have the launcher end what still lives. What it raises is a notice: the run is
         over."""
         try:
+            self._ending.await_closed()
             self.launcher.close(self._ending.patience)
         except ClosingLeft:
             self._close_launcher()  # the others' environments are still to be closed

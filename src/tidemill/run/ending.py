@@ -9,10 +9,12 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError, TidemillError
+from tidemill.core.thread_stacks import whereabouts
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
 from tidemill.run.member import Member
 from tidemill.run.run_state import RunState
+from tidemill.run.silence import CLOSING
 from tidemill.run.stall_report import SILENT
 from tidemill.run.stall_watch import LONGEST_WORK, Stalls
 from tidemill.run.worker_messages import WorkerMessages
@@ -199,9 +201,29 @@ class Ending:
                 deadline = awake() + CLOSE_DEADLINE  # the others have had no turn meanwhile
             look()
         if not living:
-            self.patience = CLOSE_DEADLINE  # they have reported their end, and close their environments
+            self.patience = CLOSE_DEADLINE  # they have reported their end
         for name, member in living.items():
             self._state.report.notify(self._why_forced(name, member))
+
+    def await_closed(self) -> None:
+        """Wait for environments that workers close which have reported their end, and
+        tell which of them do not let themselves be closed in time; a signal shortens it.
+        Of workers that take turns `TurnWatch` tells it."""
+        if self.patience < CLOSE_DEADLINE or self._launcher.takes_turns:
+            return
+        began, members = awake(), self._state.members
+        closing = [name for name, m in members.items() if m.config.owns_environment and not m.buried]
+        while closing := [name for name in closing if members[name].link.receive() is not None]:
+            if awake() - began > (CLOSE_DEADLINE if self._state.interrupts.first else CLOSING):
+                break
+            self._launcher.wait(0.1)
+        for name in closing:
+            self.patience = 0.1
+            calls = self._launcher.stack(name)
+            self._state.report.notify(
+                f"{name}: an environment does not let itself be closed, for {awake() - began:.0f} s: "
+                f"{whereabouts(calls) or 'nobody knows where'}; it is left, and ends with its process"
+            )
 
     def _hear_last(self, name: str, messages: WorkerMessages) -> None:
         member = self._state.members[name]

@@ -12,6 +12,7 @@ import socket
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from threading import get_ident
 
 from tidemill.api.edges import Edge, ends_by_worker
@@ -126,11 +127,13 @@ class SocketLink(Link):
 
     def finish(self) -> None:
         """Send what is left, however long the other end takes to read it: it may be
-        stopped. Returns when it is gone."""
+        stopped. Hangs up, for that end alone, when it is gone."""
         writable = select.poll()
         writable.register(self.connection, select.POLLOUT)
         while self._flush() and self._unsent:
             writable.poll(100)
+        with suppress(OSError):  # the other end was quicker
+            self.connection.shutdown(socket.SHUT_WR)
 
     def receive(self) -> list[bytes] | None:
         if self._unsent:
