@@ -1,12 +1,19 @@
 """The entry of the command ``tidemill``: one that trains starts processes for its workers
-before it imports anything of size."""
+before it imports anything of size. What environments have left in this process does not
+keep it from ending."""
 
+import os
 import sys
+import threading
+from contextlib import suppress
+from time import sleep
 
 from tidemill.core.cores import cores
+from tidemill.core.thread_stacks import stack_of, words_of
 from tidemill.launchers.worker_process import start_early
 
 MOST = 4  # processes to start before it is known how many there will be
+PATIENCE = 30.0  # seconds that threads and processes have to end which environments have started
 _OTHERWISE = ("-h", "--help", "--print-config", "--launch")  # there may be none, then
 
 
@@ -18,7 +25,37 @@ def main() -> None:
         start_early(min(cores(), MOST) if cores() > 1 and sys.platform.startswith("linux") else 0)
     from tidemill.cli.main import app
 
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        with suppress(RuntimeError):  # no more threads are allowed
+            threading.Thread(target=_end_anyway, args=(status,), daemon=True).start()
+        raise
+
+
+def _end_anyway(status: int) -> None:
+    """End this process where somebody else's threads, or children of `multiprocessing`,
+    for which Python waits without end, keep it. Slow endings of other kinds have their
+    time."""
+    sleep(PATIENCE)
+    main, children = threading.main_thread(), []
+    threads = [thread for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    kept = [f"thread {thread.name}: {words_of(stack_of(thread.ident))}" for thread in threads]
+    if (multiprocessing := sys.modules.get("multiprocessing")) is not None:
+        children = multiprocessing.active_children()
+        kept += [f"process {child.pid}" for child in children]
+    if kept:
+        print(
+            f"note: an environment, most likely, has left what does not end ({'; '.join(kept)}); this "
+            f"command ends without it, {PATIENCE:g} s after it was over. Let the environment's close() end "
+            "what it started",
+            file=sys.stderr,
+        )
+        for child in children:
+            child.kill()
+        sys.stdout.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":
