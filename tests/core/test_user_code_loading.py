@@ -71,3 +71,13 @@ def test_a_file_that_fails_is_run_anew_when_it_is_asked_for_again(
         load_file(tmp_path / "broken.py", "test")
     (tmp_path / "broken.py").write_text("MENDED = True")
     assert load_attribute(f"{tmp_path}/broken.py:MENDED", "test")
+
+
+def test_a_name_that_a_file_has_not_is_told_with_those_that_it_defines(tmp_path: Path) -> None:
+    file = tmp_path / "arm.py"
+    file.write_text("import os\nfrom pathlib import *\nclass Hand: ...\ndef grip(): ...\nspeed = 3\n")
+    with pytest.raises(ConfigError, match=r'arm.py has no "Motor"; known: Hand, grip, speed$'):
+        load_attribute(f"{file}:Motor", "make")
+    file.with_name("others.py").write_text("from pathlib import Path, PurePath\n")
+    with pytest.raises(ConfigError, match=r'has no "Motor"; known: Path, PurePath$'):
+        load_attribute(f"{file.with_name('others.py')}:Motor", "make")

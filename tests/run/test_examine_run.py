@@ -94,8 +94,13 @@ def test_a_run_that_goes_on_is_told_from_one_that_was_cut_off(finished, tmp_path
     for name in ("config.json", "metrics.jsonl"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
     level, text, cure = findings(tmp_path)["run"]
-    assert (level, text) == ("warn", "it was cut off: there is no summary.json, and nobody holds the folder")
+    said = "it was cut off: there is no whole summary.json, and nobody holds the folder"
+    assert (level, text) == ("warn", said)
     assert cure.endswith(f" resume {tmp_path}")
+    for torn in ('{"status": "comp', "[1]", "{}"):
+        (tmp_path / "summary.json").write_text(torn)
+        assert findings(tmp_path)["run"][1] == said
+    (tmp_path / "summary.json").unlink()
     holder = RunFolder.open(tmp_path)
     holder.lock()
     assert findings(tmp_path)["run"][1] == "it is going on"

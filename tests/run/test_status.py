@@ -2,6 +2,7 @@
 that was killed."""
 
 import io
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -93,6 +94,19 @@ def test_a_run_that_is_starting_was_not_killed(tmp_path: Path) -> None:
     finally:
         folder.unlock()
     assert "it was killed" in shown(folder.path)
+
+
+def test_what_stands_in_a_folder_is_shown_whatever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for torn in ("", '{"status": "comp', "[1]", '"completed"', "{}"):
+        (tmp_path / "summary.json").write_text(torn)
+        assert "it was killed" in shown(tmp_path)
+    (tmp_path / "summary.json").write_text('{"status": "\\u001b[2Jcompleted"}')
+    told = {"time": 1e300, "what": "told", "worker": "[red]arm[/red]", "cause": "\x1b[31mred"}
+    (tmp_path / "events.jsonl").write_text(f"{json.dumps(told)}\n[]\n{json.dumps(told)[:40]}")
+    text = shown(tmp_path)
+    assert r"\x1b[2Jcompleted" in text and r"\x1b[31mred" in text and "[red]arm[/red]" in text
+    assert "\x1b" not in text
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from importlib.machinery import (
 from importlib.util import spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -53,10 +53,22 @@ def load_attribute(name: str, setting: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        names = [n for n in vars(module) if not n.startswith("_")]
         raise ConfigError(
-            f'{setting}: {source} has no "{attribute}"; {did_you_mean(attribute, names)}'
+            f'{setting}: {source} has no "{attribute}"; {did_you_mean(attribute, _names_of(module))}'
         ) from None
+
+
+def _names_of(module: ModuleType) -> list[str]:
+    """Return the public names of a module, without what it has only imported, where it
+    has others."""
+    names = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    own = [
+        name
+        for name, value in names.items()
+        if not isinstance(value, ModuleType)
+        and (not isinstance(value, (type, FunctionType)) or value.__module__ == module.__name__)
+    ]
+    return own or list(names)
 
 
 def import_module(name: str, setting: str) -> ModuleType:

@@ -72,9 +72,9 @@ def _standing(folder: RunFolder, live: bool) -> Iterator[Finding]:
         summary = folder.read(SUMMARY)
     if live:
         yield Finding("run", "ok", "it is going on")
-    elif not isinstance(summary, dict):
+    elif not isinstance(summary, dict) or not summary:
         yield Finding(
-            "run", "warn", f"it was cut off: there is no {SUMMARY}, and nobody holds the folder", go_on
+            "run", "warn", f"it was cut off: there is no whole {SUMMARY}, and nobody holds the folder", go_on
         )
     else:
         failed = summary.get("status") == "failed"

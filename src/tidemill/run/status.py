@@ -161,9 +161,10 @@ def _over(folder: RunFolder) -> list[RenderableType]:
                 "or ending"
             )
         ]
-    try:
-        summary: Any = folder.read(SUMMARY)
-    except RunError:
+    summary: Any = None
+    with suppress(RunError):
+        summary = folder.read(SUMMARY)
+    if not isinstance(summary, dict) or not summary:  # torn, or there is none
         cure = f"go on from its last checkpoint by: {command()} resume {as_typed(folder.path)}"
         return [Text(f"no run is going on there, and none has ended: it was killed; {cure}")]
     facts = _facts({str(name).replace("_", " "): str(value) for name, value in summary.items()})
@@ -179,7 +180,7 @@ def _over(folder: RunFolder) -> list[RenderableType]:
 
 def _facts(facts: dict[str, str]) -> Text:
     width = max(map(len, facts))
-    return Text("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
+    return Text(printable("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())))
 
 
 def _events(events: list[Event]) -> Table:
@@ -190,11 +191,13 @@ def _events(events: list[Event]) -> Table:
             cause = f"it did not run for {event.seconds:.1f} s"
         elif event.what == "went back":
             cause = f"to its newest checkpoint: {event.steps:,} env steps are undone"
-        table.add_row(
-            datetime.fromtimestamp(event.time).strftime("%H:%M:%S"),
-            event.what,
-            event.worker or event.policy,
-            str(event.life or ""),
-            cause,
-        )
+        words = (_clock(event.time), event.what, event.worker or event.policy, str(event.life or ""), cause)
+        table.add_row(*(Text(printable(word)) for word in words))  # brackets are no markup
     return table
+
+
+def _clock(seconds: float) -> str:
+    """Return a time of a file's as a clock shows it."""
+    with suppress(OverflowError, ValueError, OSError):
+        return datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
+    return "?"
