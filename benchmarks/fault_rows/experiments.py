@@ -100,6 +100,13 @@ class SlowToMake(CartPoleEnv):
         super().__init__()
 
 
+class Unclosable(CartPoleEnv):
+    """CartPole that never comes back from being closed."""
+
+    def close(self) -> None:
+        time.sleep(1e6)
+
+
 class Away(MetricSink):
     """A tracker that is away, and later broken, while files of these names lie beside the
     run's folder; it writes the number of each update there."""
@@ -249,6 +256,11 @@ def _faulty(threads: int, deadline_s: float = DEADLINE) -> Experiment:
     environment = Gymnasium(make=f"{__file__}:Faulty", threads=threads, max_episode_steps=500)
     often = {"checkpoint_seconds": 1.0, "checkpoint_share": 0.5, "checkpoints": 10}
     return _on_policy(environment, lanes=4, actors={"deadline_s": deadline_s}, trainer=often)
+
+
+def unclosable() -> Experiment:
+    """An environment that does not let itself be closed."""
+    return _on_policy(Gymnasium(make=f"{__file__}:Unclosable", max_episode_steps=500), lanes=1)
 
 
 def simulators() -> Experiment:
