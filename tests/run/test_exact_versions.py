@@ -5,6 +5,7 @@ experiment, wherever the run is cut."""
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -28,6 +29,10 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay.replay import Replay
 from tidemill.store.checkpoint import read_newest
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
+from tidemill.workers.actor import ActorWorker
+from tidemill.workers.checkpoint_pace import CheckpointPace
+from tidemill.workers.evaluation import EvaluationWorker
+from tidemill.workers.trainer import TrainerWorker
 
 UNNAMED = shutil.ignore_patterns(".*")
 
@@ -106,6 +111,60 @@ def test_a_run_that_is_killed_or_stopped_anywhere_finds_and_decides_the_same(
         for policy in made.trained():
             assert differences(whole, folder, *places, policy=policy) == []
         assert (told(folder), known(folder, made.trained())) == (facts, known(whole, made.trained())), folder
+
+
+def late_as_the_trainer_ends(patch: pytest.MonkeyPatch, version: int) -> Event:
+    """Have an evaluation be within a poll, with a game of `version` to be counted, as the
+    trainer ends, and go on with it once the judge rests, or has written what it has of
+    the cut. Return what says that it has come to that."""
+    late, ended, rests = Event(), Event(), Event()
+    poll, finish = EvaluationWorker._poll, TrainerWorker._finish
+    hold, save = ActorWorker._hold, ActorWorker._save_part
+
+    def poll_late(worker: Any) -> Any:
+        frozen, channels = worker._frozen, worker._consumer._channels
+        if frozen is not None and frozen.version == version and any(each.waiting() for each in channels):
+            late.set()
+            assert rests.wait(30)
+        return poll(worker)
+
+    def finish_then(worker: Any) -> None:
+        assert late.wait(30)
+        finish(worker)
+        ended.set()
+
+    def rest(then: Callable[..., None]) -> Callable[..., None]:
+        def rested(worker: Any, message: Any) -> None:
+            then(worker, message)
+            if worker.name == "judge-0" and ended.is_set():
+                rests.set()
+
+        return rested
+
+    patch.setattr(EvaluationWorker, "_poll", poll_late)
+    patch.setattr(TrainerWorker, "_finish", finish_then)
+    patch.setattr(ActorWorker, "_hold", rest(hold))
+    patch.setattr(ActorWorker, "_save_part", rest(save))
+    patch.setattr(CheckpointPace, "due", lambda *args: False)  # no cut but the last one
+    return rests
+
+
+def test_what_an_evaluation_has_counted_as_its_trainer_ended_is_not_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that a trainer ends by itself, at its limit, is at rest before its last cut
+    is written."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(judged(0, updates=4), launch="inline", run_dir=whole, quiet=True)
+    with monkeypatch.context() as patch:
+        was_late = late_as_the_trainer_ends(patch, version=2)
+        train(judged(0, updates=2), launch="threads", run_dir=cut, quiet=True)
+        assert was_late.is_set()
+    resume(cut, launch="inline", limits={"updates": 4}, quiet=True, trust=True)
+    first, second = (
+        [each for each in told(folder) if each["evaluation/version"] < 4] for folder in (whole, cut)
+    )
+    assert [each["evaluation/version"] for each in first] == [0, 2] and first == second
 
 
 KILLED = """
