@@ -74,6 +74,28 @@ def test_what_other_versions_have_played_or_more_than_one_is_discarded_and_count
     assert told.values["evaluation/return"] == 3.0 and told.values["evaluation/discarded"] == 5
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_game_more_than_a_round_takes_is_as_nothing_before_its_end_and_after(
+    late: bool, tmp_path: Path
+) -> None:
+    """Which of two judges sends the last game of a round is chance."""
+    games = Games(tmp_path, count=2, games=2, updates=2)
+    games.push(0)
+    games.play(0, 1.0)
+    games.play(0, 100.0)  # in the tick that ended the round of its target
+    if not late:
+        games.evaluate()
+    games.play(0, 3.0, channel=1)
+    told = games.evaluate()
+    games.push(1, 2)
+    games.evaluate()
+    games.play(2, 5.0), games.play(0, 7.0, last=2, channel=1)
+    games.play(2, 7.0, channel=1)
+    told += games.evaluate()
+    assert [each.values["evaluation/return"] for each in told] == [2.0, 6.0]
+    assert [each.values["evaluation/discarded"] for each in told] == [0, 1]
+
+
 def test_while_there_is_no_new_version_the_actors_wait(tmp_path: Path) -> None:
     games = Games(tmp_path, games=1, slots=2)
     assert games.play(0, 1.0) and games.play(0, 2.0) and not games.play(0, 3.0)

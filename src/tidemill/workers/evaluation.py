@@ -25,7 +25,9 @@ it is noted which of them have beaten it::
     "evaluation": Evaluation(games=100, drawn=0.0),
 
 A version's games are whole rounds of the seats' episodes (`counted_episodes`). Episodes
-of other versions, or in which the version changed, are discarded and counted.
+of other versions, or in which the version changed, are discarded and counted; not those
+that judges in rounds have played of a version beyond its games, since chance says whether
+they come before its last one or after.
 
 An opponent that was never rated counts as the newest rated version before it.
 Evaluation takes longer than a push, so that most opponents were not evaluated
@@ -445,6 +447,7 @@ class EvaluationWorker(Worker):
         seat. Return how many there are in the sample."""
         frozen, ends = self._frozen, sample["info_mask"].nonzero()
         assert frozen is not None
+        before = frozen.version - (self._config.updates or 0)  # whose round was the last one
         names = ("version", "last_version", "seat", "info.return", "info.length")
         rows: list[list[Any]] = [sample[name][ends].tolist() for name in names]
         rows.append(list(sample[FIELD][ends]))
@@ -455,7 +458,7 @@ class EvaluationWorker(Worker):
         for first, last, seat, reached, length, info, others, policies in zip(*rows, strict=True):
             key = sample.channel, seat
             if not first == last == frozen.version:
-                self._discarded += 1
+                self._discarded += not first == last == before
             elif self._played[key] < self._each:
                 self._played[key] += 1
                 self._returns.append(reached)
