@@ -1,9 +1,10 @@
 """A ring that serves its targets strictly in turn waits for an environment, and not for
-ever."""
+ever; each episode begins with a draw of its own."""
 
 from pathlib import Path
 
 import pytest
+from tests.workers.world import Marked, World
 
 from tidemill import (
     PPO,
@@ -57,3 +58,39 @@ def test_what_environments_break_off_themselves_comes_before() -> None:
     assert patience_of(actors.replace(environment=one_after_another, deadline_s=3.0)) == 2 * 3.0 + GRACE
     simulator = SimulatorEnvironment(path="build/reach", start_seconds=90.0)
     assert patience_of(actors.replace(environment=simulator, deadline_s=3.0)) == 90.0 + GRACE
+
+
+class OpensLate:
+    """A gate that opens between two looks at it."""
+
+    waits = False
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def opens(self) -> bool:
+        self.looks += 1
+        return self.looks % 2 == 0
+
+
+def test_a_gate_that_opens_just_as_it_is_looked_at_lets_no_episode_begin_without_its_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When others open it is chance."""
+    spec = AgentSpec(policy="p", samples="s", sample_steps=4)
+    world = World(Actors(environment=Marked(), agents=(spec,), lanes=1, slots=50))
+    world.begin()
+    order = world.actor.order
+    (target,), drawn, began = order.targets, list[int](), list[bool]()
+    send = target._environment.send
+    monkeypatch.setattr(order._refresh, "before_episodes", drawn.append)
+    monkeypatch.setattr(
+        target._environment,
+        "send",
+        lambda given, reset: (began.append(bool(reset.all())), send(given, reset)),
+    )
+    target._gate = OpensLate()
+    for _ in range(20):
+        world.poll()
+        world.drain()
+    assert sum(began) > 2 and drawn == [0] * sum(began)

@@ -105,9 +105,8 @@ class EnvTarget:
         return [self._info_reader.numbers(info) for info in self._environment.episode_infos(group, seats)]
 
     def all_done(self) -> bool:
-        """True when every lane is finished and none of its seats waits for an answer: the
-        next tick resets all of them."""
-        return 0 not in self._reset.tobytes() and self.ready_to_step()  # `all` takes ten times as long
+        """True when every lane is finished: the next tick resets all of them."""
+        return 0 not in self._reset.tobytes()  # `all` takes ten times as long
 
     def unmask_all_info(self) -> None:
         """Cut the episodes still open now: the next observations are their final ones,
@@ -386,12 +385,12 @@ class EnvRing(ServiceOrder):
                     self._at = target.number  # nobody is served before it: so all ask in one order
                     return
                 try:
-                    if target.all_done():
-                        refresh.before_episodes(target.number)
-                        target.reset()
-                        moved = True
-                    elif target.ready_to_step():
-                        target.step()
+                    if target.ready_to_step():  # asked once: a gate may open between two looks
+                        if target.all_done():
+                            refresh.before_episodes(target.number)
+                            target.reset()
+                        else:
+                            target.step()
                         moved = True
                     if self._strict and not target.wait():
                         self._at = target.number
