@@ -652,6 +652,7 @@ def save_once(patch: pytest.MonkeyPatch, steps: int, flying: bool = True) -> Non
             worker._save()
 
     patch.setattr(ReplayTrainerWorker, "_look_round", look_and_save)
+    patch.setattr(trainer, "TASKS", 1)  # before it looks: some are owed then
     patch.setattr(CheckpointPace, "due", lambda *_: False)
 
 
