@@ -106,6 +106,15 @@ def test_a_layer_that_overflows_is_named(net):
     assert "critic" in name or "addmv" in name
 
 
+@pytest.mark.parametrize(("module", "large"), [(test_sac, 1e18), (test_dqn, 1e30)])
+def test_a_gradient_whose_norm_alone_overflows_is_named(module, large):
+    learner, sample = module.learner_of(), module.sample_of()
+    sample["obs"][0, 2] = large
+    fault = fault_of(learner, sample)
+    assert "norm inf" in str(fault)
+    assert first_wrong(learner, fault)[:2] == ("gradient", "norm")
+
+
 def test_weights_that_are_not_finite_are_named():
     learner, sample = made("numpy")
     learner.policy.parameters()["hidden.0.weight"][0, 1, 2] = np.nan

@@ -238,6 +238,7 @@ class DQNLearner(Algorithm):
         for name, array in views(self._gradient[: self.policy.shape.size], forms).items():
             yield TracedArray("gradient", name, array)
         yield TracedArray("loss", "loss", np.array(loss))
+        yield TracedArray("gradient", "norm", np.array(np.linalg.norm(self._gradient)))
 
     def _differentiate(self, batch: Arrays) -> tuple[Floats, Floats, Floats, Floats]:
         """Return (loss [B], its derivative with respect to what the network tells of the

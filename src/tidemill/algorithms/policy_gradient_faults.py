@@ -142,3 +142,4 @@ def trace_minibatch(record: Arrays, loss: PolicyGradientLoss) -> Iterator[Traced
             size = prod(form)
             yield TracedArray("gradient", name, flat[start : start + size].reshape(form))
             start += size
+        yield TracedArray("gradient", "norm", np.array(np.linalg.norm(flat)))

@@ -183,6 +183,7 @@ class TwinCriticLearner(Algorithm):
         )
         for name, array in views(gradient, network.shape.forms()).items():
             yield TracedArray("gradient", name, array)
+        yield TracedArray("gradient", "norm", np.array(np.linalg.norm(gradient)))
 
     def _own(self) -> Arrays:
         """Return by name, as views, the arrays that a resumed run needs besides the
