@@ -379,6 +379,17 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert read_newest(tmp_path)[2] == {"updates": 1}
 
 
+def test_a_folder_that_cannot_be_written_leaves_no_part_of_its_checkpoint(tmp_path: Path) -> None:
+    def fails(folder: Path) -> None:
+        (folder / "rows.npy").write_bytes(b"x" * 4096)
+        raise CheckpointError("the replay cannot be written")
+
+    write(tmp_path, 1)
+    with pytest.raises(CheckpointError, match="the replay"):
+        write_checkpoint(tmp_path, "update-2", ARRAYS, {}, 3, {"buffer": fails})
+    assert [path.name for path in tmp_path.iterdir()] == ["update-1"]
+
+
 def test_a_folder_of_files_is_kept_with_its_checksums(tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
         (folder / "rows.bin").write_bytes(b"rows")

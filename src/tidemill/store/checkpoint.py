@@ -100,7 +100,7 @@ def write_checkpoint(
         aside.rename(target)
         sync(folder)
         _remove(replaced)
-    except Overtaken:
+    except (Overtaken, CheckpointError):  # or what writes a folder has said what it was
         shutil.rmtree(aside, ignore_errors=True)
         raise
     except OSError as error:
