@@ -1,6 +1,8 @@
 """Disks that are full, and folders that cannot be written any more: training goes on, and
 what was trained is kept somewhere."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -62,7 +64,7 @@ def run(folder: Path, updates: int, on_update, what="CartPole-v1", **settings):
     return tidemill.train(
         what, steps=10**6, launch="inline", layout="given", run_dir=folder, log="csv", quiet=True,
         on_update=on_update, lanes=4, sample_steps=16, minibatch_size=32, checkpoint_seconds=1e-9,
-        checkpoint_share=1, database_seconds=1e-9, **{"limits.updates": updates, **settings},
+        checkpoint_share=1, **{"database_seconds": 1e-9, "limits.updates": updates, **settings},
     )  # fmt: skip
 
 
@@ -164,6 +166,65 @@ def test_at_the_end_on_a_full_disk_the_last_weights_go_elsewhere_and_can_be_gone
     assert found.summary.updates == 8
 
 
+def test_a_run_whose_last_checkpoint_alone_has_no_room_ends_with_an_error_that_says_where_it_is(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+
+    def on_update(metrics, control):
+        if metrics["update"] == 3:
+            fill(disk)
+            os.truncate(disk / "filler", (disk / "filler").stat().st_size - 3 * 4096)
+
+    with pytest.raises(tidemill.TidemillError, match="did not take the run's last checkpoint") as failed:
+        run(disk / "run", 6, on_update, database_seconds=None)
+    (refuge,) = (tmp_path / "elsewhere").iterdir()
+    assert f"its last checkpoint is in {refuge}" in str(failed.value)
+    assert read_newest(refuge / "checkpoints/policy").facts["updates"] == 6
+    own = json.loads((disk / "run/summary.json").read_text())
+    assert (own["status"], own["updates"]) == ("failed", 6)
+    (disk / "filler").unlink()
+    # which is as new again: what is elsewhere does not count any more
+    assert tidemill.resume(disk / "run", limits={"updates": 7}, quiet=True).summary.status == "completed"
+
+
+def test_a_run_whose_folder_is_renamed_tells_it_and_its_last_checkpoint_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+
+    def on_update(metrics, control):
+        if metrics["update"] == 3:
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    with pytest.raises(tidemill.TidemillError, match="complete but for that, and its last checkpoint is in"):
+        run(tmp_path / "run", 6, on_update, database_seconds=None)
+    told = capsys.readouterr().err
+    assert told.count("cannot be written: the run's folder was removed or renamed") == 2
+    assert not (tmp_path / "run").exists()
+    assert checkpoints(tmp_path / "moved/checkpoints/policy")[-1].name in ("update-2", "update-3")
+    (refuge,) = (tmp_path / "elsewhere").iterdir()
+    assert tidemill.resume(refuge, limits={"updates": 7}, quiet=True).summary.updates == 7
+
+
+def test_where_there_is_no_room_elsewhere_either_the_last_good_checkpoint_is_named(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (disk / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(disk / "elsewhere"))
+
+    def on_update(metrics, control):
+        if metrics["update"] == 3:
+            fill(disk)
+
+    with pytest.raises(tidemill.TidemillError, match=r"checkpoint .* cannot be written: No space") as failed:
+        run(disk / "run", 6, on_update, database_seconds=None)
+    assert f"go on from the last one by: {command()} resume {disk / 'run'}" in str(failed.value)
+    assert not [*(disk / "elsewhere").iterdir()]
+
+
 def test_a_folder_in_the_refuges_place_that_is_not_the_users_own_is_not_written_into(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +241,7 @@ def test_a_folder_in_the_refuges_place_that_is_not_the_users_own_is_not_written_
     with pytest.raises(tidemill.TidemillError, match=r"checkpoint .* cannot be written: No space left"):
         run(disk / "run", 3, on_update)
     (refuge,) = (tmp_path / "elsewhere").iterdir()
-    assert not [path for path in refuge.iterdir() if path.name != "summary.json"]
+    assert not [*refuge.iterdir()]
 
 
 def test_a_disk_that_becomes_read_only_as_a_run_starts_is_named(

@@ -29,7 +29,7 @@ from tidemill.run.control_socket import ControlSocket
 from tidemill.run.controller import Controller
 from tidemill.run.cuts import go_back_to_cut
 from tidemill.run.events import Event, EventLog
-from tidemill.run.folder import EPISODES, MEMORY, PLACES, SUMMARY, RunFolder, as_typed, command
+from tidemill.run.folder import CONFIG, EPISODES, MEMORY, PLACES, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.host_places import HostPlace, table_of_places
 from tidemill.run.interrupts import Interrupts
 from tidemill.run.live_view import make_view
@@ -39,7 +39,7 @@ from tidemill.run.run_control import OnUpdate, RunControl
 from tidemill.run.snapshot import snapshot
 from tidemill.run.status import status_of
 from tidemill.store.fence import check
-from tidemill.store.refuge import refuge_of
+from tidemill.store.refuge import has_newer, refuge_of
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.fault_records import FAULTS
 
@@ -69,6 +69,7 @@ class RunLifecycle:
         self._noticed = 0  # how many notices were shown
         self._planned = False  # the memory plan was written
         self._places: Mapping[str, HostPlace] = {}  # as they were written
+        self._refuge: Path | None = None  # where workers write what the folder does not take at the end
         self._elsewhere = ""  # what to do with the last checkpoint that its own folder did not take
         self._events = EventLog(folder.path)
         # lost: nothing is there that is worth keeping, but for what is called kept
@@ -90,6 +91,8 @@ class RunLifecycle:
                         (folder.path / name).unlink()
             except OSError as broken:  # its disk has just become read-only
                 raise RunError(_unwritable(broken, folder.path)) from None
+            with suppress(OSError):
+                self._refuge = refuge_of(folder.path)
             metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
             stack.callback(lambda: metrics.close())
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
@@ -313,23 +316,32 @@ class RunLifecycle:
     ) -> BaseException | None:
         """Write down how it ended, and return the error that ended it: the first
         cause."""
-        path = self._folder.path
+        job, path, refuge, text = controller.job, self._folder.path, self._refuge, ""
+        elsewhere = refuge is not None and has_newer(path, refuge, job.experiment.trained())
         try:
             if controller.state.report.tracebacks and (controller.state.began or self._resumed is not None):
                 (path / LOGS).mkdir(mode=0o700, exist_ok=True)
                 with open(path / TRACEBACKS, "a", opener=private) as log:
-                    log.writelines(text + "\n" for text in controller.state.report.tracebacks)
+                    log.writelines(each + "\n" for each in controller.state.report.tracebacks)
+            if elsewhere:  # there was room for this alone
+                text = f"{path} did not take the run's last checkpoint"
             if not self._lost:
-                self._folder.write(SUMMARY, summary)
+                said = {"status": "failed", "reason": text} if text and error is None else {}
+                self._folder.write(SUMMARY, summary | said)
         except OSError as broken:
             text = _unwritable(broken, path)
+        if not text:
+            return error
+        if refuge is not None and elsewhere:
+            self._elsewhere = _in_refuge(refuge, summary["status"] == "completed")
             with suppress(OSError):
-                if (refuge := refuge_of(path)).is_dir():
-                    RunFolder(refuge).write(SUMMARY, summary)
-                    self._elsewhere = _in_refuge(refuge, summary["status"] == "completed")
-            if error is None:
-                return RunError(text)
-            controller.state.report.notices.append(text)
+                if not (refuge / CONFIG).exists():  # the run's own was gone before
+                    source = Path(job.source) if job.source else None
+                    RunFolder(refuge).write_experiment(job.experiment, source)
+                RunFolder(refuge).write(SUMMARY, summary)
+        if error is None:
+            return RunError(text)
+        controller.state.report.notices.append(text)
         return error
 
     def _cure(self, controller: Controller) -> str:

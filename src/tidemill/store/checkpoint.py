@@ -11,6 +11,7 @@ One that is undone, since its run has gone back behind it, is put aside (`LATER`
 the run has come as far again: what it went back to might turn out to be damaged.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ MANIFEST = "manifest.json"
 REPLACED = "replaced"
 LATER = "later-"
 MOST_LATER = 4  # that are put aside in a folder, the newest ones
+AWAY = "the run's folder was removed or renamed, or its disk is away"
 FORMAT = 1
 ENDED = "ended"
 """What checkpoints in a run of several policies have among their facts: the epoch in a
@@ -77,6 +79,8 @@ def write_checkpoint(
     check(folder)
     target, aside = folder / name, folder / f".{name}.{os.getpid()}"
     try:
+        if not folder.parent.parent.is_dir():  # else a folder would be made that is no run's
+            raise FileNotFoundError(errno.ENOENT, AWAY)
         for place in (folder.parent, folder):
             private_folder(place)
         shutil.rmtree(aside, ignore_errors=True)

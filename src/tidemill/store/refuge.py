@@ -15,25 +15,26 @@ from tidemill.store.checkpoint import checkpoints
 
 COPIED = (
     "config.json", "source.json", "launcher.json", "versions.json", "layout.json", "episodes.json",
-    "metrics.jsonl",
 )  # fmt: skip
-"""What a resumed run needs, or goes on with, of its folder: all but checkpoints."""
+"""What a resumed run needs, or goes on with, of its folder: all but checkpoints, and what
+may be large (`METRICS`)."""
+METRICS = "metrics.jsonl"
 
 
 def refuge_of(run: Path) -> Path:
     """Return the folder under ``$TMPDIR`` that stands in for that of `run`, whether it is
     there or not: the same for all who ask in one run, another one for another run that
-    is made in the same place."""
+    is made in the same place. It is asked for as the run starts, whose folder may be gone
+    at its end. Raises `OSError`."""
     made = run.stat().st_ino, (run / "versions.json").stat().st_mtime_ns
     digest = sha256(f"{run.resolve()} {made}".encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"tidemill-{run.name[:40]}-{digest}"
 
 
-def copy_of_run(run: Path, policies: Collection[str], own: str) -> Path:
+def copy_of_run(run: Path, refuge: Path, policies: Collection[str], own: str) -> None:
     """Make the `refuge_of` a run, with copies of `COPIED` and of the newest checkpoint of
-    each of `policies` but the caller's `own`, which is about to be written; return it.
-    Raises `OSError`."""
-    refuge = refuge_of(run)
+    each of `policies` but the caller's `own`, which is about to be written. Raises
+    `OSError`."""
     with suppress(FileExistsError):
         refuge.mkdir(mode=0o700)
     found = refuge.lstat()
@@ -41,12 +42,43 @@ def copy_of_run(run: Path, policies: Collection[str], own: str) -> Path:
         raise PermissionError(1, "this folder is not the user's own", str(refuge))
     for name in COPIED:
         with suppress(FileNotFoundError):
-            content = (run / name).read_bytes()
-            with open(refuge / name, "wb", opener=private) as file:
-                file.write(content)
+            _copy(run / name, refuge / name)
     for policy in policies:
         there = refuge / "checkpoints" / policy
         newest = checkpoints(run / "checkpoints" / policy)[-1:]
         if policy != own and newest and newest[0].name not in {path.name for path in checkpoints(there)}:
             shutil.copytree(newest[0], there / newest[0].name, symlinks=True)
-    return refuge
+
+
+def copy_metrics(run: Path, refuge: Path) -> None:
+    """Copy a run's metrics into its refuge, once its checkpoint is there; where they have
+    no room, none of them."""
+    try:
+        _copy(run / METRICS, refuge / METRICS)
+    except OSError:
+        (refuge / METRICS).unlink(missing_ok=True)
+
+
+def _copy(path: Path, to: Path) -> None:
+    with open(path, "rb") as source, open(to, "wb", opener=private) as file:
+        shutil.copyfileobj(source, file)
+
+
+def abandon(refuge: Path) -> None:
+    """Remove the user's own refuge where it holds no checkpoint, nor any that is being
+    written."""
+    if refuge.is_dir() and not any((refuge / "checkpoints").glob("*/*")):
+        shutil.rmtree(refuge, ignore_errors=True)
+
+
+def has_newer(run: Path, refuge: Path, policies: Collection[str]) -> bool:
+    """Return whether the `refuge_of` a run has a newer checkpoint of one of `policies`
+    than the run's own folder, which did not take it."""
+    for policy in policies:
+        own, there = (
+            [int(path.stem.rpartition("-")[2]) for path in checkpoints(folder / "checkpoints" / policy)]
+            for folder in (run, refuge)
+        )
+        if max(there, default=-1) > max(own, default=-1):
+            return True
+    return False

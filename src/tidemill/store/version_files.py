@@ -3,6 +3,7 @@
 A file is there whole or not at all. One lock per policy keeps writers of files apart.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tidemill.core.errors import DatabaseError
-from tidemill.store.checkpoint import write_synced
+from tidemill.store.checkpoint import AWAY, write_synced
 from tidemill.store.database_locks import lock
 from tidemill.store.fence import check
 
@@ -34,7 +35,9 @@ def writing(database: Path, policy: str, patience: float) -> Iterator[Path]:
     descriptor = -1
     check(database)
     try:
-        database.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not database.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, AWAY)
+        database.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         lock(descriptor, folder, patience)

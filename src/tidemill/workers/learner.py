@@ -56,7 +56,7 @@ from tidemill.store.checkpoint import (
 from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.fence import epoch_of
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
-from tidemill.store.refuge import copy_of_run
+from tidemill.store.refuge import abandon, copy_metrics, copy_of_run, refuge_of
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult
@@ -140,6 +140,9 @@ class Learner:
         """Whether the last update did."""
         self._saved = -1, -1, -1  # updates, steps and dropped samples at the newest checkpoint
         self._refused = False  # the last one could not be written
+        self._refuge: Path | None = None  # where the run's last one goes then
+        with suppress(OSError):  # of a host that does not see the folder
+            self._refuge = refuge_of(Path(context.folder)) if context.folder else None
         # of several policies some may lack their last checkpoint, which is marked
         self._several = len(context.experiment.trained()) > 1 and not context.experiment.exact_resume
         self._ends = False
@@ -651,13 +654,18 @@ class Learner:
         """Write the run's last checkpoint into a folder of temporary files, since its own
         does not take it; it can be gone on from there. Raises the `error` where that
         cannot be, either."""
-        assert self._context.folder is not None
+        if self._context.folder is None or (refuge := self._refuge) is None:
+            raise error
         run = Path(self._context.folder)
         try:
-            refuge = copy_of_run(run, [*self._context.experiment.trained()], self._config.policy)
+            copy_of_run(run, refuge, [*self._context.experiment.trained()], self._config.policy)
             self._write(refuge / "checkpoints" / self._config.policy)
-        except (CheckpointError, OSError):
+        except PermissionError:  # what is there is not the user's own
             raise error from None
+        except (CheckpointError, OSError):
+            abandon(refuge)
+            raise error from None
+        copy_metrics(run, refuge)
         higher = " with a higher limit" if self.limits.limit_reached("") else ""
         self.notice(
             f"{error}. The last checkpoint is in {refuge} instead, which may be emptied when the machine "
