@@ -406,6 +406,39 @@ def test_an_algorithm_without_priorities_leaves_them_as_they_are():
     assert (play.buffer._priorities.powers.numbers[play.buffer.sequences.span > 0] == 1).all()
 
 
+@pytest.mark.parametrize(("field", "gone"), [("reward", {4}), ("obs", {4, 5})])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_so_large_that_it_spoils_updates_is_not_drawn_again(kind, field, gone, tmp_path):
+    play = Play(kind(capacity=64, warm_up=6), batch=64)
+    for _ in range(10):
+        play.tick(0, "step")
+    everything = {(0, 0, i) for i in range(9)}
+    assert drawn(play.draw(transitions=400)) == everything
+    play.buffer.take(0)
+    assert play.buffer.forget_large() == 0
+    play.buffer._store.arrays[field][5] = 1e30  # is the end of the transition that begins in row 4
+    play.buffer.take(0)
+    assert play.buffer.forget_large() == len(gone)
+    play.buffer.release()
+    left = everything - {(0, 0, i) for i in gone}
+    assert drawn(play.draw(transitions=400)) == left
+    save(play, tmp_path / "saved")
+    again = Play(kind(capacity=64, warm_up=6), batch=64)
+    again.tick(0, "step")
+    again.buffer.restore(tmp_path / "saved")
+    assert again.buffer.sequences.count == len(left)
+
+
+def test_where_all_is_so_large_enough_stays_to_draw_from():
+    play = Play(Replay(capacity=64, warm_up=6), batch=64)
+    for _ in range(10):
+        play.tick(0, "step")
+    play.buffer._store.arrays["reward"][:] = 1e30
+    play.buffer.take(0)
+    assert play.buffer.forget_large() == 0
+    assert play.buffer.sequences.count == 9
+
+
 # ---- saved and restored ----------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ keep weights that are not finite."""
 import json
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -148,6 +149,34 @@ def test_a_replay_memory_goes_on_with_the_next_batch(tmp_path, spoil):
     report = replay_fault(tmp_path / "run", 3)
     assert report.where.startswith("input obs[1")
     assert "row 1 of the minibatch" in report.where
+
+
+class Overflows(gymnasium.Env):
+    """Tells an observation once, in its 155th step, by which no gradient is finite."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        seen = self.np_random.normal(size=2).astype(np.float32)
+        return seen * np.float32(1e38 if self.steps == 155 else 1), 1.0, self.steps % 10 == 0, False, {}
+
+
+def test_a_replay_memory_does_not_come_back_to_what_spoilt_an_update(tmp_path, capsys):
+    found = tidemill.train(
+        Overflows, algorithm="dqn", steps=400, launch="inline", layout="given", run_dir=tmp_path / "run",
+        log="", quiet=True, warm_up=100, hidden=(8,), lanes=1,
+    )  # fmt: skip
+    assert found.summary.status == "completed"
+    skipped = read_metrics(tmp_path / "run")[-1]["skipped"]
+    assert 0 < skipped <= 2  # two transitions hold it
+    assert "transitions of that update are never drawn again" in capsys.readouterr().err
 
 
 def test_an_exact_run_ends_where_it_would_have_to_go_back(tmp_path, spoil):

@@ -251,6 +251,12 @@ class ReplayBuffer(Buffer):
         """Say that the batch drawn last was trained on; what the algorithm wrote into it
         (priorities) is taken over."""
 
+    def forget_large(self) -> int:
+        """Draw those transitions of the batch drawn last never again whose numbers are so
+        large that they may have made its update infinite, and return how many these are.
+        By default it keeps all, and returns 0."""
+        return 0
+
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write all that it holds into files in `folder`, which exists and is empty,

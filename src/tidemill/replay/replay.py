@@ -27,6 +27,9 @@ from tidemill.store.checkpoint import MANIFEST, sync, write_synced
 
 LOOKED_AT = 256
 """So many first rows are looked at: are their stacks of frames what they should be?"""
+LARGEST = float(np.finfo(np.float32).max) ** 0.25
+"""Numbers up to this (4.3e9) make no update infinite by themselves: the norm of a
+gradient is of squares of products of two."""
 FORMAT = 1
 
 
@@ -330,6 +333,19 @@ class UniformReplay(ReplayBuffer):
 
     def release(self) -> None:
         """Do nothing: the next batch is drawn over this one."""
+
+    def forget_large(self) -> int:
+        """See `ReplayBuffer.forget_large`. Half of `warm_up` stays in any case."""
+        sample, places = self._gather(self._places)[0], self._places
+        large = np.zeros(len(places), np.bool_)
+        for name, array in sample.items():
+            if array.dtype.kind == "f" and name.removeprefix("next.").partition(".")[0] in ("obs", "rewards"):
+                large |= ~(np.abs(array[0].reshape(len(places), -1)) <= LARGEST).all(axis=1)
+        found = np.unique(places[large])
+        if len(found) == 0 or self.sequences.count - len(found) < max(self._least // 2, 1):
+            return 0
+        self.sequences.drop(found)
+        return len(found)
 
     # ---- checkpoints -------------------------------------------------------------------
 

@@ -147,10 +147,7 @@ class Sequences:
         begun = places[self.span[places] > 0]
         if self.count - len(begun) < self.least:
             return False
-        self.span[begun] = 0
-        self.count -= len(begun)
-        if self._watcher is not None:
-            self._watcher.drop(begun)
+        self.drop(begun)
         self.heads[lane] -= age + 1
         self.age[lane] = -1
         return True
@@ -204,10 +201,14 @@ class Sequences:
             later = self.ahead(places, rows)
             gone = later[(self.span[later] > 0) & (self.step[later] >= rows)]
             if len(gone):
-                self.span[gone] = 0
-                self.count -= len(gone)
-                if self._watcher is not None:
-                    self._watcher.drop(gone)
+                self.drop(gone)
+
+    def drop(self, places: Ints) -> None:
+        """Let the transitions that begin at `places`, each named once, begin no more."""
+        self.span[places] = 0
+        self.count -= len(places)
+        if self._watcher is not None:
+            self._watcher.drop(places)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
         """Return `count` places that begin a transition, each equally likely, with

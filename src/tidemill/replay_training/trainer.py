@@ -49,6 +49,7 @@ class ReplayTrainerWorker(Worker):
         self._reason: str | None = None  # why the run ends, once that is known
         self._ended_at = self._progress_at = 0.0
         self._journal: JournalWriter | None = None
+        self._told_large = False  # that transitions were taken out of the memory
 
     def _configure(self, facts: Facts) -> Facts:
         config, learner = self._config, self.learner
@@ -269,6 +270,7 @@ class ReplayTrainerWorker(Worker):
         learner.follow_schedules()
         if self._journal is not None:
             self._journal.task(learner.limits.progress())
+        skipped = learner.counters.skipped
         try:
             metrics = run_alone(learner.update(taken))
         except UpdateFault:
@@ -277,6 +279,8 @@ class ReplayTrainerWorker(Worker):
             learner.save_finite()
             raise
         self.clock.enter(left)
+        if learner.counters.skipped > skipped:
+            self._forget_large()
         metrics = learner.measured(metrics, taken)
         self._finish_task()
         # else the next one is about to be published in its place, or steps are granted
@@ -285,6 +289,19 @@ class ReplayTrainerWorker(Worker):
             self._publish_newest()
         self._progress_at = awake()  # while tasks are owed, steps may have to wait for them
         self._metrics.count(metrics, self._progress_at - began)
+
+    def _forget_large(self) -> None:
+        """Take out of the memory what may have led to an update that was left out: it
+        would come again. What an exact run, or one with a journal, draws follows from
+        what it has stored alone."""
+        found = self._buffer.forget_large() if self.learner.goes_back else 0
+        if found and not self._told_large:
+            self._told_large = True
+            self.learner.notice(
+                f"{found:,} transitions of that update are never drawn again, since their observations or "
+                "rewards are so large that they may have led to it; later ones like these neither: scale or "
+                "clip them"
+            )
 
     def _finish_task(self) -> None:
         self.learner.finish_update()
