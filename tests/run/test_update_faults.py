@@ -14,6 +14,7 @@ from tidemill.algorithms.ppo import PPOLearner, PPOLoss
 from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.trained.replay_fault import replay_fault
 
 
@@ -177,6 +178,25 @@ def test_a_replay_memory_does_not_come_back_to_what_spoilt_an_update(tmp_path, c
     skipped = read_metrics(tmp_path / "run")[-1]["skipped"]
     assert 0 < skipped <= 2  # two transitions hold it
     assert "transitions of that update are never drawn again" in capsys.readouterr().err
+
+
+class Pays(Overflows):
+    """Pays so much in its first episode that these rewards have no finite sum."""
+
+    def step(self, action):
+        seen, _, *ends = super().step(action)
+        return seen, 3e38 if self.steps in (3, 6) else 1.0, *ends
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_versions_are_kept_whatever_an_episode_returns(tmp_path, capsys):
+    tidemill.train(
+        Pays, algorithm="dqn", steps=120, launch="inline", layout="given", run_dir=tmp_path / "run", log="",
+        quiet=True, warm_up=100, hidden=(8,), lanes=1, database_seconds=1e-9,
+    )  # fmt: skip
+    assert "was not kept" not in capsys.readouterr().err
+    kept = ParameterDatabase(tmp_path / "run/parameters").versions("policy")
+    assert [version.version for version in kept][-1] > 0
 
 
 def test_an_exact_run_ends_where_it_would_have_to_go_back(tmp_path, spoil):

@@ -169,7 +169,10 @@ class DQNLearner(Algorithm):
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Raises `UpdateFault` when loss or gradient are not
         finite; the weights stay as they were."""
-        (sample,) = samples
+        with np.errstate(over="ignore", invalid="ignore"):  # which is looked for
+            return self._update(samples[0], steps)
+
+    def _update(self, sample: Sample, steps: int) -> dict[str, float]:
         arrays = [*sample.values()]
         if len(arrays) != len(self._arrays) or not all(map(is_, arrays, self._arrays)):
             self._arrays, self._batch = arrays, {name: array[0] for name, array in sample.items()}
@@ -209,12 +212,11 @@ class DQNLearner(Algorithm):
         if self._native is not None:
             return self._native.go_back(batch, self.config.gamma, self.config.double)
         rows, share = len(batch["weight"]), batch["weight"] / np.float32(len(batch["weight"]))
-        with np.errstate(over="ignore", invalid="ignore"):  # `update` looks for what is not finite
-            losses, slope, error, value = self._differentiate(batch)
-            of_values = np.zeros_like(self._values)
-            of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
-            self._online.backward(of_values, self._gradient)
-            return float(share @ losses), losses, error, value
+        losses, slope, error, value = self._differentiate(batch)
+        of_values = np.zeros_like(self._values)
+        of_values[np.arange(rows), batch["action"]] = slope.reshape(rows, -1) * share[:, None]
+        self._online.backward(of_values, self._gradient)
+        return float(share @ losses), losses, error, value
 
     def trace(self, stage: str, minibatch: Arrays) -> Iterator[TracedArray]:
         """See `Algorithm.trace`."""

@@ -53,10 +53,11 @@ def gae(
         decay[:-1] *= weight[1:]
     advantage = delta
     carried = np.empty(seats, np.float32)
-    for t in range(steps - 2, -1, -1):
-        np.multiply(decay[t], advantage[t + 1], out=carried)
-        advantage[t] += carried
-    return advantage, held + weight * advantage
+    with np.errstate(over="ignore", invalid="ignore"):  # updates look for what is not finite
+        for t in range(steps - 2, -1, -1):
+            np.multiply(decay[t], advantage[t + 1], out=carried)
+            advantage[t] += carried
+        return advantage, held + weight * advantage
 
 
 def vtrace(

@@ -707,7 +707,9 @@ class Learner:
         }
         if self._context.experiment.curriculum:
             known[STAGE] = counters.stage + 1
-        return known if reached is None else {**known, "training_return": reached}
+        if reached is None or not isfinite(reached):  # an episode's rewards have no finite sum
+            return known
+        return {**known, "training_return": reached}
 
     def end(self) -> None:
         """Write the last checkpoint and push the last version."""
