@@ -337,7 +337,7 @@ class RunLifecycle:
             with suppress(OSError):
                 if not (refuge / CONFIG).exists():  # the run's own was gone before
                     source = Path(job.source) if job.source else None
-                    RunFolder(refuge).write_experiment(job.experiment, source)
+                    RunFolder(refuge).write_experiment(job.experiment.replace(exact_resume=False), source)
                 RunFolder(refuge).write(SUMMARY, summary)
         if error is None:
             return RunError(text)

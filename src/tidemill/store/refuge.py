@@ -1,6 +1,7 @@
 """Where a run's last checkpoint goes that its own folder does not take: a folder of
 temporary files, from which the run can be gone on with."""
 
+import json
 import os
 import shutil
 import stat
@@ -11,10 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from tidemill.core.private_files import private
+from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.store.checkpoint import checkpoints
 
+CONFIG, EXACT = "config.json", "exact_resume"
 COPIED = (
-    "config.json", "source.json", "launcher.json", "versions.json", "layout.json", "episodes.json",
+    CONFIG, "source.json", "launcher.json", "versions.json", "layout.json", "episodes.json",
 )  # fmt: skip
 """What a resumed run needs, or goes on with, of its folder: all but checkpoints, and what
 may be large (`METRICS`)."""
@@ -43,6 +46,8 @@ def copy_of_run(run: Path, refuge: Path, policies: Collection[str], own: str) ->
     for name in COPIED:
         with suppress(FileNotFoundError):
             _copy(run / name, refuge / name)
+    with suppress(FileNotFoundError):
+        _without_cuts(refuge / CONFIG)
     for policy in policies:
         there = refuge / "checkpoints" / policy
         newest = checkpoints(run / "checkpoints" / policy)[-1:]
@@ -57,6 +62,14 @@ def copy_metrics(run: Path, refuge: Path) -> None:
         _copy(run / METRICS, refuge / METRICS)
     except OSError:
         (refuge / METRICS).unlink(missing_ok=True)
+
+
+def _without_cuts(config: Path) -> None:
+    """Let a run that resumes exactly go on with new episodes: its cuts are not there."""
+    content = read_json(read_plain(config))
+    if content.get(EXACT):
+        with open(config, "wb", opener=private) as file:
+            file.write(json.dumps({**content, EXACT: False}, indent=2).encode())
 
 
 def _copy(path: Path, to: Path) -> None:

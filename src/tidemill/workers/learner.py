@@ -667,9 +667,10 @@ class Learner:
             raise error from None
         copy_metrics(run, refuge)
         higher = " with a higher limit" if self.limits.limit_reached("") else ""
+        anew = " with new episodes, not exactly," if self._context.experiment.exact_resume else ""
         self.notice(
             f"{error}. The last checkpoint is in {refuge} instead, which may be emptied when the machine "
-            f"starts anew; go on from there{higher} by: tidemill resume {refuge}"
+            f"starts anew; go on from there{anew}{higher} by: tidemill resume {refuge}"
         )
 
     def _open_versions(self) -> None:
