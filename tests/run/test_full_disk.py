@@ -191,8 +191,9 @@ def test_a_run_whose_last_checkpoint_alone_has_no_room_ends_with_an_error_that_s
     own = json.loads((disk / "run/summary.json").read_text())
     assert (own["status"], own["updates"]) == ("failed", 6)
     (disk / "filler").unlink()
-    # which is as new again: what is elsewhere does not count any more
-    assert tidemill.resume(disk / "run", limits={"updates": 7}, quiet=True).summary.status == "completed"
+    # what is elsewhere does not count any more, although it is newer
+    found = tidemill.resume(disk / "run", limits={"updates": 5}, quiet=True)
+    assert (found.summary.status, found.summary.updates) == ("completed", 5)
 
 
 def test_a_run_whose_folder_is_renamed_tells_it_and_its_last_checkpoint_goes_elsewhere(

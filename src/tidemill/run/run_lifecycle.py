@@ -39,7 +39,7 @@ from tidemill.run.run_control import OnUpdate, RunControl
 from tidemill.run.snapshot import snapshot
 from tidemill.run.status import status_of
 from tidemill.store.fence import check
-from tidemill.store.refuge import has_newer, refuge_of
+from tidemill.store.refuge import kept_in, refuge_of
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.fault_records import FAULTS
 
@@ -70,6 +70,7 @@ class RunLifecycle:
         self._planned = False  # the memory plan was written
         self._places: Mapping[str, HostPlace] = {}  # as they were written
         self._refuge: Path | None = None  # where workers write what the folder does not take at the end
+        self._kept_before: set[tuple[Path, int]] = set()  # what an earlier life left there
         self._elsewhere = ""  # what to do with the last checkpoint that its own folder did not take
         self._events = EventLog(folder.path)
         # lost: nothing is there that is worth keeping, but for what is called kept
@@ -93,6 +94,7 @@ class RunLifecycle:
                 raise RunError(_unwritable(broken, folder.path)) from None
             with suppress(OSError):
                 self._refuge = refuge_of(folder.path)
+                self._kept_before = kept_in(self._refuge)
             metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
             stack.callback(lambda: metrics.close())
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
@@ -317,7 +319,7 @@ class RunLifecycle:
         """Write down how it ended, and return the error that ended it: the first
         cause."""
         job, path, refuge, text = controller.job, self._folder.path, self._refuge, ""
-        elsewhere = refuge is not None and has_newer(path, refuge, job.experiment.trained())
+        elsewhere = refuge is not None and kept_in(refuge) != self._kept_before
         try:
             if controller.state.report.tracebacks and (controller.state.began or self._resumed is not None):
                 (path / LOGS).mkdir(mode=0o700, exist_ok=True)

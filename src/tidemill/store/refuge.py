@@ -84,14 +84,11 @@ def abandon(refuge: Path) -> None:
         shutil.rmtree(refuge, ignore_errors=True)
 
 
-def has_newer(run: Path, refuge: Path, policies: Collection[str]) -> bool:
-    """Return whether the `refuge_of` a run has a newer checkpoint of one of `policies`
-    than the run's own folder, which did not take it."""
-    for policy in policies:
-        own, there = (
-            [int(path.stem.rpartition("-")[2]) for path in checkpoints(folder / "checkpoints" / policy)]
-            for folder in (run, refuge)
-        )
-        if max(there, default=-1) > max(own, default=-1):
-            return True
-    return False
+def kept_in(refuge: Path) -> set[tuple[Path, int]]:
+    """Return the checkpoints in a refuge, each with when it was written: an earlier life
+    of the run may have left some there."""
+    return {
+        (path, path.stat().st_mtime_ns)
+        for policy in (refuge / "checkpoints").glob("*")
+        for path in checkpoints(policy)
+    }
