@@ -43,6 +43,7 @@ class Arena:
     def __init__(self, folder: Path, workers: dict[str, WorkerConfig], streams: tuple[str, ...] = ()) -> None:
         Known.built.clear()
         Marked.built.clear()
+        folder.mkdir(exist_ok=True)  # as a run does
         self.folder, self.database = folder, ParameterDatabase(folder / PARAMETERS)
         policies = {name: KnownPolicy() for name in ("policy", "other")}
         self.experiment = Experiment(

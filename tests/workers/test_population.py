@@ -128,6 +128,7 @@ class Bench:
         workers: dict[str, WorkerConfig] = {"store": Store(members=self.members), "population": config}
         made = Experiment(name="bench", policies=dict.fromkeys(self.members, KnownPolicy()), workers=workers)
         end, self.link = local_endpoints(["store-0", "population-0"], made.edges())["population-0"]
+        folder.mkdir(exist_ok=True)  # as a run does
         self.database = ParameterDatabase(folder / PARAMETERS)
         self.worker = PopulationWorker(Context(made, "population-0", config, end, str(folder)), config)
         self.worker.configure(Facts())
