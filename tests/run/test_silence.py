@@ -34,7 +34,7 @@ from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads, parallel_build
 from tidemill.envs.lanes import LaneLoop
-from tidemill.launchers.processes import calls_of, dump_of
+from tidemill.launchers.processes import ProcessesLauncher, calls_of, dump_of
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import ending, silence
 from tidemill.run.controller import Controller
@@ -303,6 +303,27 @@ def test_environments_that_do_not_let_themselves_be_closed_are_told_with_any_lau
     left = [text.partition(" s: ")[::2] for text in told if "does not let itself be closed" in text]
     assert [who.partition(":")[0] for who, _ in left] == ["actor-0", "actor-1"]
     assert all("close (environments.py:" in where for _, where in left)
+
+
+def test_who_has_hung_up_wakes_nobody_who_waits_for_environments_to_be_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waits, wait, closing = list[float](), ProcessesLauncher.wait, ending.Ending.await_closed
+
+    def await_closed(each: ending.Ending) -> None:
+        waits.clear()
+        closing(each)
+
+    def noted(launcher: ProcessesLauncher, seconds: float, least: float = 0.0) -> None:
+        waits.append(seconds)
+        wait(launcher, seconds, least)
+
+    monkeypatch.setattr(ending, "CLOSING", 0.5)
+    monkeypatch.setattr(ending.Ending, "await_closed", await_closed)
+    monkeypatch.setattr(ProcessesLauncher, "wait", noted)
+    made = experiments.never_closes(False)
+    train(made, run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True, launch="processes")
+    assert 0 < len(waits) < 30  # each 0.1 s, and once for each that hangs up
 
 
 def test_the_workers_thread_is_found_in_a_dump_of_all() -> None:

@@ -195,8 +195,7 @@ class Ending:
             except RunError as error:
                 self._state.report.notify(str(error))
                 return
-            for name in living:
-                self._hear_last(name, messages)
+            self._hear_last(messages)
             if self._launcher.takes_turns and any(member.state in ENDED for member in living.values()):
                 deadline = awake() + CLOSE_DEADLINE  # the others have had no turn meanwhile
             look()
@@ -211,9 +210,11 @@ class Ending:
         Of workers that take turns `TurnWatch` tells it."""
         if self.patience < CLOSE_DEADLINE or self._launcher.takes_turns:
             return
-        began, members = awake(), self._state.members
-        closing = [name for name, m in members.items() if m.config.owns_environment and not m.buried]
-        while closing := [name for name in closing if members[name].link.receive() is not None]:
+        began, members = awake(), {n: m for n, m in self._state.members.items() if not m.buried}
+        # all are listened to: one that has hung up would wake for ever whoever waits
+        while closing := [
+            name for name, m in members.items() if m.link.receive() is not None and m.config.owns_environment
+        ]:
             if awake() - began > (CLOSE_DEADLINE if self._state.interrupts.first else CLOSING):
                 break
             self._launcher.wait(0.1)
@@ -225,17 +226,19 @@ class Ending:
                 f"{whereabouts(calls) or 'nobody knows where'}; it is left, and ends with its process"
             )
 
-    def _hear_last(self, name: str, messages: WorkerMessages) -> None:
-        member = self._state.members[name]
-        unread = member.link.receive()
-        if unread is None:
-            member.state = State.FAILED
-            self._state.report.notify(f"{name} did not finish: {self._launcher.obituary(name)}")
-        for data in unread or ():
-            try:
-                messages.take(name, unpack_up(data, name))
-            except TidemillError as error:
-                self._state.report.notify(str(error))
+    def _hear_last(self, messages: WorkerMessages) -> None:
+        """Take in what all have said, also of who has ended: one that has hung up would
+        wake for ever whoever waits."""
+        for name, member in self._state.members.items():
+            unread = None if member.buried else member.link.receive()
+            if unread is None and member.state not in ENDED:
+                member.state = State.FAILED
+                self._state.report.notify(f"{name} did not finish: {self._launcher.obituary(name)}")
+            for data in unread or ():
+                try:
+                    messages.take(name, unpack_up(data, name))
+                except TidemillError as error:
+                    self._state.report.notify(str(error))
 
     def _why_forced(self, name: str, member: Member) -> str:
         """Return what is told of a worker that has not ended in time."""
