@@ -20,7 +20,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.source_info import versions
 from tidemill.trained.evaluate import evaluate
 from tidemill.training.train import train
-from tidemill.workers.population import Population
+from tidemill.workers.population_config import Population
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE, RESULT = ROOT / "examples" / "population.py", ROOT / "docs" / "results" / "population.md"

@@ -40,7 +40,7 @@ from tidemill.workers.actor_config import Actors
 from tidemill.workers.actor_environments import stack_frames
 from tidemill.workers.agent_spec import AgentSpec
 from tidemill.workers.buffer_worker import Buffers
-from tidemill.workers.population import Population
+from tidemill.workers.population_config import Population
 from tidemill.workers.trainer_config import Trainer
 
 ROOT = Path(__file__).parent.parent

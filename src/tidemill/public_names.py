@@ -84,6 +84,6 @@ from tidemill.workers.base import Worker as Worker
 from tidemill.workers.buffer_worker import Buffers as Buffers
 from tidemill.workers.evaluation import Evaluation as Evaluation
 from tidemill.workers.policy import PolicyWorkers as PolicyWorkers
-from tidemill.workers.population import Population as Population
-from tidemill.workers.population import populate as populate
+from tidemill.workers.population_config import Population as Population
+from tidemill.workers.population_config import populate as populate
 from tidemill.workers.trainer_config import Trainer as Trainer

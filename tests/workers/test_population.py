@@ -41,7 +41,8 @@ from tidemill.store.recorded_results import RecordedResults
 from tidemill.training.train import resume, train
 from tidemill.transports.local import local_endpoints
 from tidemill.workers import population
-from tidemill.workers.population import PopulationWorker, choose_donor, explore
+from tidemill.workers.population import PopulationWorker
+from tidemill.workers.population_formulas import choose_donor, explore
 
 experiments = load_file(EXPERIMENTS, "test")
 SOURCE = Path(__file__).with_name("paid_members.py")

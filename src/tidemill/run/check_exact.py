@@ -14,7 +14,7 @@ from tidemill.workers.buffer_worker import Buffers
 from tidemill.workers.cut_files import watches
 from tidemill.workers.evaluation import Evaluation, judge_of
 from tidemill.workers.policy import PolicyWorkers
-from tidemill.workers.population import Population
+from tidemill.workers.population_config import Population
 from tidemill.workers.stages import in_rounds
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 

@@ -17,7 +17,7 @@ from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
 from tidemill.run.run_state import RunState
 from tidemill.store.query import Query, among
 from tidemill.workers.cut_files import RUNNER, actors_with_part, write_part_of
-from tidemill.workers.population import Population
+from tidemill.workers.population_config import Population
 
 
 def each_to_its_limit(experiment: Experiment, takes_turns: bool) -> bool:

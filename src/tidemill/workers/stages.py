@@ -23,7 +23,7 @@ from tidemill.api.worker import Context
 from tidemill.core.cut import Part
 from tidemill.workers.actor_config import Actors
 from tidemill.workers.agent_spec import in_lockstep
-from tidemill.workers.population import Population
+from tidemill.workers.population_config import Population
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 from tidemill.workers.version_metadata import stage_of
 
