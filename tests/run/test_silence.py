@@ -1,9 +1,11 @@
 """Workers that fall silent are told, with where they are; those that their environment
 holds for too long live again."""
 
+import os
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,6 +21,7 @@ from tidemill import (
     Actors,
     Buffers,
     Evaluation,
+    Limits,
     PolicyWorkers,
     Replay,
     ReplayActors,
@@ -28,7 +31,7 @@ from tidemill import (
 )
 from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Call
+from tidemill.api.launcher import DEBUGGED, Call
 from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
@@ -206,12 +209,33 @@ def test_who_may_wait_for_a_share_is_told_alone(alone: WorkerConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "condition"), [(IN_TRAINING, ""), (IN_ENVIRONMENT, "is stopped"), ((), "")]
+    ("stack", "condition"), [(IN_TRAINING, ""), (IN_ENVIRONMENT, f"{DEBUGGED} (process 7)"), ((), "")]
 )
 def test_who_is_silent_for_another_reason_is_told_alone(stack: Sequence[Call], condition: str) -> None:
     watched = Watched(stack, condition)
-    watched.after(400.0)
+    watched.after(4000.0)
     assert len(watched.told) == 1 and not watched.hung
+
+
+@pytest.mark.parametrize("alone", [None, Trainer(algorithm=PPO()), Evaluation()])
+def test_whoever_is_stopped_for_too_long_is_gone(alone: WorkerConfig | None) -> None:
+    watched = Watched(IN_ENVIRONMENT, "is stopped (by SIGSTOP); let it go on by: kill -CONT 7", alone=alone)
+    watched.after(299.0)
+    assert watched.told[0].endswith(": is stopped (by SIGSTOP); let it go on by: kill -CONT 7")
+    assert not watched.hung
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "NOW", NOW + 20.0)
+        watched.after(301.0)
+    ((_, why),) = watched.hung
+    assert why == "its process has not come back for 301 s: is stopped (by SIGSTOP)"
+
+
+def test_one_whose_thread_cannot_be_looked_at_is_gone_where_no_trainer_is_beside_it() -> None:
+    watched = Watched((), alone=PolicyWorkers(stream="inference"))
+    watched.after(301.0)
+    assert watched.hung == [
+        ("worker-0", "its thread has not come back for 301 s: where it is cannot be seen")
+    ]
 
 
 def test_the_deadline_follows_from_ticks_and_resets_have_their_own() -> None:
@@ -385,6 +409,34 @@ def test_one_that_hangs_in_a_replay_trainers_evaluation_costs_that_a_life(tmp_pa
     assert [record["iteration/number"] for record in seen] == [1, 2]
     assert all(record["iteration/evaluation_steps"] == 5 for record in seen)
     assert leftovers(tmp_path / "run") == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_a_process_that_is_stopped_for_too_long_costs_its_worker_a_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as silent for long as soon as it is stopped: others are as they are."""
+    stopped, look = list[int](), SilenceWatch.look
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not stopped:
+            stopped.append(control._controller.launcher._group_of["actor-0"].process.pid)
+            os.kill(stopped[0], signal.SIGSTOP)
+        elif control._controller.state.members["actor-0"].life:
+            control.stop("it lives again")
+
+    def look_late(self: SilenceWatch, members: Mapping[str, Member]) -> None:
+        if stopped and not members["actor-0"].life:
+            members["actor-0"].heard = silence.awake() - 400.0
+        look(self, members)
+
+    monkeypatch.setattr(SilenceWatch, "look", look_late)
+    made, run = experiments.cartpole().replace(limits=Limits(seconds=300)), tmp_path / "run"
+    train(made, layout="given", run_dir=run, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    (died,) = (event for event in read_events(run) if event.what == "died")
+    assert died.worker == "actor-0"
+    assert "its process has not come back for 400 s: is stopped (by SIGSTOP" in died.cause
+    assert leftovers(run) == []
 
 
 @pytest.mark.parametrize("launch", ["threads", "processes"])

@@ -17,6 +17,9 @@ from tidemill.api.worker import Context, WorkerHandle
 from tidemill.core.errors import returned
 from tidemill.core.thread_stacks import Call as Call
 
+DEBUGGED = "is held by a debugger"
+"""How the condition of a worker begins that somebody looks into."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -215,7 +218,7 @@ class Launcher(ABC):
 
     def condition(self, worker: str) -> str:
         """Return why a worker makes no progress, where it cannot say so itself ("is
-        stopped …"); "" where nothing is known."""
+        stopped …", `DEBUGGED` …); "" where nothing is known."""
         return ""
 
     def stack(self, worker: str) -> "Sequence[Call]":

@@ -28,7 +28,7 @@ import msgspec
 from tidemill.api.control_messages import Renew, pack
 from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Call, Job, Launcher
+from tidemill.api.launcher import DEBUGGED, Call, Job, Launcher
 from tidemill.api.transport import Handle, Link, Transport
 from tidemill.core import memory
 from tidemill.core.config import encode
@@ -432,7 +432,7 @@ class ProcessesLauncher(Launcher):
             if state == "T":
                 return f"is stopped (by SIGSTOP, or from a terminal); let it go on by: kill -CONT {pid}"
             if state == "t":
-                return f"is held by a debugger (process {pid})"
+                return f"{DEBUGGED} (process {pid})"
         return ""
 
     def close(self, seconds: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from tidemill.api.control_messages import State
-from tidemill.api.launcher import Call
+from tidemill.api.launcher import DEBUGGED, Call
 from tidemill.core.clock import awake
 from tidemill.core.step_deadlines import deadline
 from tidemill.core.thread_stacks import stack_of, whereabouts
@@ -25,7 +25,8 @@ LEAST = 5.0  # seconds of silence that are told
 FIRST = 30.0  # while a trainer of its process has finished no update: it may be a long one
 TIMES = 5.0  # so many times the longest poll so far
 # seconds after which one of these hangs that is neither in its environment nor in an
-# update; others may wait for a share that is away, which training does without
+# update, and whatever is stopped; others may wait for a share that is away, which
+# training does without
 HUNG = 300.0
 REPLACED = (ActorConfig, PolicyWorkers, Buffers)
 ASK_EVERY = 10.0  # seconds of one silence: to ask for a stack takes a moment
@@ -106,22 +107,30 @@ class SilenceWatch:
             if silent <= min(deadline(given, p99), HUNG):
                 continue
             self._asked[first] = awake()
-            calls = () if self._condition(name) else self._stack(name)
-            if in_environment(calls):
+            if (condition := self._condition(name)).startswith(DEBUGGED):
+                return  # somebody looks into it, for as long as that takes
+            calls = () if condition else self._stack(name)
+            # an environment of one's own may be all that there is to see
+            most = max(HUNG, TIMES * longest, deadline(given, p99))
+            where = whereabouts(calls) or "where it is cannot be seen"
+            if condition:
+                what, where = "its process", condition.partition(";")[0]
+                hung = silent > most
+            elif in_environment(calls):
                 # for as long as its settings say, which are for steps and resets
+                what = "its environment"
                 plays = isinstance(config, ActorConfig) or in_evaluation(calls)
                 least = HUNG if makes(calls) else 0.0
                 hung = plays and silent > max(deadline(given, p99, resetting(calls)), least)
-                what = "its environment"
             else:
-                # an environment of one's own may be all that there is to see
-                most = max(HUNG, TIMES * longest, deadline(given, p99))
-                hung = isinstance(config, REPLACED) and silent > most and bool(calls)
-                hung = hung and not (in_update(calls) or waits_for_lanes(calls))
                 what = "its thread"
+                hung = isinstance(config, REPLACED) and silent > most
+                # a trainer that shares it may be in an update
+                seen = bool(calls) or not any(each.config.limited for each in group.values())
+                hung = hung and seen and not (in_update(calls) or waits_for_lanes(calls))
             if hung:
                 self._silent.pop(first, None)
-                self._hangs(name, f"{what} has not come back for {silent:.0f} s: {whereabouts(calls)}")
+                self._hangs(name, f"{what} has not come back for {silent:.0f} s: {where}")
                 return
 
 
