@@ -27,8 +27,9 @@ from tidemill import (
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import Policy, PolicyConfig, number_of
+from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.api.spaces import Discrete, Spaces
-from tidemill.core.schema import Array, Arrays, Field
+from tidemill.core.schema import Array, Arrays, Field, Schema
 from tidemill.core.user_code_loading import load_attribute
 from tidemill.workers import data_parallel
 
@@ -326,6 +327,30 @@ def numbered(record: str) -> Experiment:
     )
     actor = made.workers["actor"].replace(count=2)
     workers = {name: config.replace(restarts=50) for name, config in {**made.workers, "actor": actor}.items()}
+    return made.replace(workers=workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowly(ProcessorConfig):
+    """Leaves samples as they are, and takes its time."""
+
+    def build(self, schema: Schema, policy: Policy | None, seed: int) -> Processor:
+        return _Slowly()
+
+
+class _Slowly(Processor):
+    def process(self, sample: Sample) -> None:
+        time.sleep(0.01)
+
+
+def numbered_behind_buffers(record: str) -> Experiment:
+    """Two actors, a buffer worker that takes its time and a trainer that writes down
+    every sample."""
+    made = numbered(record)
+    spec = made.workers["actor"].agents[0].replace(samples="gathered", inference="inline")
+    actor = made.workers["actor"].replace(agents=(spec,))
+    buffers = tidemill.Buffers(process=(Slowly(),), restarts=50)
+    workers = {"actor": actor, "buffers": buffers, "trainer": made.workers["trainer"]}
     return made.replace(workers=workers)
 
 

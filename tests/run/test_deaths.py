@@ -125,6 +125,26 @@ def test_every_row_that_is_trained_was_lived_once(tmp_path: Path) -> None:
     check_versions(path)
 
 
+def test_what_a_buffer_worker_had_taken_or_not_as_it_died_is_trained_on_or_counted(tmp_path: Path) -> None:
+    """Of each lane what was trained on lies side by side: nothing between is missing but
+    what the run says is void."""
+    path = tmp_path / "run"
+    made = experiments.numbered_behind_buffers(str(tmp_path / "sample"))
+    result = with_deaths(made, path, [["buffers-0"]] * 2, seed=5)
+    events = read_events(path)
+    assert [event.worker for event in events if event.what == "died"] == ["buffers-0"] * 2
+    samples = int(read_newest(path / "checkpoints" / "policy").arrays["algorithm"]["count"])
+    rows = [row for n in range(samples) for row in acted_rows(tmp_path / f"sample-{n}.npz", set())]
+    assert result.summary["status"] == "completed" and len(rows) == len(set(rows))
+    trained = dict[int, list[int]]()  # of each lane how many steps it had taken before
+    for copy, episode, at in sorted(rows):
+        before = sum(3 + (copy + earlier) % 29 for earlier in range(episode))
+        trained.setdefault(copy, []).append(before + at)
+    gaps = [steps for steps in trained.values() if steps != list(range(len(steps)))]
+    void = sum(event.samples for event in events if event.what == "lost")
+    assert len(gaps) <= 4 * void, [steps[:3] for steps in gaps]
+
+
 def with_deaths(made: Experiment, path: Path, turns: Sequence[Sequence[str]], seed: int) -> Result:
     """Train until 20 updates after all who were killed live again."""
     over, more = threading.Event(), [20]

@@ -165,6 +165,24 @@ def test_a_new_life_of_the_consumer_begins_with_what_was_not_released(memory: Me
     assert producer.free() == 2
 
 
+def test_a_new_life_of_the_consumer_knows_what_the_last_one_may_have_sent_on(memory: Memory) -> None:
+    theirs, ours = memory()
+    producer, first = producer_of(theirs), SlotConsumer(ours, LocalBell())
+    first.attach()
+    send(producer, 1)
+    send(producer, 2)
+    for number in (1, 2):
+        assert take(first) == number
+        first.pass_on()
+        second = SlotConsumer(ours, LocalBell())  # as if the first one died now
+        assert second.attach() and second.in_doubt()
+        first.release()
+        third = SlotConsumer(ours, LocalBell())  # or now
+        assert third.attach() and not third.in_doubt()
+    send(producer, 3)
+    assert not third.in_doubt() and take(third) == 3
+
+
 def test_a_reader_keeps_what_a_dead_writer_wrote_until_the_next_life_has_written(memory: Memory) -> None:
     theirs, ours = memory()
     writer, reader = SlotWriter(theirs, []), SlotReader(ours)

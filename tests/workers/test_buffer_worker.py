@@ -27,13 +27,14 @@ from tidemill import (
 )
 from tidemill.algorithms.augmentation import shift
 from tidemill.api.algorithm import ROW_FIELDS, Sample
-from tidemill.api.control_messages import Facts, SampleFacts
+from tidemill.api.control_messages import Facts, SampleFacts, Voided
 from tidemill.api.edges import Port
 from tidemill.api.policy import Policy
 from tidemill.api.processing import ProcessorConfig
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.errors import ConfigError, SchemaError, TidemillError
+from tidemill.core.memory import LocalSegment
 from tidemill.core.schema import Arrays, Field, Schema, poison, schema_of
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
@@ -105,18 +106,34 @@ class Line:
             spaces={"policy": spaces},
             samples={"gathered": SampleFacts(1, BURN_IN if mode == "fixed" else 0, 1, mode)},
         )
+        self.experiment, self.ends, self.told = experiment, ends, facts
         self.workers, self.facts, self.links = [], [], []
         for number in range(self.config.count):
             name = f"buffers-{number}"
             self.workers.append(self.config.build(Context(experiment, name, self.config, ends[name][0])))
             self.facts.append(self.workers[-1]._configure(facts))
         own = self.facts[0].samples["samples"]
-        channels = [ends["sink-0"][0].consumer(e.name) for e in edges if "sink-0" in e.targets]
+        channels = self.channels = [
+            ends["sink-0"][0].consumer(e.name) for e in edges if "sink-0" in e.targets
+        ]
         self.consumer = ChannelSampleConsumer(channels, own.burn_in, own.bootstrap, own.cut)
         self.offered = self.consumer.offered()
         for channel in channels:
             for slot in channel._views:  # type: ignore[attr-defined]
                 poison(slot)
+
+    def live_again(self, told: list[Any]) -> None:
+        """Have the first worker live again, and what it reports meanwhile be `told`."""
+        name, ends = "buffers-0", self.ends
+        for channel in self.channels:
+            segment = LocalSegment()
+            edge = next(e.name for e in self.experiment.edges() if e.source == name)
+            ends[name][0]._edges[edge] = segment, [ends["sink-0"][0].bell]
+            channel.renew(segment)
+        worker = self.config.build(Context(self.experiment, name, self.config, ends[name][0], life=1))
+        worker.report = told.append  # type: ignore[attr-defined]
+        worker._configure(self.told)
+        self.workers[0] = worker
 
     def publish(self, version: int) -> None:
         self.writer.write({"w": np.full(3, version)}, version)
@@ -185,6 +202,52 @@ def test_every_sample_is_processed_once_whatever_the_number_of_workers(buffers: 
     if buffers == 1:
         assert [mark for mark in got if mark < 1100] == [1000.0 + mark for mark in range(40)]
     assert sum(worker._stats()["samples"] for worker in line.workers) == 80
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+@pytest.mark.parametrize("step", ["process", "pass_on", "commit", "release", "afterwards"])
+def test_what_a_worker_had_in_hand_as_it_died_comes_once_or_is_void_and_counted(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies as it is about to do that `step` with its third sample, of five."""
+    line, got, told = Line(Add(), sources=2), list[float](), list[Any]()
+    for mark in (0, 1):
+        line.send(mark)
+        line.poll()
+        got += line.marks()
+    first = line.workers[0]
+    line.send(2, producer=1)
+    line.send(3, producer=1)
+    line.send(4)
+
+    def dies(*given: Any) -> None:
+        raise Killed
+
+    of: dict[str, tuple[Any, str]] = {
+        "process": (first._processors[0], "process"),
+        "pass_on": (first._consumer, "pass_on"),
+        "commit": (first._producer, "commit"),
+        "release": (first._consumer, "release"),
+    }
+    if step in of:
+        monkeypatch.setattr(*of[step], dies)
+        with pytest.raises(Killed):
+            line.poll()
+    else:
+        line.poll()
+    monkeypatch.undo()
+    line.live_again(told)
+    got += line.marks()  # what the life before had sent
+    while line.poll():
+        got += line.marks()
+    void = {"commit": 1, "release": 1}.get(step, 0)
+    assert told == [Voided(1)] * void
+    sent = [1.0 + mark for mark in range(5)]
+    assert len(got) == len(set(got)) and set(got) <= set(sent)
+    assert len(got) == 5 - (step == "commit")  # of those that are void one may have come
 
 
 def test_burn_in_bootstrap_and_states_pass_unchanged() -> None:

@@ -4,7 +4,7 @@ else is understood.
 Down: `Configure`, `TryAgain`, `Start`, `Pause`, `Hold`, `Exit`, `Hurry`, `Save`,
 `EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `Stay`, `Rejoin`. Up: `Status`,
 `WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`, `RoundOver`, `Relay`,
-`SaveDue`, `Holding`, `Saving`, `Saved`, `Staying`, `Notice`.
+`SaveDue`, `Holding`, `Saving`, `Saved`, `Staying`, `Voided`, `Notice`.
 """
 
 import enum
@@ -306,6 +306,13 @@ class Staying(msgspec.Struct, frozen=True, tag=True):
     saved: bool | None = None
 
 
+class Voided(msgspec.Struct, frozen=True, tag=True):
+    """The message says that so many `samples` are void, which the life of the worker
+    before this one may have sent on as it died, or not: they do not come twice."""
+
+    samples: int
+
+
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """The message is a text that the user should read although the run goes on."""
 
@@ -315,7 +322,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 _Orders = Configure | Start | Pause | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings
 Down = _Orders | TryAgain | Renew | Stay | Rejoin
 _Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
-Up = _Told | SaveDue | Holding | Saving | Saved | Staying
+Up = _Told | SaveDue | Holding | Saving | Saved | Staying | Voided
 
 
 def _plain(value: Any) -> float:

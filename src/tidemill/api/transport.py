@@ -91,6 +91,16 @@ class Consumer(ABC):
         afterwards."""
 
     @abstractmethod
+    def pass_on(self) -> None:
+        """Say that what the oldest held slot has is sent on to others between now and
+        its `release`."""
+
+    @abstractmethod
+    def in_doubt(self) -> bool:
+        """True while the next slot to be taken is one that the life before may have sent
+        on: it died after `pass_on`, and had not released it."""
+
+    @abstractmethod
     def waiting(self) -> int:
         """Return the number of committed slots not yet taken."""
 

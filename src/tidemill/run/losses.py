@@ -1,5 +1,5 @@
 """What a run loses with workers that die: env steps of samples that they had begun, and
-samples that were on their way from a host."""
+samples that were on their way from a host, or that a buffer worker was sending on."""
 
 from time import time
 
@@ -30,6 +30,13 @@ class Losses:
             progress.lost_steps += event.steps - self._begun.get(life, 0)
             progress.lost_any |= bool(progress.lost_samples or progress.lost_steps)
             self._begun[life] = event.steps
+
+    def note_voided(self, worker: str, life: int, samples: int) -> None:
+        """Take note of samples that a life may have sent on as it died, and tell it."""
+        cause = f"{samples:,} sample{'s' * (samples > 1)} that it was sending on as it died"
+        steps = self._begun.get((worker, life), 0)
+        self.note(Event(time(), "lost", worker, life, cause=cause, steps=steps, samples=samples))
+        self._state.report.notify_of_event(f"of {worker} is lost {cause}")
 
     def look(self) -> None:
         """Tell what is known by now to be lost with hosts."""

@@ -358,6 +358,10 @@ class Supervisor:
             self._members[name].reviving = False
         return True
 
+    def voided(self, name: str, samples: int) -> None:
+        """Take note that so many samples of a worker's last life are void."""
+        self._losses.note_voided(name, self._members[name].life, samples)
+
     def entered(self, name: str, state: State) -> None:
         """Take note of a worker's new state."""
         member = self._members[name]

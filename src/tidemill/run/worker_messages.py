@@ -19,6 +19,7 @@ from tidemill.api.control_messages import (
     State,
     Status,
     Staying,
+    Voided,
     WorkerStatistics,
     unpack_up,
 )
@@ -109,6 +110,8 @@ class WorkerMessages:
                 for other in self._state.members.values():
                     if any((port.stream, port.role) == (policy, "publish") for port in other.config.ports()):
                         other.send(message.message)
+            case Voided():
+                self._supervisor.voided(name, message.samples)
             case Notice():
                 self._state.report.notify_for(name, message.text)
 

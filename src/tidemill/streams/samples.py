@@ -175,6 +175,19 @@ class ChannelSampleConsumer(SampleConsumer):
     def release(self) -> None:
         self._channels[self._taken.popleft()].release()
 
+    def pass_on(self) -> None:
+        """Say that the oldest consumed sample is sent on between now and its release."""
+        self._channels[self._taken[0]].pass_on()
+
+    def void(self) -> int:
+        """Give back what a life before may have sent on and had not released: it is not
+        to come twice. Return how many samples that are. Before the first `consume`."""
+        doubtful = [number for number, channel in enumerate(self._channels) if channel.in_doubt()]
+        for number in doubtful:
+            if self._take(number) is not None:
+                self.release()
+        return len(doubtful)
+
     def give_back(self, channel: int) -> None:
         """Give back the oldest sample that is held of a channel, whatever is held of
         others."""

@@ -29,9 +29,10 @@ _WORDS = ALIGNMENT // 8
 # ends do not fight over one.
 _MAGIC, _HEAD, _TAIL = 0, _WORDS, 2 * _WORDS
 _LENGTH = _MAGIC + 1  # bytes of the header's description
+_PASSED = _TAIL + 1  # slots that were released, or are being sent on; the consumer's, as the tail is
 _DESCRIPTION = 4 * ALIGNMENT  # byte offset of the description
 _READY = 0x6C6C696D65646974  # "tidemill"
-_NOTHING = memoryview(bytearray(8 * (_TAIL + 1))).cast("Q")  # words of a channel that nobody has offered
+_NOTHING = memoryview(bytearray(8 * (_PASSED + 1))).cast("Q")  # words of a channel that nobody has offered
 _DESCRIPTION_LIMIT = 1 << 20
 _AXES = 32
 _DTYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)) - {
@@ -255,6 +256,13 @@ class SlotConsumer(Consumer):
             raise SchemaError("release() without a slot held")
         self._released = self._words[_TAIL] = self._released + 1
         self._ring()
+
+    def pass_on(self) -> None:
+        if not self._outlived:  # nobody reads again what a life before had sent
+            self._words[_PASSED] = self._released + 1
+
+    def in_doubt(self) -> bool:
+        return self._words[_PASSED] > self._taken
 
     def waiting(self) -> int:
         return self._words[_HEAD] - self._taken

@@ -3,8 +3,9 @@
 channel of an actor → copy into a slot of the next stream → processors, in place → sent
 
 It takes a sample only when there is a slot for it, so that whoever fills its stream waits
-as it waits itself: nothing is dropped here. How old a row is counts from the version that
-acted on it, whatever was made of it since.
+as it waits itself: nothing is dropped here. What it has not sent on as it dies its next
+life takes again, but for a sample that it may just have sent, which is void. How old a
+row is counts from the version that acted on it, whatever was made of it since.
 
 Buffer workers are configured once those who fill what they take from are READY, level
 by level (`Experiment.forwarders`, which refuses circles), so that size, slots and
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.control_messages import Facts, Notice
+from tidemill.api.control_messages import Facts, Notice, Voided
 from tidemill.api.edges import Port
 from tidemill.api.policy import Policy, number_of
 from tidemill.api.processing import Processor, ProcessorConfig
@@ -105,9 +106,8 @@ class BufferWorker(Worker):
             raise SchemaError(
                 f'{context.name} was configured before those who fill "{config.samples}" had made their slots'
             )
-        if context.life:  # the one before may have sent on what it had not given back
-            while self._consumer.consume() is not None:
-                self._consumer.release()
+        if voided := self._consumer.void():
+            self.report(Voided(voided))
         schema, leads = offered[0].schema, sorted({(block.lead[0], block.lead[1]) for block in offered})
         if len(leads) > 1 or any(block.schema != schema for block in offered):
             sizes = " and ".join(f"{rows} rows x {seats} seats" for rows, seats in leads)
@@ -207,12 +207,14 @@ class BufferWorker(Worker):
         for name, array in taken.items():
             sample[name][...] = array
         sample.burn_in, sample.bootstrap = taken.burn_in, taken.bootstrap
-        self._consumer.release()
         for processor, config in zip(self._processors, self._config.process, strict=True):
             self.clock.enter("inference" if config.needs_policy else "python")
             self._process(processor, sample)
         self.clock.enter(left)
+        # who dies between these may have sent it: the next life voids it
+        self._consumer.pass_on()
         self._producer.commit()
+        self._consumer.release()
         self._sent += 1
         return PollResult(sample["done"].size, 1)
 
