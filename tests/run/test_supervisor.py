@@ -77,10 +77,10 @@ def test_a_run_goes_on_without_who_only_watches_and_dies_too_often(tmp_path: Pat
     events = read_events(path)
     assert [event.worker for event in events if event.what == "died"] == ["judge-0"] * 2
     (told,) = [event.cause for event in events if said in event.cause]
-    assert "death 2 of judge within 600 s; 1 are allowed" in told
+    assert "death 2 of judge-0 within 600 s; 1 are allowed" in told
     assert leftovers(path) == []
     # one that never ran is no loss of a run that goes on
-    assert "death 2 of judge" in end_of(experiments.judged("DiesAtOnce"), tmp_path / "other")
+    assert "death 2 of judge-0" in end_of(experiments.judged("DiesAtOnce"), tmp_path / "other")
 
 
 @pytest.mark.parametrize("updates", [None, 2])
@@ -103,7 +103,7 @@ def test_members_go_on_without_a_population_for_which_they_do_not_wait(
             process.kill()
 
     if updates is not None:
-        with pytest.raises(RunError, match="death 2 of population within 600 s; 1 are allowed") as caught:
+        with pytest.raises(RunError, match="death 2 of population-0 within 600 s; 1 are allowed") as caught:
             train(members, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
         assert "Training waits for what it decides" in str(caught.value)
         assert re.search(r"the run has all lives again.*\n.*go on from the last one by: ", str(caught.value))
@@ -111,14 +111,14 @@ def test_members_go_on_without_a_population_for_which_they_do_not_wait(
     result = train(members, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
     assert result.summary["status"] == "completed"
     (told,) = [event.cause for event in read_events(path) if said in event.cause]
-    assert "death 2 of population" in told and "Its members go on with what they have" in told
+    assert "death 2 of population-0" in told and "Its members go on with what they have" in told
     assert leftovers(path) == []
 
 
 def test_a_group_that_dies_too_often_ends_the_run_with_the_cause(tmp_path: Path) -> None:
     said = end_of(dying("DiesInStep", 2), tmp_path / "run")
     assert re.search(r"actor-0 is gone: its process was killed by SIGKILL", said)
-    assert re.search(r"death 3 of actor within 600 s; 2 are allowed \(restarts, restarts_within_s\)", said)
+    assert re.search(r"death 3 of actor-0 within 600 s; 2 are allowed \(restarts, restarts_within_s\)", said)
     events = read_events(tmp_path / "run")
     assert [(event.worker, event.life) for event in events if event.what == "died"] == [
         ("actor-0", 1),
@@ -158,7 +158,7 @@ def test_clients_of_a_policy_worker_wait_for_its_next_life_and_the_run_for_its_l
             layout="given",
             on_update=on_update,
         )
-    assert "death 2 of server within 600 s; 1 are allowed" in str(caught.value)
+    assert "death 2 of server-0 within 600 s; 1 are allowed" in str(caught.value)
     assert "go on from the last one by: " in str(caught.value)
     events = read_events(path)
     assert [event.worker for event in events if event.what == "died"] == ["server-0"] * 2

@@ -38,11 +38,13 @@ class WorkerConfig(Config):
         (`Gymnasium.threads`): Python's global interpreter lock lets one of these run at a
         time anyhow, and they wake one another several times quicker on one core. Not for
         steps that compute outside of that lock: they could use other cores
-    restarts: deaths of the group's workers, within `restarts_within_s` seconds, after
-        which they begin a new life; one more ends the run. None: the first ends it.
-        Workers die where a process of theirs is killed, by hand, for want of memory or by
-        a fault of what it calls; an error that a worker reports ends the run at once
-    restarts_within_s: seconds in which these deaths are counted
+    restarts: deaths of each worker of the group, within `restarts_within_s` seconds,
+        after which it begins a new life; one more ends the run. None: the first ends it.
+        Of lives that had run for less than a minute so many deaths within a minute are
+        allowed to the whole group: what all die of is one error. Workers die where a
+        process of theirs is killed, by hand, for want of memory or by a fault of what it
+        calls; an error that a worker reports ends the run at once
+    restarts_within_s: seconds in which a worker's deaths are counted
     math_threads: threads that numeric libraries (BLAS, torch) may use in the process of
         each; workers of one process use the most of theirs. More than 1 is for wide
         networks on cores that no other worker needs

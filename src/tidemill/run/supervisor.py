@@ -7,7 +7,7 @@ without it: all that share its process, and with a replay memory whoever gathers
 of a run that resumes exactly all workers, which go back to its newest cut. All of them
 begin their next life together. Each is told to be what the one before was told to be;
 trainers go back to their newest checkpoint, but for equal ones, of which those that live
-keep what they know (`run/equal_lives.py`). Where a group has used up its lives
+keep what they know (`run/equal_lives.py`). Where a worker has used up its lives
 (`run/restart_budget.py`) the run ends, or goes on without workers that have run before,
 where it can (`WorkerConfig.goes_on_without`).
 """
