@@ -707,11 +707,12 @@ def test_an_algorithm_that_spoils_its_weights_goes_back_at_once(tmp_path: Path) 
     assert "training goes on with the weights of checkpoint update-1" in texts[1]
 
 
-def test_weights_that_are_not_finite_are_never_on_the_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_never_on_the_disk(tmp_path: Path, wrong: float) -> None:
     """Whatever an algorithm of one's own tells."""
     bench = Bench(folder=tmp_path, checkpoint_seconds=1e-9, checkpoint_share=1)
     bench.two_updates()
-    bench.algorithm.amount = np.nan
+    bench.algorithm.amount = wrong
     bench.send(2, 2)
     bench.poll()
     assert bench.worker.state is State.RUNNING
@@ -723,6 +724,32 @@ def test_weights_that_are_not_finite_are_never_on_the_disk(tmp_path: Path) -> No
     assert "no checkpoint after update 3 is written: w is not finite" in told
     with pytest.raises(CheckpointError, match="w is not finite"):
         bench.worker.exit()
+
+
+def test_infinities_that_a_policy_has_from_the_start_stay_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may mask; also after a resume."""
+    begin = Known.__init__
+
+    def masked(policy: Known, config: KnownPolicy) -> None:
+        begin(policy, config)
+        policy._parameters["w"][0] = -np.inf
+
+    monkeypatch.setattr(Known, "__init__", masked)
+    settings = {"folder": tmp_path, "checkpoint_seconds": 1e-9, "checkpoint_share": 1}
+    bench = Bench(**settings)
+    bench.two_updates()
+    for resume in (None, "update-2"):
+        bench = Bench(**settings, resume=resume) if resume else bench
+        weights = bench.worker.learner.policy.parameters()["w"]
+        assert [path.name for path in checkpoints(tmp_path / "checkpoints" / "policy")][-1] == "update-2"
+        np.testing.assert_array_equal(weights, [-np.inf, 2, 2])
+        for wrong in (np.inf, np.nan):
+            weights[2] = wrong
+            bench.worker.learner.counters.steps += 1
+            with pytest.raises(CheckpointError, match="w is not finite"):
+                bench.worker.learner.save(final=True)
 
 
 def test_settings_that_cannot_be_are_refused() -> None:

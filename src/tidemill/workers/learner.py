@@ -67,7 +67,7 @@ from tidemill.workers.fault_records import FaultRecords
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
 from tidemill.workers.trainer_counters import Counters, TrainingLimits
-from tidemill.workers.update_faults import IN_A_ROW, UpdateFaults, not_finite
+from tidemill.workers.update_faults import IN_A_ROW, UpdateFaults, infinities, not_finite
 from tidemill.workers.version_metadata import STAGE, TrainingReturns, field_of, settings_of, with_settings
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
@@ -148,6 +148,7 @@ class Learner:
         self._ends = False
         self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
         self._update_s = 0.0  # that the last update took
+        self._infinite: dict[str, Array] = {}  # where the policy's parameters may be infinite
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
         self.changes = deque[AlgorithmConfig]()
@@ -226,6 +227,9 @@ class Learner:
         else:
             self.algorithm = self._build_algorithm()
             self.policy.version = self.version
+        # modules of one's own may mask by infinities: those that are there from the start
+        declared = context.experiment.policies[config.policy].weights(self.spaces) is not None
+        self._infinite = {} if declared else infinities(self.policy.parameters())
         if self.version < self.joins.least:
             raise CheckpointError(
                 f"the newest checkpoint that can be read in {self._folder} is of update "
@@ -366,14 +370,10 @@ class Learner:
         """Raise `UpdateFault` where metrics of an algorithm that does not look itself are
         not finite, and its weights are not, either."""
         telling = sum(v for name, v in metrics.items() if name.startswith("loss") or name == "gradient_norm")
-        if isfinite(telling) or not (name := self._not_finite(self.policy.parameters())):
+        if isfinite(telling) or not (name := not_finite(self.policy.parameters(), self._infinite)):
             return
         self._faults.in_a_row = IN_A_ROW  # there is no way back but that one
         raise UpdateFault(f"{type(self.algorithm).__name__} has made weight {name} NaN or infinite", "", {})
-
-    def _not_finite(self, parameters: Mapping[str, Array]) -> str:
-        declared = self._context.experiment.policies[self._config.policy].weights(self.spaces)
-        return not_finite(parameters, infinities=declared is None)  # modules of one's own may mask by them
 
     def _cure(self) -> str:
         rate = getattr(self._now(), "learning_rate", None)
@@ -623,7 +623,7 @@ class Learner:
         config = self._config
         self._report(Saving(config.policy, self.counters.updates))
         policy, algorithm = self.equal_trainers.state(self.algorithm, self.policy)
-        if wrong := self._not_finite(policy) or not_finite(algorithm):
+        if wrong := not_finite(policy, self._infinite) or not_finite(algorithm):
             raise CheckpointError(
                 f"no checkpoint after update {self.counters.updates} is written: {wrong} is not finite. The "
                 "last one of finite weights stays"

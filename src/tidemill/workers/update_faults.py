@@ -70,12 +70,19 @@ class UpdateFaults:
         return self._records.write(checkpoint_name(updates + 1), arrays, {**facts, **more})
 
 
-def not_finite(arrays: Mapping[str, Array], infinities: bool = False) -> str:
-    """Return the first name of `arrays` that hold NaN or (unless `infinities` are
-    allowed) infinity; "" where none does."""
-    wrong = (
-        name
-        for name, array in arrays.items()
-        if array.dtype.kind == "f" and (np.isnan(array).any() or (not infinities and np.isinf(array).any()))
-    )
-    return next(wrong, "")
+def not_finite(arrays: Mapping[str, Array], infinite: Mapping[str, Array] | None = None) -> str:
+    """Return the first name of `arrays` that hold NaN, or infinity but where `infinite`
+    has True under that name; "" where none does."""
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or (fine := np.isfinite(array)).all():
+            continue
+        known = (infinite or {}).get(name)
+        if known is None or np.isnan(array).any() or not (fine | known).all():
+            return name
+    return ""
+
+
+def infinities(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return where `arrays` hold infinity, of those that do."""
+    found = {name: np.isinf(array) for name, array in arrays.items() if array.dtype.kind == "f"}
+    return {name: where for name, where in found.items() if where.any()}
