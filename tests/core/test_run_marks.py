@@ -2,6 +2,7 @@
 else is."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,18 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.run.watching import wait_until
 
-from tidemill.core.run_marks import ROOM, VARIABLE, end_marked, end_orphans, marked, new_mark, orphans
+from tidemill.core.run_marks import (
+    ROOM,
+    STARTER,
+    VARIABLE,
+    end_marked,
+    end_orphans,
+    left_alone,
+    marked,
+    new_mark,
+    orphans,
+    this_process,
+)
 
 
 @pytest.fixture
@@ -57,6 +69,28 @@ def test_those_whose_runner_is_gone_are_orphans_but_not_a_container_s(
     assert elsewhere.poll() is None and nobody.poll() is None
 
 
+def test_workers_are_left_alone_once_their_starter_is_gone_whosever_children_they_are() -> None:
+    words = ["sleep", "1000"]
+    through = (
+        "import subprocess as s; "
+        f"print(s.Popen({words}, stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True).pid)"
+    )
+    pids = []
+    gone = this_process().rpartition(".")[0] + ".1"  # another one had its number
+    for starter in (this_process(), gone):
+        said = subprocess.run(
+            [sys.executable, "-c", through], env={**os.environ, STARTER: starter}, capture_output=True
+        )
+        pids.append(int(said.stdout))
+    own, lost = pids
+    try:
+        wait_until(lambda: lost in left_alone(), 60, "it is found")
+        assert own not in left_alone()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
 FORKS = """
 import os, sys, time
 from tidemill.core.run_marks import VARIABLE, mark_forks
@@ -80,7 +114,9 @@ def test_what_was_only_forked_is_found_and_not_who_forked_it() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env={**os.environ, VARIABLE: ROOM}, stdin=pipe, stdout=pipe) as process:
         daemon = int(process.stdout.readline())  # type: ignore[union-attr]
-        assert marked(mark) == [daemon]
+        wait_until(
+            lambda: marked(mark) == [daemon], 60, "who forked the daemon is gone, and nobody else found"
+        )
         end_marked(mark)
         process.communicate()
     assert process.returncode == 0

@@ -64,10 +64,10 @@ def test_every_extra_is_looked_for() -> None:
 
 
 ORPHAN = """
-import subprocess, sys
-words = [sys.executable, "-c", "import time; time.sleep(600)", "tidemill.launchers.entry"]
-child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-print(child.pid)
+import sys
+from tidemill.launchers.worker_process import COMMAND, WorkerProcess, environment
+words = [sys.executable, "-c", "import time; time.sleep(600)", COMMAND[-1]]
+print(WorkerProcess(words, environment(1)).process.pid)
 """
 
 
@@ -80,6 +80,37 @@ def test_a_worker_whose_run_is_gone_is_found() -> None:
         assert str(pid) in found()["processes"].cure
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+FIRST = """
+import ctypes, os, subprocess, sys, time
+from tidemill.launchers.worker_process import COMMAND, WorkerProcess, environment
+from tidemill.run.examine_machine import _leftovers
+
+assert os.getpid() == 1
+ctypes.CDLL(None).prctl(15, b"tidemill", 0, 0, 0)
+words = [sys.executable, "-c", "import time; time.sleep(600)", COMMAND[-1]]
+own = WorkerProcess(words, environment(1)).process.pid
+other = int(subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, check=True).stdout)
+until = time.monotonic() + 60
+while open(f"/proc/{other}/stat").read().split()[3] != "1":
+    assert time.monotonic() < until
+print(own, other, *[finding.cure for finding in _leftovers()], sep=",")
+"""
+"""What a container's first process does: it is a run, and adopts another one's worker."""
+
+
+def test_workers_of_a_containers_first_process_are_not_left_over_and_those_that_it_adopted_are() -> None:
+    container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    words = [*container, "true"]
+    if shutil.which("unshare") is None or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("no process can be the first of its own container here")
+    done = subprocess.run(
+        [*container, sys.executable, "-c", FIRST, ORPHAN], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    own, other, *cures = done.stdout.strip().split(",")
+    assert own != other and f"kill -9 {other}" in cures
 
 
 def test_a_run_that_was_kept_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ lie in its memory now: so what forks, and becomes no other program, is marked, t
 (`mark_forks`). Who was started with no variables at all is not known.
 
 A mark names the runner (the namespace of its process id, that, and when it began), the
-run, the worker and its life: ``4026531836.1234.56789.a1b2c3d4/actor-0/1``.
+run, the worker and its life: ``4026531836.1234.56789.a1b2c3d4/actor-0/1``. A worker's own
+process has another variable, which names whoever started it likewise: whose child it is
+tells nothing, since of a container the first process may be its run, and adopts those of
+others.
 """
 
 import ctypes
@@ -17,6 +20,7 @@ from pathlib import Path
 from secrets import token_hex
 
 VARIABLE = "TIDEMILL_RUN"
+STARTER = "TIDEMILL_STARTER"
 ROOM = " " * 240
 """What the variable holds in a program's process that may `mark_forks`."""
 _PROC = Path("/proc")
@@ -24,7 +28,12 @@ _PROC = Path("/proc")
 
 def new_mark() -> str:
     """Return a mark of a run of this process."""
-    return f"{_namespace()}.{os.getpid()}.{_began(os.getpid())}.{token_hex(4)}"
+    return f"{this_process()}.{token_hex(4)}"
+
+
+def this_process() -> str:
+    """Return what names this process, and no later one of the same number."""
+    return f"{_namespace()}.{os.getpid()}.{_began(os.getpid())}"
 
 
 def mark_forks(mark: str) -> None:
@@ -40,7 +49,7 @@ def mark_forks(mark: str) -> None:
 
 def marked(mark: str) -> list[int]:
     """Return the processes that have begun with `mark`."""
-    return [pid for pid, found in _all_marked() if found == mark]
+    return [pid for pid, found in _all_with(VARIABLE) if found == mark]
 
 
 def end_marked(mark: str) -> None:
@@ -50,7 +59,14 @@ def end_marked(mark: str) -> None:
 
 def orphans() -> list[int]:
     """Return the processes whose mark names a runner that is gone."""
-    return [pid for pid, mark in _all_marked() if not _lives(mark)]
+    return [pid for pid, mark in _all_with(VARIABLE) if not _lives(mark)]
+
+
+def left_alone() -> list[int]:
+    """Return the workers' processes that live although whoever started them is gone, and
+    `orphans`."""
+    workers = [pid for pid, starter in _all_with(STARTER) if not _lives(starter)]
+    return sorted({*workers, *orphans()})
 
 
 def end_orphans() -> None:
@@ -64,9 +80,9 @@ def _kill(pids: Sequence[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _all_marked() -> Iterator[tuple[int, str]]:
-    """Yield the processes of this user that have a mark, and the mark."""
-    wanted, own = f"{VARIABLE}=".encode(), os.getuid()
+def _all_with(name: str) -> Iterator[tuple[int, str]]:
+    """Yield the processes of this user that began with a variable, and its value."""
+    wanted, own = f"{name}=".encode(), os.getuid()
     for folder in _PROC.iterdir() if (_PROC / "self").exists() else ():
         with suppress(OSError, ValueError):
             pid = int(folder.name)
@@ -78,10 +94,10 @@ def _all_marked() -> Iterator[tuple[int, str]]:
 
 
 def _lives(mark: str) -> bool:
-    """True of a mark whose runner lives, and of one that cannot be judged: of a container
-    that counts its processes for itself."""
+    """True of a mark, or a starter's name, whose runner lives, and of one that cannot be
+    judged: of a container that counts its processes for itself."""
     with suppress(ValueError):
-        namespace, pid, began, _ = mark.partition("/")[0].split(".")
+        namespace, pid, began, *_ = mark.partition("/")[0].split(".")
         return int(namespace) != _namespace() or _began(int(pid)) == int(began)
     return True
 

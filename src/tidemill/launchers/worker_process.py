@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from tidemill.core.killed_processes import await_end
-from tidemill.core.run_marks import ROOM, VARIABLE
+from tidemill.core.run_marks import ROOM, STARTER, VARIABLE, this_process
 from tidemill.core.user_code_loading import environment_of_ours
 
 # without the working directory among its places of modules
@@ -68,12 +68,12 @@ class WorkerProcess:
 
 
 def environment(math_threads: int) -> dict[str, str]:
-    """Return the environment variables of a worker's process whose matrix products have
-    so many threads."""
+    """Return the environment variables of a worker's process that this one starts, whose
+    matrix products have so many threads."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     # what threadpoolctl sets once it is imported, here as there
     own = environment_of_ours(**dict.fromkeys(names, str(math_threads)))
-    return {"KMP_DUPLICATE_LIB_OK": "True", **own, VARIABLE: ROOM}
+    return {"KMP_DUPLICATE_LIB_OK": "True", **own, VARIABLE: ROOM, STARTER: this_process()}
 
 
 def start_early(count: int) -> None:

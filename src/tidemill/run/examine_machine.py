@@ -15,7 +15,7 @@ from tidemill.bridge.protocol.files import folders_of_the_dead
 from tidemill.core.control_groups import memory_kills, processors
 from tidemill.core.cores import cores
 from tidemill.core.memory import available, size
-from tidemill.core.run_marks import orphans
+from tidemill.core.run_marks import left_alone
 from tidemill.native.library import choices, unavailable
 from tidemill.testing.check_env import Finding
 
@@ -23,7 +23,6 @@ LITTLE_MEMORY = 2 << 30  # bytes: less than a run of a few processes with torch 
 LITTLE_SHARED = 64 << 20  # bytes of /dev/shm: what a container has by itself
 FEW_FILES = 4096  # that may be open: a run of some hundred workers needs more
 BUSY = 0.5  # processes that would compute now, for each core
-WORKER = "tidemill.launchers.entry"
 _DRIVER = Path("/proc/driver/nvidia/version")
 EXTRAS = {
     "atari": "ale_py",
@@ -197,18 +196,7 @@ def _extras() -> Iterator[Finding]:
 def _leftovers() -> Iterator[Finding]:
     """Workers whose run is gone, memory files of simulators whose trainer is, and runs
     that are kept in the temporary directory."""
-    import psutil
-
-    alone = []
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        with suppress(psutil.Error):
-            if WORKER in (process.info["cmdline"] or ()) and process.info["uids"].real == os.getuid():
-                parent = process.parent()
-                # of a container the first process may be a run itself
-                if parent is None or (parent.pid == 1 and "python" not in parent.name()):
-                    alone.append(process.pid)
-    alone += [pid for pid in orphans() if pid not in alone]
-    if alone:
+    if alone := left_alone():
         pids = " ".join(map(str, alone))
         yield Finding(
             "processes",
