@@ -37,6 +37,10 @@ CLOSING = Path(__file__).with_name("closing_world.py")
 STEPS = 3000  # of a run in slots
 
 
+class LeftBehind(Exception):
+    """A run has left something outside of its folders."""
+
+
 def in_simulators() -> Experiment:
     """Two actors of two simulators each, with a trainer and an evaluation."""
     world = os.environ[WORLD]
@@ -97,12 +101,12 @@ def c_world(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _folders_go() -> Iterator[None]:
-    """Tell which folders of the bridge are left."""
+    """Raise `LeftBehind` with the folders of the bridge that are left."""
     before, ours = folders(), f"tidemill-{os.getuid()}-"
     yield
     left = [path for path in folders() - before if path.name.startswith(ours) and not lives(path)]
     if left:
-        print(f"left: {left}", flush=True)
+        raise LeftBehind(f"left {', '.join(map(str, left))}")
 
 
 def strike_simulator(run: Run, draw: random.Random, whose: str, number: int) -> None:

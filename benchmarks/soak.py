@@ -10,17 +10,27 @@ A fault is one of: kill -9 of any worker; SIGSTOP of any for some seconds; and i
 actor's environment an exception, NaN in an observation, a reward of 3e38 (which makes
 learning's numbers infinite), or a step that never comes back. Processes are two actors, a
 policy worker and a trainer, or (`--layout equal`) two that gather and train by turns. For
-each minute it prints memory, descriptors, files and steps/s, and in the end what is left.
+each minute (of a short run 18 times) it prints memory, descriptors, threads, files and
+steps/s, and in the end what is left. Files are those of the run's folder, but for records
+of faults (`faults/`), of which 10 are kept of each worker, and which come slowly.
+
+It ends with 1 where the run did not end as it was told to, left anything, has kept more
+records than that, or is not level: where of the last third of these lines the median of
+memory, descriptors, threads or files is more than 5 % and `SLACK` above that of the
+middle third, or that of steps/s below three quarters of it. The first third is not
+looked at: what is kept fills up. Fewer than nine lines tell nothing, and end with 1, too.
 
 With `--marks` CartPole, and two CartPoles in one environment that two policies play by a
 policy worker each, are learnt until episodes have a mean return of 475, with such faults
-all the while. `moments.py` has a fault at each moment of a run.
+all the while; it ends with 1 where one was not learnt, or left anything. `moments.py` has
+a fault at each moment of a run.
 """
 
 import argparse
 import os
 import random
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -54,6 +64,12 @@ from tidemill.run.events import read_events
 
 ASKED = 128 + signal.SIGTERM  # the exit status of a run that was told to end
 LONGEST_LESSON = 900.0  # seconds that a run has to learn
+KEPT = 10  # records of faults, of each worker
+LINES = 9  # at least: three of each third
+SLACK = {"MB": 8.0, "descriptors": 5.0, "threads": 2.0, "files": 4.0}
+"""What each may grow by besides: that of a worker which lives at one moment and not at
+another."""
+SLOWER = 0.75  # steps/s, as a share of what they were
 
 
 class TwoPoles(pettingzoo.ParallelEnv[str, Any, Any]):
@@ -140,8 +156,43 @@ def two_policies() -> Experiment:
     return learns(["left", "right"], poles, "return/left/mean >= 475 and return/right/mean >= 475")
 
 
-def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: random.Random) -> None:
-    """Have one fault after another, and print what the run holds meanwhile."""
+def not_level(lines: Sequence[dict[str, float]]) -> list[str]:
+    """Return what has grown, or become slower, from the middle third of these to the
+    last one, in words."""
+    third = len(lines) // 3
+    if len(lines) < LINES:
+        return [f"{len(lines)} lines do not tell what grows; give it longer, or a shorter gap"]
+    middle, last = (
+        {name: statistics.median(line[name] for line in part) for name in lines[0]}
+        for part in (lines[-2 * third : -third], lines[-third:])
+    )
+    wrong = [
+        f"{name} grew from {middle[name]:,.0f} to {last[name]:,.0f}"
+        for name, slack in SLACK.items()
+        if last[name] > 1.05 * middle[name] + slack
+    ]
+    if last["steps/s"] < SLOWER * middle["steps/s"]:
+        wrong.append(f"steps/s fell from {middle['steps/s']:,.0f} to {last['steps/s']:,.0f}")
+    return wrong
+
+
+def held(run: Run) -> dict[str, float]:
+    """Return what the processes of a run hold, and how many files it has."""
+    found = dict.fromkeys(SLACK, 0.0)
+    for process in (psutil.Process(run.main.pid), *processes(run.main.pid).values()):
+        with suppress(psutil.Error):  # it dies meanwhile
+            found["MB"] += process.memory_full_info().uss / 1e6
+            found["descriptors"] += process.num_fds()
+            found["threads"] += process.num_threads()
+    records = run.path / "faults"
+    found["files"] = sum(not path.is_relative_to(records) for path in run.path.rglob("*") if path.is_file())
+    return found
+
+
+def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: random.Random) -> list[str]:
+    """Have one fault after another, and print what the run holds meanwhile. Return what
+    is wrong."""
+    lines = list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as name:
         run = Run(Path(name), layout)
         began = told = time.monotonic()
@@ -154,42 +205,45 @@ def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: ran
             fault = draw.choice(FAULTS)
             had[fault] += 1
             run.suffer(fault, draw)
-            if time.monotonic() - told < min(60.0, seconds / 5):
+            if time.monotonic() - told < min(60.0, seconds / (2 * LINES)):
                 continue
             told = time.monotonic()
-            every = [psutil.Process(run.main.pid), *processes(run.main.pid).values()]
-            used, descriptors, threads = 0, 0, 0
-            for process in every:
-                with suppress(psutil.Error):  # it dies meanwhile
-                    used += process.memory_full_info().uss
-                    descriptors += process.num_fds()
-                    threads += process.num_threads()
             record, now = run.newest(), time.time()
             steps, (at, last) = record.get("step", 0.0), before
             before = now, steps
-            files = sum(len(files) for _, _, files in os.walk(run.path))
+            line = held(run) | {"steps/s": (steps - last) / (now - at)}
+            lines.append(line)
             print(
-                f"{told - began:>5.0f}s {had.total():>7} {used / 1e6:>7.0f} {descriptors:>12} {threads:>8} "
-                f"{files:>6} {record.get('update', 0):>7.0f} {(steps - last) / (now - at):>12,.0f}",
+                f"{told - began:>5.0f}s {had.total():>7} {line['MB']:>7.0f} {line['descriptors']:>12.0f} "
+                f"{line['threads']:>8.0f} {line['files']:>6.0f} {record.get('update', 0):>7.0f} "
+                f"{line['steps/s']:>12,.0f}",
                 flush=True,
             )
         status = run.end(signal.SIGTERM)
         lives = Counter(event.what for event in read_events(run.path))
         returns = [r["evaluation/return"] for r in read_metrics(run.path) if "evaluation/return" in r]
         counts = ", ".join(f"{count} {fault}" for fault, count in sorted(had.items()))
-        best = max(returns, default=0.0)
+        best, left = max(returns, default=0.0), run.left()
         print(
             f"{counts}: {lives['died']} workers died, {lives['lives']} live again, {lives['went back']} "
             f"times back to a checkpoint; status {status}; {len(returns)} evaluations, the best {best:.0f}; "
-            f"left: {run.left() or 'nothing'}"
+            f"left: {left or 'nothing'}"
         )
         if status != ASKED:
             print(run.output.read_text()[-3000:])
+        kept = {path.name: len([*path.iterdir()]) for path in run.path.glob("faults/*")}
+        return [
+            *[f"it ended with {status}"] * (status != ASKED),
+            *[f"it left {left}"] * bool(left),
+            *(f"{count} records of faults of {name}" for name, count in kept.items() if count > KEPT),
+            *not_level(lines),
+        ]
 
 
-def marks(gap: float, draw: random.Random) -> None:
+def marks(gap: float, draw: random.Random) -> list[str]:
     """Have faults all the while that something is learnt, until it is; print how long
-    that took."""
+    that took. Return what is wrong."""
+    wrong = list[str]()
     for function in (one_policy, two_policies):
         with tempfile.TemporaryDirectory() as name:
             run, began, had = Run(Path(name), function), time.monotonic(), Counter[str]()
@@ -206,20 +260,23 @@ def marks(gap: float, draw: random.Random) -> None:
                 for metric, value in record.items()
                 if metric.startswith("return/") and metric.endswith("mean")
             )
-            counts = ", ".join(f"{count} {fault}" for fault, count in sorted(had.items()))
+            counts, left = ", ".join(f"{count} {fault}" for fault, count in sorted(had.items())), run.left()
             print(
                 f"{function.__name__}: {reached} after {record.get('step', 0):,.0f} env steps and "
                 f"{time.monotonic() - began:.0f} s; {counts}: {lives['died']} workers died, {lives['lives']} "
                 f"live again, {lives['went back']} times back to a checkpoint; status {status}; left: "
-                f"{run.left() or 'nothing'}",
+                f"{left or 'nothing'}",
                 flush=True,
             )
             if status:
                 print(run.output.read_text()[-3000:])
+                wrong.append(f"{function.__name__} was not learnt: status {status}")
+            wrong += [f"{function.__name__} left {left}"] * bool(left)
+    return wrong
 
 
-def main() -> None:
-    """Do what the command line says."""
+def main() -> int:
+    """Do what the command line says. Return 1 where something is wrong, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--gap", type=float, default=20.0, help="seconds between two faults")
@@ -229,10 +286,13 @@ def main() -> None:
     given = parser.parse_args()
     draw = random.Random(given.seed)
     if given.marks:
-        marks(given.gap, draw)
+        wrong = marks(given.gap, draw)
     else:
-        soak(LAYOUTS[given.layout], given.seconds, given.gap, draw)
+        wrong = soak(LAYOUTS[given.layout], given.seconds, given.gap, draw)
+    for line in wrong:
+        print(f"wrong: {line}")
+    return bool(wrong)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
