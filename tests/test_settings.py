@@ -102,7 +102,7 @@ ALWAYS = {
     "Limits": "steps updates seconds mean_return window until stall_s",
     "Stage": "options until",
     "WorkerConfig": "count restarts one_core math_threads",
-    "ActorConfig": "environment lanes ring max_episode_steps deadline_s lane_fault_records",
+    "ActorConfig": "environment lanes ring max_episode_steps deadline_s lane_restarts lane_fault_records",
     "Actors": "agents",
     "ReplayActors": "policy inference samples frame_stack",
     "BytesSetting": "scaled_bytes",
@@ -166,7 +166,6 @@ IDLE = {
     "Limits.return_of": lambda: Limits(return_of="policy"),
     "WorkerConfig.restarts_within_s": lambda: trainer(restarts=None, restarts_within_s=5.0),
     "ActorConfig.flush_requests": lambda: Actors(environment=Scripted(), flush_requests=2),
-    "ActorConfig.lane_restarts": lambda: refilled(Scripted(), lane_restarts=3),
     "ActorConfig.lane_restarts_within_s": lambda: Actors(
         environment=Scripted(), lane_restarts=None, lane_restarts_within_s=60.0
     ),
@@ -312,10 +311,10 @@ def test_settings_act_where_the_rows_the_policy_or_the_image_lets_them():
         ActorCritic(hidden=(), activation="relu").weights(PLAIN)
 
 
-def test_restarts_act_in_slots_and_their_seconds_where_they_are_counted():
+def test_seconds_of_restarts_act_where_these_are_counted():
     in_slots = tidemill.Slots(environment=Scripted())
     refilled(in_slots, lane_restarts=3, lane_restarts_within_s=300.0)
-    refilled(tidemill.SimulatorEnvironment(path="build/reach"), lane_restarts=3)
+    refilled(Scripted(), lane_restarts_within_s=300.0)
     with pytest.raises(ConfigError, match=r"lane_restarts_within_s = 300.0 has no effect in slots without"):
         refilled(in_slots, lane_restarts_within_s=300.0)
 

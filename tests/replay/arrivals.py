@@ -27,16 +27,17 @@ class Seat:
         self.number, self.episode, self.step, self.open = number, -1, 0, False
 
     def row(self, what: str) -> dict[str, Any]:
-        """`what`: "step", "done", "cut" (truncated), "lost" (voided), "away" (a filler).
-        A seat whose episode is over begins one."""
+        """`what`: "step", "done", "cut" (truncated), "lost" (voided), "anew" (voided, and
+        the next episode begins), "away" (a filler). A seat whose episode is over begins
+        one."""
         if what == "away":
             return dict(FILLER)
         if what == "lost":
             was, self.open = self.open, False
             return {**FILLER, "voided": True} if was else dict(FILLER)
-        if not self.open:
-            self.episode, self.step, self.open = self.episode + 1, 0, True
-            return {**FILLER, "obs": self.code(), "on_reset": True}
+        if not self.open or what == "anew":
+            lost, self.episode, self.step, self.open = self.open, self.episode + 1, 0, True
+            return {**FILLER, "obs": self.code(), "on_reset": True, "voided": lost}
         self.step += 1
         over = what in ("done", "cut")
         self.open = not over

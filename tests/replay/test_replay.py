@@ -23,7 +23,7 @@ from tidemill.replay.prioritised import PrioritisedReplay
 from tidemill.replay.replay import Replay
 from tidemill.replay.row_storage import frames_of
 
-BEFALLS = st.sampled_from(["step"] * 6 + ["done", "cut", "lost", "away"])
+BEFALLS = st.sampled_from(["step"] * 6 + ["done", "cut", "lost", "anew", "away"])
 KINDS = [Replay, PrioritisedReplay]
 
 
@@ -69,8 +69,8 @@ def seat_steps(play, life):
                 what = whats[min(i, 2)]
                 if at != producer or what == "away":
                     continue
-                steps += is_open and what != "lost"
-                is_open = what == "step" or (not is_open and what != "lost")
+                steps += is_open and what not in ("lost", "anew")
+                is_open = what in ("step", "anew") or (not is_open and what != "lost")
             yield steps
 
 
@@ -90,9 +90,10 @@ def test_without_warm_up_the_first_transition_makes_a_batch(kind):
         kind(capacity=64, warm_up=-1)
 
 
-def test_every_transition_is_drawn_and_no_other():
+@pytest.mark.parametrize(("lost", "after"), [("lost", 3), ("anew", 2)])
+def test_every_transition_is_drawn_and_no_other(lost, after):
     play = Play(Replay(capacity=64, warm_up=8))
-    for what in ["step"] * 5 + ["done"] + ["step"] * 4 + ["lost"] + ["step"] * 3:
+    for what in ["step"] * 5 + ["done"] + ["step"] * 4 + [lost] + ["step"] * after:
         play.tick(0, what)
     # episode 0: rows 0 to 5; episode 1: rows 0 to 3, cut; episode 2: rows 0 to 2, open
     batch = play.draw(transitions=400)

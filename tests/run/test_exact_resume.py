@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -78,6 +78,7 @@ def dqn(
     buffer: Replay = REPLAY,
     frame_stack: int = 1,
     max_episode_steps: int = 0,
+    lane_restarts: int | Literal["auto"] = "auto",
     **trainer: Any,
 ) -> Experiment:
     exploration: dict[str, Any] = {} if network.noise else {"epsilon": LinearSchedule(1, 0.05, to_step=70)}
@@ -87,7 +88,7 @@ def dqn(
         workers={
             "actor": ReplayActors(
                 environment=environment, lanes=1, ring=slots, max_episode_steps=max_episode_steps,
-                frame_stack=frame_stack,
+                frame_stack=frame_stack, lane_restarts=lane_restarts,
             ),
             "trainer": ReplayTrainer(
                 algorithm=DQN(target_steps=10, **exploration), buffer=buffer, batch_size=4,
@@ -184,6 +185,7 @@ def killed_at_every_row(
         ),
         ({"environment": GymnasiumVector(id="CartPole-v1", max_episode_steps=5), "slots": 2}, 8, "inline"),
         ({"environment": FAILING, "buffer": Replay(capacity=400, warm_up=8, drop_cut=True)}, 3, "inline"),
+        ({"environment": Gymnasium(make=f"{FILE}:Failing"), "lane_restarts": 1000}, 3, "inline"),
         ({"environment": SCRIPTED, "iteration_steps": 13, "finish_episodes": True}, 2, "inline"),
         (
             {
@@ -205,6 +207,7 @@ def killed_at_every_row(
         "threads",
         "vector",
         "lost steps",
+        "lost steps without slots",
         "phases of episodes",
         "phases of two slots",
     ],

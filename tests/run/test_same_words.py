@@ -19,6 +19,7 @@ import tidemill
 from tidemill import (
     DQN,
     PPO,
+    SAC,
     ActorCritic,
     Actors,
     AgentSpec,
@@ -34,6 +35,7 @@ from tidemill import (
     Rest,
     SimulatorEnvironment,
     Slots,
+    SquashedGaussian,
     Trainer,
 )
 from tidemill.core.config import brought_up_to_date, decode, encode, set_path
@@ -41,6 +43,7 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.run.stall_report import stall_limit
+from tidemill.store.checkpoint import read_newest
 
 HERE = Path(__file__)
 SIMULATORS = str(HERE.parents[1] / "bridge" / "simulators.py")
@@ -105,6 +108,7 @@ def copies(flag, threads):
 def environment(kind, flag):
     """Yield an environment of a kind that fails again and again; with a `flag` it hangs
     instead."""
+    replays, kind = kind.startswith("replay"), kind.removeprefix("replay ")
     with ExitStack() as stack:
         server = stack.enter_context(serving(lambda: Stuck(flag))) if kind == "server" else None
         if flag:
@@ -112,7 +116,9 @@ def environment(kind, flag):
         if server is not None:
             yield Rest(url=server.url, token="")
         elif kind == "simulator":
-            yield SimulatorEnvironment(path=SIMULATORS, arguments=("deaf" if flag else "mortal",))
+            yield SimulatorEnvironment(
+                path=SIMULATORS, arguments=("deaf" if flag else "mortal",), same_step=not replays
+            )
         elif kind == "async":
             yield Asynchronous(make=f"{HERE}:Awaited", kwargs={"flag": flag})
         elif kind == "slots":
@@ -122,13 +128,18 @@ def environment(kind, flag):
 
 
 def experiment(kind, played, steps, **words):
-    """Return what trains on it until so many steps, with these words of its actor."""
-    if kind == "slots":
-        policies = {"policy": QNetwork(hidden=(8,))}
+    """Return what trains on it until so many steps, with these words of its actor: PPO,
+    but in slots, and where the kind begins with "replay"."""
+    if kind == "slots" or kind.startswith("replay"):
+        continuous = kind.endswith("simulator")
+        policies = {"policy": SquashedGaussian(hidden=(8,)) if continuous else QNetwork(hidden=(8,))}
         workers = {
             "actor": ReplayActors(environment=played, lanes=1, ring=2),
             "trainer": ReplayTrainer(
-                algorithm=DQN(), buffer=Replay(capacity=1000, warm_up=4), batch_size=4, ratio="1/4"
+                algorithm=SAC() if continuous else DQN(),
+                buffer=Replay(capacity=1000, warm_up=4),
+                batch_size=4,
+                ratio="1/4",
             ),
         }
     else:
@@ -151,21 +162,32 @@ def restarts(folder):
     return max(record.get("time/actor-0/lanes/restarts", 0.0) for record in read_metrics(folder))
 
 
-KINDS = ["inline", "threads", "slots", "simulator", "server", "async"]
+def voided(folder):
+    """Return how many steps a replay memory's limiter counts as lost, once its counts are
+    right: each step that began is stored or lost, and updates are as the ratio has it."""
+    n = read_newest(folder / "checkpoints" / "policy")[2]["limiter"]
+    assert n["started"] == n["committed"] + n["voided"]
+    assert n["tasks"] == (n["committed"] - n["waived"]) // 4
+    return n["voided"]
+
+
+REPLAYS = ["replay inline", "replay threads", "replay simulator"]
+KINDS = ["inline", "threads", "slots", "simulator", "server", "async", *REPLAYS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_fails_is_made_anew_counted_and_told_and_beyond_its_budget_the_run_ends(kind, tmp_path):
-    launch = "threads" if kind == "threads" else "inline"
-    cause = "the sky fell" if kind == "simulator" else "the arm is stuck"
+    launch = "threads" if kind.endswith("threads") else "inline"
+    cause = "the sky fell" if kind.endswith("simulator") else "the arm is stuck"
     with environment(kind, "") as played:
         words = {"deadline_s": PATIENCE, "lane_restarts": 50, "lane_restarts_within_s": 300}
         within, beyond = tmp_path / "within", tmp_path / "beyond"
-        steps = {"simulator": 30, "slots": 160}.get(kind, 80)
+        steps = {"simulator": 30, "slots": 160, "replay simulator": 30}.get(kind, 80)
         made = experiment(kind, played, steps, **words)
         result = tidemill.train(made, launch=launch, run_dir=within, quiet=True)
         assert result.summary["status"] == "completed" and result.summary["env_steps"] >= steps
         assert 1 <= restarts(within) <= 50
+        assert kind not in REPLAYS or voided(within) >= restarts(within)
         assert any(cause in text for text in told(within))
         made = experiment(kind, played, 10_000, **{**words, "lane_restarts": 2})
         with pytest.raises(
@@ -181,6 +203,7 @@ def test_what_fails_is_made_anew_counted_and_told_and_beyond_its_budget_the_run_
     ("kind", "cause"),
     [
         ("threads", "has not come back from a step"),
+        ("replay threads", "has not come back from a step"),
         ("slots", "it did not answer within 1 s"),
         ("simulator", "did not hand the turn back within deadline_s = 1 s"),
         ("server", r"no answer within 1 s \(deadline_s\)"),
@@ -189,11 +212,12 @@ def test_what_fails_is_made_anew_counted_and_told_and_beyond_its_budget_the_run_
 )
 def test_what_hangs_is_given_up_after_the_actor_s_deadline_and_made_anew(kind, cause, tmp_path):
     with environment(kind, str(tmp_path / "go on")) as played:
-        steps = {"simulator": 3, "slots": 22}.get(kind, 12)
+        steps = {"simulator": 3, "slots": 22, "replay threads": 22}.get(kind, 12)
         made = experiment(kind, played, steps, deadline_s=1.0, lane_restarts=50)
         result = tidemill.train(made, launch="threads", run_dir=tmp_path / "run", quiet=True)
         assert result.summary["status"] == "completed"
         assert any(re.search(cause, text) for text in told(tmp_path / "run"))
+        assert not kind.startswith("replay") or voided(tmp_path / "run") >= 1
 
 
 def test_without_a_number_lanes_have_five_slots_any_and_none_ends_with_the_first():
@@ -206,7 +230,15 @@ def test_without_a_number_lanes_have_five_slots_any_and_none_ends_with_the_first
         set_path(experiment("slots", slots, 4), "workers.actor.lane_restarts", "often")
 
 
-@pytest.mark.parametrize("kind", ["inline", "slots"])
+def test_in_processes_a_step_lost_to_a_replay_memory_costs_nobody_a_life(tmp_path):
+    with environment("replay inline", "") as played:
+        made = experiment("replay inline", played, 40, lane_restarts=50)
+        result = tidemill.train(made, launch="processes", run_dir=tmp_path / "run", quiet=True)
+    assert result.summary["status"] == "completed" and voided(tmp_path / "run") >= 1
+    assert not [event for event in read_events(tmp_path / "run") if event.what == "died"]
+
+
+@pytest.mark.parametrize("kind", ["inline", "slots", "replay inline"])
 def test_none_has_the_first_fault_end_the_run(kind, tmp_path):
     with environment(kind, "") as played:
         made = experiment(kind, played, 10_000, lane_restarts=None)

@@ -59,7 +59,7 @@ def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(w
     )
     (told,) = remarks(DQN_PRESETS.general("x", OpenEnv(url="http://127.0.0.1:9", translate="x:y")))
     assert told.startswith("DQN plays 8 sessions") and told.endswith(
-        "The first step that is lost ends the run. Slots wait for nobody, and a lost step is that slot's "
+        "are cut, and begin anew (lane_restarts). Slots wait for nobody, and a lost step is that slot's "
         "alone: --slots 8"
     )
     (told,) = remarks(ppo("x", SERVER, lanes=1))

@@ -195,19 +195,23 @@ def test_agents_of_one_environment_by_several_specs(tmp_path):
     assert report.same is True, report.again
 
 
+@pytest.mark.parametrize("slots", [True, False])
 @pytest.mark.parametrize("fault", ["nan", "raise"])
-def test_slots_know_what_was_seen_before_what_was_told_was_written_over_it(fault, tmp_path):
+def test_of_a_replay_memory_it_is_known_what_was_seen_before_what_was_told_was_written_over_it(
+    fault, slots, tmp_path
+):
+    lanes = {
+        "environment": Slots(environment=made(fault), backoff_s=0.0, max_backoff_s=0.0), "lanes": 1, "ring": 2
+    } if slots else {"environment": made(fault), "lanes": 2, "lane_restarts": 1000}  # fmt: skip
     workers = {
-        "actor": ReplayActors(
-            environment=Slots(environment=made(fault), backoff_s=0.0, max_backoff_s=0.0), lanes=1, ring=2
-        ),
+        "actor": ReplayActors(**lanes),
         "trainer": ReplayTrainer(
             algorithm=DQN(), buffer=Replay(capacity=1000, warm_up=4), batch_size=4, ratio="1/4",
             database_seconds=None,
         ),
     }  # fmt: skip
     experiment = Experiment(
-        name="slots", policies={"policy": QNetwork(hidden=(8,))}, workers=workers, limits=Limits(steps=60)
+        name="replay", policies={"policy": QNetwork(hidden=(8,))}, workers=workers, limits=Limits(steps=60)
     )
     tidemill.train(experiment, launch="inline", run_dir=tmp_path / "run", quiet=True, log="")
     arrays, facts = read_checkpoint(records(tmp_path / "run")[-1])

@@ -55,9 +55,10 @@ ARRIVAL_FIELDS: dict[str, Field] = {**ROW_FIELDS, "voided": Field((), "bool")}
 
 Nothing led to a row 0: its version is -1. Transition t is (obs of row t; action and
 reward of row t + 1; obs of row t + 1; done of row t + 1). The answer's other fields are
-as the action. A step that was lost is a row with `voided` set and nothing else in it
-(version -1): the episode was cut after the row before it, and the next row of this seat
-has on_reset. A seat that was absent in the tick has a filler: version -1, policy -1,
+as the action. A step that was lost is a row with `voided` set (version -1): the episode
+was cut after the row before it. Either that row is the next episode's row 0, too (obs,
+on_reset), or nothing else is in it, and the next row of this seat has on_reset. A seat
+that was absent in the tick has a filler: version -1, policy -1,
 neither on_reset nor voided. ``state...`` is what the policy remembers before it acts on
 this row's observation."""
 

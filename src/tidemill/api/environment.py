@@ -361,12 +361,6 @@ class EnvironmentConfig(Config):
         return False
 
     @property
-    def mends(self) -> bool:
-        """True when its environments go on after a fault with nothing but a cut in their
-        rows (`Slots`, simulators), so that they may fill a replay memory then."""
-        return False
-
-    @property
     def usual_restarts(self) -> float:
         """How often an actor's lanes are made anew where its `lane_restarts` is "auto":
         inf for those that rest for longer each time."""

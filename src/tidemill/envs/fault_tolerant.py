@@ -109,7 +109,6 @@ class Slots(EnvironmentConfig):
                 "max_backoff_s = backoff_s"
             )
 
-    mends = True
     usual_restarts = inf
 
     @property

@@ -50,7 +50,6 @@ from tidemill.core.thread_loop import run_ready
 from tidemill.envs.parallel_build import EnvironmentMaker
 from tidemill.envs.wrapper import Wrapper
 
-ALLOW_MORE = "allow more (--set workers.actor.lane_restarts=N)"
 SEEDS_APART = 1_000_003
 """Distance between the seeds of an environment and of the one that takes its place."""
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
@@ -106,7 +105,6 @@ class LaneRestarts:
     come within `FIRST_PAUSE` seconds after one that counted, or within its pause.
 
     tell: function that takes a text for the user
-    cure: what allows more of them
     count: number of restarts so far
     before: number of those before the cut that a run goes on from; they count in the
         number of a restart alone, from which its environment's seed follows
@@ -117,10 +115,8 @@ class LaneRestarts:
         failed since
     """
 
-    def __init__(
-        self, most: float, within_s: float, tell: Callable[[str], None], cure: str = ALLOW_MORE
-    ) -> None:
-        self._most, self._within_s, self._tell, self._cure = most, within_s, tell, cure
+    def __init__(self, most: float, within_s: float, tell: Callable[[str], None]) -> None:
+        self._most, self._within_s, self._tell = most, within_s, tell
         self._lately: deque[tuple[float, str]] = deque()
         # by target and cause: faults that were not told, and the text that was
         self._again: Counter[tuple[str, str]] = Counter()
@@ -196,7 +192,7 @@ class LaneRestarts:
         return EnvironmentFault(
             f"{first}. Its actor's lanes were made anew {self._most:g} times within {self._within_s:g} s "
             f"already, which is all that lane_restarts = {self._most:g} allows{other}. Mend the environment, "
-            f"or {self._cure}"
+            "or allow more (--set workers.actor.lane_restarts=N)"
         )
 
     def stats(self) -> dict[str, float]:

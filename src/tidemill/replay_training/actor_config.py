@@ -50,10 +50,6 @@ class ReplayActors(ActorConfig):
         super().__post_init__()
 
     @property
-    def mends_lanes(self) -> bool:
-        return self.environment.mends
-
-    @property
     def agents(self) -> tuple[TransitionSpec]:
         return (
             TransitionSpec(

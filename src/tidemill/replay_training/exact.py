@@ -20,7 +20,7 @@ from typing import Self, cast
 
 import numpy as np
 
-from tidemill.api.environment import Environment, Tick
+from tidemill.api.environment import Environment, NotReady, Tick
 from tidemill.api.stream import SampleProducer
 from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
@@ -65,10 +65,9 @@ class ExactAgent(TransitionAgent):
         deterministic: bool,
         client: InlineInferenceClient,
         samples: SampleProducer,
-        voids: bool,
         seed: int,
     ) -> None:
-        super().__init__(schema, 1, deterministic, client, samples, voids)
+        super().__init__(schema, 1, deterministic, client, samples)
         self._seed = seed
         self.episode = -1
         """Number of the newest episode; -1 before the first one."""
@@ -90,6 +89,7 @@ class ExactAgent(TransitionAgent):
         row, last = self._row, self.last
         for name in self.chosen:
             row[SENT + name][:] = last[name] if last is not None else -1 if name == "version" else 0
+        tick.restarted.fill(False)  # it is reset in its next turn, by the seed of that episode
         super().observe(tick, came)
 
     def go_on(self, episode: OpenEpisode, reward: Array) -> None:
@@ -229,7 +229,10 @@ class _Again:
         was, or something differs."""
         episode, tick = self.episode, self._tick
         while self._environment.ready():
-            self._environment.recv([tick])
+            try:
+                self._environment.recv([tick])
+            except NotReady:
+                return False
             if tick.voided.any():
                 self.difference = f"a fault in step {self._at}"
             elif (tick.done | tick.truncated).any():
@@ -271,7 +274,7 @@ def _build_target(parts: ActorContext, number: int, credits: Credits) -> ExactTa
     client.reseed(0)  # so that a policy which cannot be is refused now
     # the same after a resume
     seed = derive_seed(context.experiment.seed, context.name, "slot", number)
-    agent = ExactAgent(terms.row, spec.deterministic, client, terms.samples, environment.voids, seed)
+    agent = ExactAgent(terms.row, spec.deterministic, client, terms.samples, seed)
     tick = Tick.allocate(parts.spaces[0].observation, 1, environment.info, False)
     return ExactTarget(
         environment,

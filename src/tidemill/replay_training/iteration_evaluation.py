@@ -54,7 +54,7 @@ class _Play:
         samples = NullSampleProducer()
         samples.offer(schema, 1, 1, 1)
         self.environment, self._client, self._seed = environment, client, seed
-        self._agent = TransitionAgent(schema, 1, True, client, samples, environment.voids)
+        self._agent = TransitionAgent(schema, 1, True, client, samples)
         tick = Tick.allocate(spaces.observation, 1, environment.info, False)
         self.batch = ReadyBatch([environment], self._agent, tick, Clock(), InfoReader(), self._flush)
         self.ended: list[tuple[float, int]] = []

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tidemill.api.environment import Environment, Tick
+from tidemill.api.environment import Environment, NotReady, Tick
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import EnvironmentFault
@@ -104,9 +104,7 @@ class ReadyBatch(GrantedOrder):
         terms = parts.terms(0, config.ring * config.lanes, 0)
         terms.offer(terms.schema)
         client = parts.client(spec, 0)
-        agent = TransitionAgent(
-            terms.row, terms.seats, spec.deterministic, client, terms.samples, first.voids
-        )
+        agent = TransitionAgent(terms.row, terms.seats, spec.deterministic, client, terms.samples)
         made = cls(
             environments,
             agent,
@@ -177,22 +175,25 @@ class ReadyBatch(GrantedOrder):
         members, agent, away, numbers = self._members, self._agent, self._away, sorted(self._back)
         self._back.clear()
         left = self._clock.enter("environment")
-        for target in numbers:
+        for target in tuple(numbers):
             member = members[target]
             try:
                 member.environment.recv(member.ticks)
+            except NotReady:  # it comes once it is there again
+                numbers.remove(target)
+                continue
             except EnvironmentFault as fault:
                 self._failed(target, fault)
                 raise
             away[target] = False
         self._clock.enter(left)
+        if not numbers:
+            return False
         seconds = self._clock.last
         came = self._seats(numbers)
-        every = len(came) == len(agent.finished)
-        resets = agent.finished if every else agent.finished[came]
-        self._steps += len(came) - int(np.count_nonzero(resets)) - int(np.count_nonzero(self._tick.voided))
         agent.next_observation(self._tick)
         agent.observe(self._tick, came)
+        self._steps += agent.stepped
         self.ticks += 1
         acts = agent.act(came)
         needs = acts if self._lanes == 1 else acts.reshape(-1, self._lanes).sum(1)
@@ -275,8 +276,6 @@ class ReadyBatch(GrantedOrder):
     def send(self) -> bool:
         """Send those on their way whose actions are known. False when there is nobody."""
         agent, numbers = self._agent, self._leaving
-        for number in numbers:
-            self._members[number].begun_in.fill(self._stage)
         self._leaving = []
         for request in list(self._asked):
             if agent.answered(request):
@@ -292,6 +291,7 @@ class ReadyBatch(GrantedOrder):
             except EnvironmentFault as fault:
                 self._failed(target, fault)
                 raise
+            member.begun_in.fill(self._stage)
             self._away[target] = True
             self._look_at(target)
         self._clock.enter(left)

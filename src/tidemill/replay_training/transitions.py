@@ -47,8 +47,7 @@ class TransitionAgent(Agent):
     """The agent of an actor that fills a replay memory: it sends what every tick brought.
     Its seats need not be in step: in each tick some of them have something. Rows are
     copied into the slots of its samples; what was seen last is kept here, so that
-    requests may wait for credits. `voids` says that steps of its environments may be lost
-    (`Environment.voids`)."""
+    requests may wait for credits."""
 
     in_place = True
 
@@ -59,7 +58,6 @@ class TransitionAgent(Agent):
         deterministic: bool,
         client: InferenceClient,
         samples: SampleProducer,
-        voids: bool,
     ) -> None:
         super().__init__(schema, seats, deterministic, client, Transitions(samples))
         self._answer_names = [name for name in self._answer_names if name != "voided"]
@@ -78,7 +76,6 @@ class TransitionAgent(Agent):
         self._requests: dict[int, Seats] = {}  # who waits for which answer
         self._row: Arrays = {}  # that is sent next
         self._rows: dict[int, Arrays] = {}  # the one row of each slot, by the slot's id
-        self._voids = voids
         self._acts: NDArray[np.bool_] = np.zeros(seats, np.bool_)
         self.acts = 0
         """Seats that are going to act in their next ticks."""
@@ -88,6 +85,8 @@ class TransitionAgent(Agent):
         """int64 [N]: the stage of the curriculum in which the seat's reset was sent."""
         self.sent = 0
         """Samples so far."""
+        self.stepped = 0
+        """Seats whose steps the newest sample holds, neither lost nor resets."""
 
     def next_observation(self, tick: Tick) -> None:
         arrays = self.writer.arrays
@@ -98,8 +97,8 @@ class TransitionAgent(Agent):
 
     def observe(self, tick: Tick, came: Seats | None = None) -> None:
         """Send the row of a tick in which the seats `came` (increasing; None: all) have
-        something. Others have fillers; none of them may be done, truncated or voided in
-        `tick`, and none is when this returns."""
+        something. Others have fillers, and what `tick` says of them is not looked at.
+        Nobody is done, truncated or voided in it when this returns."""
         row, every = self._row, came is None or len(came) == self._seats
         at: Any = slice(None) if every else came
         for name in self._marks:
@@ -112,16 +111,13 @@ class TransitionAgent(Agent):
                 row[name][at] = array[at]
         rewards = tick.reward[at]
         row["reward"][at] = rewards
-        ends = (
-            count_nonzero(tick.done)
-            or count_nonzero(tick.truncated)
-            or (self._voids and count_nonzero(tick.voided))
-        )
+        ends = count_nonzero(tick.done) or count_nonzero(tick.truncated) or count_nonzero(tick.voided)
         if ends or count_nonzero(self.finished[at]) or not tick.present[at].all():
             self._observe_rare(tick, row, at)
         else:
             self._return[at] += rewards
             self._length[at] += 1
+            self.stepped = len(rewards)
         self.asked = False
         self.writer.send()
         self.sent += 1
@@ -131,12 +127,15 @@ class TransitionAgent(Agent):
         here = np.zeros(self._seats, np.bool_)
         here[at] = True
         present = tick.present & here
-        begins = self.finished & present
-        voided = tick.voided & here & ~self.finished & self._voids
+        # where an episode is cut and nothing is seen, what its step led to is not known
+        voided = (tick.voided | (tick.truncated & ~present)) & here & ~self.finished
+        # what was made anew begins its next episode in the row that voids a step
+        begins = present & (self.finished | (voided & tick.restarted))
         stepped = present & ~self.finished & ~voided
         final = (tick.done | tick.truncated) & stepped
         self._return[stepped] += tick.reward[stepped]
         self._length += stepped
+        self.stepped = int(count_nonzero(stepped))
         if begins.any():
             seats = begins.nonzero()[0]
             self._begin(seats)
@@ -145,7 +144,7 @@ class TransitionAgent(Agent):
                 row[name][seats] = 0
         row["on_reset"][:], row["voided"][:] = begins, voided
         row["done"][:], row["truncated"][:] = tick.done & stepped, tick.truncated & final
-        idle, nothing = ~stepped, here & (voided | ~present)
+        idle, nothing = ~stepped, here & ~(stepped | begins)
         for name in (*self._answer_names, "reward"):
             row[name][idle] = 0
         for name, value in FILLER.items():
@@ -155,7 +154,7 @@ class TransitionAgent(Agent):
         if final.any():
             seats = final.nonzero()[0]
             self._end(tick, seats, self._length[seats], row, seats)
-        self.finished[:] = (self.finished & ~begins) | final | voided
+        self.finished[:] = ((self.finished | voided) & ~begins) | final
         self._acts[at] = (present & ~self.finished)[at]
         self.acts = int(count_nonzero(self._acts))
         for flags in (tick.done, tick.truncated, tick.voided):

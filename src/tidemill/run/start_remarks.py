@@ -72,11 +72,7 @@ def _remote(experiment: Experiment, name: str, actors: ActorConfig) -> str:
         else f" --algorithm {from_replay_memories()}"
     )
     waits = f"Each step of {actors.lanes} lanes takes as long as the slowest. " if actors.lanes > 1 else ""
-    lost = (
-        "Where a step is lost, the episodes of all of them are cut, and begin anew (lane_restarts)."
-        if actors.mends_lanes
-        else "The first step that is lost ends the run."
-    )
+    lost = "Where a step is lost, the episodes of all of them are cut, and begin anew (lane_restarts)."
     learner = " and ".join(dict.fromkeys(type(config.algorithm).__name__ for config in fed)) or name
     return (
         f"{learner} plays {sessions} session{'s' * (sessions > 1)} of the server. {waits}{lost} Slots wait "

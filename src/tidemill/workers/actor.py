@@ -31,7 +31,7 @@ from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault
 from tidemill.core.step_deadlines import FIRST, StepTimes
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
-from tidemill.envs.lane_restarts import ALLOW_MORE, LaneRestarts, text_of
+from tidemill.envs.lane_restarts import LaneRestarts, text_of
 from tidemill.envs.parallel_build import close_all, make_all
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.actor_context import ActorContext
@@ -89,11 +89,10 @@ class ActorWorker(Worker):
         self._slots = isinstance(config.environment, Slots)
         # of slots every fault is told (`replay_training.slot_fault_notices`)
         tell = (lambda text: None) if self._slots else self._tell
-        cure = ALLOW_MORE if config.mends_lanes else "take slots (--slots N), which may fail at any time"
-        self._budget = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell, cure)
+        self._budget = LaneRestarts(config.most_restarts, config.lane_restarts_within_s, tell)
         # a server has said what it is as the environment was made
         self._budget.known = self._slots or config.environment.bare().remote
-        if config.mends_lanes and (config.most_restarts or self._slots):
+        if config.most_restarts or self._slots:
             self._restarts = self._budget
         self._again: EnvironmentsAgain | None = None
         if context.life or context.resume is not None:

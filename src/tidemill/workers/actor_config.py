@@ -55,8 +55,8 @@ class ActorConfig(WorkerConfig):
         (a server), after 5 s and twice as long each time. One more ends the run, with the
         first cause and the last; None: the first one does; "auto": 5, slots any number,
         since they rest for longer each time. An environment that cannot make a single
-        lane anew makes all of them anew; one of which there is only one, and
-        `ReplayActors` but for slots and simulators, end with the first
+        lane anew makes all of them anew; one of which there is only one ends with the
+        first
     lane_restarts_within_s: seconds within which restarts are counted
     lane_fault_records: how many steps that an actor's lanes lost so are kept in the run's
         folder with what led to them and what was told, the newest ones; 0: none
@@ -116,11 +116,6 @@ class ActorConfig(WorkerConfig):
         super().__post_init__()
 
     @property
-    def mends_lanes(self) -> bool:
-        """True where lanes that fail can be made anew."""
-        return True
-
-    @property
     def most_restarts(self) -> float:
         """How often lanes are made anew within `lane_restarts_within_s`; 0: not once,
         inf: any number of times."""
@@ -163,12 +158,6 @@ class ActorConfig(WorkerConfig):
         return tuple((spec.policy, query) for spec in self.agents for query in spec.parameters.queries())
 
     def check(self, experiment: Experiment) -> None:
-        for name in () if self.mends_lanes else ("lane_restarts", "lane_restarts_within_s"):
-            self.refuse_idle(
-                name,
-                "outside of slots, whose environments alone may fail while a replay memory is filled: the "
-                "first fault ends the run. Take slots (--slots N, Slots(environment=…))",
-            )
         if self.most_restarts == inf:
             self.refuse_idle(
                 "lane_restarts_within_s",

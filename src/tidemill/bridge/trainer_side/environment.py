@@ -98,10 +98,6 @@ class SimulatorEnvironment(EnvironmentConfig):
     def single(self) -> bool:
         return self.path is None
 
-    @property
-    def mends(self) -> bool:
-        return self.path is not None
-
     draws = False
     timed_calls = True
 
