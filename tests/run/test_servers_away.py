@@ -188,9 +188,9 @@ def test_to_wait_for_what_is_away_is_no_stall_and_a_chain_names_it(tries, monkey
 
         def on_update(record, control):
             stalls, actor = control._controller.stalls, control._controller.state.members["actor-0"]
-            stalls.watch._most = 2.0 if absence.thread is None else 600.0
+            stalls.watches["trainer-0"]._most = 2.0 if absence.thread is None else 600.0
             absence(record, control)
-            chains.append(lambda: actor.pauses and stalls._explain())
+            chains.append(lambda: actor.pauses and stalls._explain(["trainer-0"]))
 
         def named():
             return "nothing answers there" in str(chains[0]())
@@ -228,7 +228,7 @@ def test_a_try_that_hangs_is_no_stall(monkeypatch, tmp_path):
                 look, gone = stalls.look, [0]
 
                 def noted():
-                    stalls.watch._most = 1.0 if actor.pauses else 600.0
+                    stalls.watches["trainer-0"]._most = 1.0 if actor.pauses else 600.0
                     if actor.pauses:
                         gone[0] = gone[0] or awake()
                         looked.append(awake() - gone[0])
@@ -257,7 +257,7 @@ def test_a_trainer_that_hangs_while_a_server_is_away_is_a_stall(monkeypatch, tmp
             if not (actor := state.members["actor-0"]).pauses or not actor.away:
                 return False
             process_of(path, "trainer-0").suspend()
-            stalls.watch._most = 0.5
+            stalls.watches["trainer-0"]._most = 0.5
             return True
 
         if absence.thread is None:

@@ -16,6 +16,7 @@ from tidemill.run import stall_report, stall_watch
 from tidemill.run.member import Member
 from tidemill.run.run_control import RunControl
 from tidemill.run.stall_report import BESIDES, SILENT, explain_stall, stall_limit, waits_for_pause
+from tidemill.run.waiting import whom_each_awaits
 from tidemill.run.worker_messages import WorkerMessages
 from tidemill.store.checkpoint import checkpoints
 from tidemill.training.train import train
@@ -44,7 +45,7 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most(now: float) -> None
     actor, server, trainer = (members[name] for name in ("actor-0", "server-0", "trainer-0"))
 
     def told(condition: Callable[[str], str] = lambda _: "") -> str:
-        return explain_stall(experiment, members, condition)
+        return explain_stall(["trainer-0"], members, whom_each_awaits(experiment), condition)
 
     # nobody does anything: it may be the environment
     assert told() == (
@@ -86,7 +87,7 @@ def test_a_member_waits_for_the_population_and_that_for_the_other_member(now: fl
     }
     members["trainer-1-0"].bury("its process was killed")
     members["trainer-1-0"].died_at = now
-    told = explain_stall(experiment, members, lambda _: "")
+    told = explain_stall(["trainer-0-0"], members, whom_each_awaits(experiment), lambda _: "")
     assert told.startswith(
         "trainer-0-0 waits for what is recorded ← population-0 waits for a version ← trainer-1-0 died at "
     )
@@ -100,7 +101,8 @@ def test_equal_trainers_that_wait_for_one_actor_are_one_chain(now: float) -> Non
         for name, config in experiment.members()
     }
     members["actor-1"].heard = now - 28
-    text = explain_stall(experiment, members, lambda _: "")
+    trainers = ["trainer-0", "trainer-1"]
+    text = explain_stall(trainers, members, whom_each_awaits(experiment), lambda _: "")
     assert text == (
         "trainer-0 waits for a sum's part ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
         "stuck in its environment"
@@ -116,22 +118,23 @@ def test_a_pause_excuses_no_stall_of_who_does_not_wait_for_it(now: float) -> Non
     }
     actor, other = members["actor-0"], members["trainer-1"]
 
-    def excused() -> bool:
-        return waits_for_pause(experiment, members)
+    def excused(*trainers: str) -> bool:
+        awaited = whom_each_awaits(experiment)
+        return all(waits_for_pause(name, members, awaited) for name in trainers)
 
-    assert not excused()
+    assert not excused("trainer-0")
     actor.away, actor.pauses = "nothing answers there", True
-    assert excused()  # trainer-1 waits for the sum of trainer-0, and that for samples
+    assert excused("trainer-0", "trainer-1")  # the latter waits for the former's sum, that for samples
     other.heard = now - 28  # it hangs
-    assert not excused()
+    assert excused("trainer-0") and not excused("trainer-1")
     other.heard, other.shares = now, {"train": 0.9, "wait": 0.1}
-    assert not excused()
+    assert not excused("trainer-1")
     other.shares = {"wait": 1.0}
     actor.heard = now - 28  # nobody knows whether it still pauses
-    assert not excused()
+    assert not excused("trainer-0")
     actor.heard = now
     other.bury("it was killed")  # the supervisor has deadlines for its next life
-    assert excused()
+    assert excused("trainer-0", "trainer-1")
 
 
 def test_the_pause_of_one_that_has_died_excuses_no_stall() -> None:
@@ -152,7 +155,7 @@ def test_a_run_in_which_nothing_progresses_ends_with_the_chain_and_a_checkpoint(
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if metrics["update"] == 13:
             wait_until(flag.exists, 60, "it hangs")
-            control._controller.stalls.watch._most = 2 * SILENT
+            control._controller.stalls.watches["trainer-0"]._most = 2 * SILENT
 
     with pytest.raises(RunError) as raised:
         train(

@@ -23,10 +23,11 @@ class Limits(Config):
         where several policies are trained. "any": the first that reaches it
     until: a condition on what the run measures, e.g. "evaluation/return >= 475"; what is
         measured: see `tidemill.api.conditions`
-    stall_s: seconds in which no worker has done anything at all, after which the run ends
-        as failed, with a checkpoint: no step, request, episode, update, evaluation, or
-        writing of a checkpoint. Longer deadlines of environments and trainers
-        (`deadline_s`, `ReplayTrainer.max_no_progress_s`) come first; pauses do not count
+    stall_s: seconds in which nothing was done that could bring a trainer to an update,
+        after which the run ends as failed, with a checkpoint: no step, episode, update,
+        evaluation, or writing of a checkpoint. Longer deadlines of environments and
+        trainers (`deadline_s`, `ReplayTrainer.max_no_progress_s`) come first; pauses do
+        not count
     """
 
     steps: int | None = None

@@ -98,6 +98,7 @@ class Beginning:
         self._conditions.look_at_rounds()
         self._state.report.events.append(Event(time(), "began"))
         self._state.progress.mark()
+        self._stalls.begin()
         if self._state.paused:
             self._state.send_all(Pause())
         return True

@@ -314,7 +314,7 @@ class Controller:
             if self.state.running:
                 self.state.send_all(Start())
         self.state.paused = False
-        self.state.progress.last_update = awake()
+        self.stalls.begin()
 
     def _have_tried(self, on: bool) -> None:
         """Tell workers that do not run yet whether to try again what is away."""

@@ -74,7 +74,6 @@ class Progress:
     """There are other ones in `checkpoint_episodes` since somebody wrote them down."""
     metrics: dict[str, float] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
-    last_update: float = field(default_factory=awake)
     stage: int = 0
     """Stage of the curriculum, from 0."""
     stages: int = 0
@@ -237,8 +236,7 @@ class Progress:
 
     def mark(self) -> None:
         """Say that the run is here now: at its start, and with each update."""
-        self.last_update = awake()
-        self.rate.add(self.last_update, self.steps)
+        self.rate.add(awake(), self.steps)
 
     def note_iteration(self, step: int, values: Mapping[str, float]) -> None:
         """Note what was measured if it is what an iteration came to."""

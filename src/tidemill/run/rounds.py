@@ -37,6 +37,10 @@ class Rounds:
             for group, config in experiment.groups(Evaluation).items()
             if config.updates is not None
         }
+        self._evaluators = {
+            group: [name for name, _ in experiment.members() if group_of(name) == group]
+            for group in self._evaluations
+        }
         self._over: dict[str, int] = dict.fromkeys(self.parties, 0)
         self._updates: dict[str, int] = dict.fromkeys(self._trained.values(), 0)
         self._evaluated: dict[str, int] = dict.fromkeys(self._evaluations, -1)  # the newest version
@@ -65,6 +69,19 @@ class Rounds:
         return all(number >= self.told for number in self._over.values()) and all(
             self._evaluated[group] >= self._awaited(config) for group, config in self._evaluations.items()
         )
+
+    def lacking(self, name: str) -> list[str]:
+        """Return whom worker `name` waits for where it is through with the newest round
+        whose stage was told: those who are not. [] for one that is not either."""
+        if self._over.get(name, -1) < self.told:
+            return []
+        behind = [other for other, number in self._over.items() if number < self.told]
+        return behind + [
+            other
+            for group, config in self._evaluations.items()
+            if self._evaluated[group] < self._awaited(config)
+            for other in self._evaluators[group]
+        ]
 
     def _awaited(self, config: Evaluation) -> int:
         """Return the newest version that an evaluation has got to by now: training waits

@@ -1,6 +1,6 @@
 """Who waits for whom in a run that makes no progress, in words."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import pairwise
 from time import time
@@ -10,18 +10,10 @@ from tidemill.api.control_messages import ENDED, State
 from tidemill.api.experiment import Experiment
 from tidemill.api.worker import WorkerConfig
 from tidemill.core.clock import awake
+from tidemill.run.waiting import chains_from
 
 SILENT = 2.0  # seconds: a running worker reports four times a second
 
-_AWAITED = {
-    "samples": ("samples of", "room at"),
-    "requests": ("requests of", ""),
-    "answers": ("answers of", ""),
-    "sums": ("a sum's part of", ""),
-    "credits": ("leave to step of", ""),
-}
-"""By the kind of an edge: what its reader waits for, and its writer, "" where that is
-never told."""
 _TIMES = {0: "", 1: ", restarted once", 2: ", restarted twice"}  # by lives before
 
 
@@ -58,9 +50,12 @@ def stall_limit(experiment: Experiment) -> float | None:
 
 
 def explain_stall(
-    experiment: Experiment, members: Mapping[str, _Member], condition: Callable[[str], str]
+    trainers: Iterable[str],
+    members: Mapping[str, _Member],
+    awaited: Mapping[str, Mapping[str, str]],
+    condition: Callable[[str], str],
 ) -> str:
-    """Return why trainers make no progress, a chain for each: "trainer-0 waits for
+    """Return why `trainers` make no progress, a chain for each: "trainer-0 waits for
     samples ← actor-3 waits for answers ← server-0 died at 12:01:33 (killed by SIGKILL),
     restarted twice".
 
@@ -68,10 +63,9 @@ def explain_stall(
     held, as by a server that is away, or silent, has not begun, or works. A worker that
     is stuck is silent: its loop no longer turns. One that waits says so, since its loop
     looks again all the time.
-    `condition` says of one by name what keeps it still that its environment has nothing
-    to do with, or "".
+    `awaited` says whom each one may wait for now, and for what; `condition` of one by
+    name what keeps it still that its environment has nothing to do with, or "".
     """
-    awaited = whom_each_awaits(experiment)
     conditions = {name: condition(name) for name in members}
     standing = {name: _stand(member, conditions[name]) for name, member in members.items()}
 
@@ -79,8 +73,8 @@ def explain_stall(
         return f"{name} {doing(members[name], awaited[name], conditions[name])}"
 
     chains, told = list[str](), set[str]()
-    for name, member in members.items():
-        if member.config.limited and (chain := _chain(name, members, awaited, standing))[-1] not in told:
+    for name in trainers:
+        if (chain := _chain(name, members, awaited, standing))[-1] not in told:
             told.update(chain)
             links = [
                 f"{waits} waits for {awaited[waits][other].rpartition(' ')[0]}"
@@ -91,22 +85,37 @@ def explain_stall(
     return "; ".join([*chains, *(f"besides, {text}" for text in besides)])
 
 
-def waits_for_pause(experiment: Experiment, members: Mapping[str, _Member]) -> bool:
-    """Return whether each trainer waits, by way of others or not, for an actor that tries
+def who_explains(
+    trainer: str,
+    members: Mapping[str, _Member],
+    awaited: Mapping[str, Mapping[str, str]],
+    condition: Callable[[str], str],
+) -> str:
+    """Return who ends the chain of `trainer`: see `explain_stall`."""
+    standing = {name: _stand(member, condition(name)) for name, member in members.items()}
+    return _chain(trainer, members, awaited, standing)[-1]
+
+
+def concerns(
+    trainer: str, members: Mapping[str, _Member], awaited: Mapping[str, Mapping[str, str]]
+) -> set[str]:
+    """Return all whose work may bring `trainer` on: itself, and whom it waits for, by way
+    of others that are heard or not."""
+    heard = {name for name, member in members.items() if _stand(member, "") in (_WORKS, _WAITS)}
+    return {*chains_from(trainer, awaited, heard)}
+
+
+def waits_for_pause(
+    trainer: str, members: Mapping[str, _Member], awaited: Mapping[str, Mapping[str, str]]
+) -> bool:
+    """Return whether `trainer` waits, by way of others or not, for an actor that tries
     again at a known time what is away. So does one that begins another life: for that the
     supervisor has deadlines."""
-    awaited = whom_each_awaits(experiment)
-    standing = {name: _stand(member, "") for name, member in members.items()}
-
-    def waits(name: str) -> bool:
-        reached = [members[other] for other in _chains(name, awaited, standing)]
-        return any(each.pauses and awake() - each.heard <= SILENT for each in reached)
-
-    trainers = {name: member for name, member in members.items() if member.config.limited}
-    return all(
-        member.state in (State.CONFIGURING, State.READY, *ENDED) or waits(name)
-        for name, member in trainers.items()
-    )
+    if members[trainer].state in (State.CONFIGURING, State.READY, *ENDED):
+        return True
+    waiting = {name for name, member in members.items() if _stand(member, "") == _WAITS}
+    found = [members[other] for other in chains_from(trainer, awaited, waiting)]
+    return any(each.pauses and awake() - each.heard <= SILENT for each in found)
 
 
 _DEAD, _HELD, _SILENT, _BEGINS, _WORKS, _WAITS = range(6)
@@ -129,41 +138,6 @@ def _busiest(member: _Member) -> str:
     return max(member.shares, key=lambda place: member.shares[place], default="wait")
 
 
-def whom_each_awaits(experiment: Experiment) -> dict[str, dict[str, str]]:
-    """Return whom each worker may wait for, and for what."""
-    found: dict[str, dict[str, str]] = {name: {} for name, _ in experiment.members()}
-    for edge in experiment.edges():
-        brought, room = _AWAITED.get(edge.name.partition("/")[0], ("", ""))
-        for target in edge.targets:
-            if brought:
-                found[target].setdefault(edge.source, brought)
-            if room:
-                found[edge.source].setdefault(target, room)
-    for name, config in experiment.members():
-        for policy in experiment.trained():
-            for trainer in experiment.holders(policy, "publish") if config.awaited(policy) else ():
-                found[trainer].setdefault(name, "what is recorded by")
-                found[name].setdefault(trainer, "a version of")
-    return found
-
-
-def _chains(
-    root: str,
-    awaited: Mapping[str, Mapping[str, str]],
-    standing: Mapping[str, int],
-) -> dict[str, list[str]]:
-    """Return the shortest chain from `root` to each of whom it waits for, by way of
-    others that wait or not, and to itself."""
-    chains, front = {root: [root]}, [root]
-    while front:
-        name = front.pop(0)
-        for other in awaited[name] if standing[name] == _WAITS else ():
-            if other not in chains:
-                chains[other] = [*chains[name], other]
-                front.append(other)
-    return chains
-
-
 def _chain(
     root: str,
     members: Mapping[str, _Member],
@@ -173,7 +147,7 @@ def _chain(
     """Return the shortest chain from `root` to whoever explains most why it waits. Where
     all wait for each other, this is the nearest one with an environment: it may wait for
     that."""
-    chains = _chains(root, awaited, standing)
+    chains = chains_from(root, awaited, {name for name, stands in standing.items() if stands == _WAITS})
     owners = [name for name in chains if members[name].config.owns_environment]
     best = min(chains, key=lambda name: standing[name])
     if standing[best] == _WAITS:

@@ -1,17 +1,27 @@
-"""A run in which nothing progresses, told apart from one whose trainer takes long for an
-update."""
+"""A trainer that nothing brings on, told apart from one that takes long for an update."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
+from tidemill.api.control_messages import ENDED
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.run.run_state import RunState
 from tidemill.run.silence import in_update
-from tidemill.run.stall_report import SILENT, explain_stall, stall_limit, waits_for_pause
+from tidemill.run.stall_report import (
+    SILENT,
+    concerns,
+    explain_stall,
+    stall_limit,
+    waits_for_pause,
+    who_explains,
+)
+from tidemill.run.waiting import Waiting, trainers_of
 
 STALL = 30.0  # seconds without an update, everything alive, before the run says so
+LOOK = 0.25  # seconds between two looks: workers report as often
 
 # seconds between two looks for progress; more are not counted: a callback or a cut took
 # them
@@ -23,20 +33,30 @@ ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
 
 
 class StallWatch:
-    """A stall watch counts for how long nothing has progressed.
+    """A stall watch counts for how long a trainer has made no update, and for how long
+    nothing has progressed that could bring it to one.
 
     most: seconds from which on that is too long, None: never
-    works: function that returns whether a trainer is in something that may take longer
+    works: function that returns whether somebody is in something that may take longer
+
+    idle: seconds without an update, at the last look
     """
 
     def __init__(self, most: float | None, works: Callable[[], bool]) -> None:
         self._most, self._works = most, works
-        self._moved = self._looked = awake()
+        self._moved = self._updated = self._looked = awake()
         self._excused = 0.0  # until which second of `awake` nobody asks again
 
-    def move(self) -> None:
-        """Take note that a worker has done something."""
+    @property
+    def idle(self) -> float:
+        return self._looked - self._updated
+
+    def move(self, updated: bool = False) -> None:
+        """Take note that something was done that brings the trainer on, or that it has
+        `updated`."""
         self._moved = awake()
+        if updated:
+            self._updated = self._moved
 
     def look(self, counts: bool) -> float:
         """Return for how many seconds nothing has progressed, where that is too long,
@@ -44,6 +64,7 @@ class StallWatch:
         now = awake()
         if (unwatched := now - self._looked) > UNWATCHED:  # nobody has heard what was done meanwhile
             self._moved = min(now, self._moved + unwatched)
+            self._updated = min(now, self._updated + unwatched)
         self._looked = now
         if not counts or self._most is None:
             self._moved = now
@@ -57,47 +78,115 @@ class StallWatch:
 
 
 class Stalls:
-    """The stalls of a run: that no update comes is told, and one in which nothing at all
-    has progressed for too long ends.
+    """The stalls of a run, of each trainer by itself: that it makes no update is told,
+    and the run ends where nothing that could bring it to one has progressed for too long.
+    A trainer that waits for another one, which makes updates, has not stalled, as a
+    population's members do.
 
-    watch: for how long nothing has progressed
+    watches: for how long, by trainer
     """
 
     def __init__(self, experiment: Experiment, launcher: Launcher, state: RunState) -> None:
         self._experiment, self._launcher, self._state = experiment, launcher, state
-        self.watch = StallWatch(stall_limit(experiment), lambda: any(map(self.trains, self._state.members)))
-        self._told = False  # that no update comes
+        self._waiting = Waiting(experiment)
+        self.watches = {
+            name: StallWatch(stall_limit(experiment), partial(self._excused, name))
+            for name in trainers_of(experiment)
+        }
+        self._done, self._updated = set[str](), set[str]()  # since the last look, by whom
+        self._concerns: dict[str, set[str]] = {}  # whose work may bring on whom, as they were then
+        self._stalled: list[str] = []
+        self._told: dict[str, str] = {}  # of which trainers, with who explained it
+        self._looked = 0.0
 
-    def note_update(self) -> None:
-        """Take note that an update has come: the next stall is told anew."""
-        self._told = False
+    def begin(self) -> None:
+        """Count from now on: the run begins, or goes on after a pause."""
+        for watch in self.watches.values():
+            watch.move(updated=True)
+
+    def note(self, name: str, update: bool = False) -> None:
+        """Take note that a worker has done something, or has made an `update`."""
+        self._done.add(name)
+        if update:
+            self._updated.add(name)
 
     def look(self) -> None:
-        """Tell that no update comes. Raises `RunError` where nothing has progressed for
-        too long."""
-        if not self._told and (why := self.why()):
-            self._told = True
-            self._state.report.notify(why)
-        state = self._state
-        counts = state.running and not (state.paused or state.reason)
-        if counts and any(member.pauses for member in state.members.values()):
-            # who waits for that waits for a known time, within a budget
-            counts = not waits_for_pause(self._experiment, state.members)
-        if still := self.watch.look(counts):
-            raise RunError(
-                f"nothing has progressed for {still:.0f} s (limits.stall_s = "
-                f"{self._experiment.limits.stall_s:g}): {self._state.report.mask(self._explain())}"
-            )
+        """Tell that no update comes. Raises `RunError` where nothing that could bring a
+        trainer to one has progressed for too long."""
+        if (now := awake()) - self._looked < LOOK:
+            return
+        self._looked, state, members = now, self._state, self._state.members
+        running = state.running and not state.paused
+        living = [name for name in self.watches if members[name].state not in ENDED]
+        # by what was known when it was done: who has just updated was waited for so far
+        awaited = self._awaited()
+        self._concerns = {name: concerns(name, members, awaited) - self._waiting.servers for name in living}
+        for name in living:
+            if name in self._updated or self._done & self._concerns[name]:
+                self.watches[name].move(updated=name in self._updated)
+        self._done.clear()
+        self._updated.clear()
+        pauses = any(member.pauses for member in members.values())
+        still = dict[str, float]()
+        for name in living:
+            # who waits for a pause waits for a known time, within a budget
+            counts = running and not (state.reason or (pauses and waits_for_pause(name, members, awaited)))
+            if seconds := self.watches[name].look(counts):
+                still[name] = seconds
+        updating = {name for name in living if self.watches[name].idle < STALL}
+        self._stalled = [
+            name
+            for name in living
+            if running and name not in updating and not self._concerns[name] & updating
+        ]
+        if still:
+            self._end(still)
+        self._tell()
+
+    def _end(self, still: dict[str, float]) -> None:
+        name = max(still, key=lambda each: still[each])
+        what = "nothing" if len(self.watches) == 1 else f"nothing that {name} waits for"
+        names = [name, *(other for other in self._stalled if other != name)]
+        raise RunError(
+            f"{what} has progressed for {still[name]:.0f} s (limits.stall_s = "
+            f"{self._experiment.limits.stall_s:g}): {self._state.report.mask(self._explain(names))}"
+        )
+
+    def _tell(self) -> None:
+        """Tell of those that have stalled since the last look, but for those that wait
+        for one who was told."""
+        self._told = {name: who for name, who in self._told.items() if name in self._stalled}
+        new = [name for name in self._stalled if name not in self._told]
+        if not new:
+            return
+        awaited, members = self._awaited(), self._state.members
+        conditions = {name: self._launcher.condition(name) for name in members}
+        explain = {name: who_explains(name, members, awaited, conditions.__getitem__) for name in new}
+        untold = [name for name in new if explain[name] not in self._told.values()]
+        self._told |= explain
+        if untold:
+            self._state.report.notify(self._words(untold))
 
     def why(self) -> str:
-        """Return why there is no update, "" as long as one may come."""
-        silent = awake() - self._state.progress.last_update
-        if self._state.paused or not self._state.running or silent < STALL:
-            return ""
-        return f"no update for {silent:.0f} s: {self._explain()}"
+        """Return why trainers make no update, "" as long as one may come of each."""
+        return self._words(self._stalled) if self._stalled and not self._state.paused else ""
 
-    def _explain(self) -> str:
-        return explain_stall(self._experiment, self._state.members, self._launcher.condition)
+    def _words(self, names: Sequence[str]) -> str:
+        idle = max(self.watches[name].idle for name in names)
+        whose = "" if len(names) == len(self.watches) else f" of {', '.join(names)}"
+        return f"no update{whose} for {idle:.0f} s: {self._explain(names)}"
+
+    def _explain(self, names: Iterable[str]) -> str:
+        return explain_stall(names, self._state.members, self._awaited(), self._launcher.condition)
+
+    def _awaited(self) -> dict[str, dict[str, str]]:
+        updating = {name for name, watch in self.watches.items() if watch.idle < STALL}
+        return self._waiting.now(self._state.members, updating, self._state.progress.rounds)
+
+    def _excused(self, name: str) -> bool:
+        """True where `name`, or a trainer that it waits for, is in something that may
+        take long."""
+        return any(self.trains(each) for each in self._concerns[name] if each in self.watches)
 
     def trains(self, name: str) -> bool:
         """True of a silent trainer that writes a checkpoint, or is in an update, for less

@@ -22,7 +22,8 @@ from tidemill.run.host_table import table_of_hosts
 from tidemill.run.host_watch import HostView
 from tidemill.run.member import LONGEST_CAUSE
 from tidemill.run.snapshot import short, snapshot
-from tidemill.run.stall_report import doing, whom_each_awaits
+from tidemill.run.stall_report import doing
+from tidemill.run.waiting import whom_each_awaits
 
 EVENTS = 10  # that are shown, the last ones
 

@@ -80,7 +80,7 @@ class WorkerMessages:
         member = self._state.members[name]
         member.heard, member.saving = awake(), isinstance(message, Saving)
         if isinstance(message, (Status, Episodes, Measured, Saving, Saved, Holding, Staying)):
-            self._stalls.watch.move()
+            self._stalls.note(name)
         self._cuts.take(name, message)
         rounds = self._state.progress.rounds
         kept = rounds is not None and rounds.take(name, message)
@@ -151,9 +151,8 @@ class WorkerMessages:
         """Count an update that a trainer has finished, or note what any worker tells of
         its time."""
         if message.update or message.progress != member.progress:
-            self._stalls.watch.move()
+            self._stalls.note(name, update=message.update)
         if message.update:
-            self._stalls.note_update()
             first = not member.update.update
             self._state.progress.count_update(name, message, self._state.members)
             self._recorder.record_when_due()
