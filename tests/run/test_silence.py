@@ -100,6 +100,7 @@ def test_a_process_that_falls_silent_is_told_once_and_when_it_speaks_again() -> 
         "actor-0, trainer-0 is silent for 6 s (no poll took longer than 0.1 s before): matmul (torch.py:1) ← "
         "_poll (trainer.py:1)"
     ]
+    assert watched.members["actor-0"].where == "matmul (torch.py:1) ← _poll (trainer.py:1)"
     watched.members["trainer-0"].heard = NOW
     watched.look()
     assert watched.told[1:] == ["actor-0, trainer-0 speaks again, after 6 s"]

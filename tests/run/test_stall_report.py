@@ -57,7 +57,9 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most(now: float) -> None
         "trainer-0 waits for samples ← actor-0 waits for answers ← server-0 works (90% inference)"
     )
     server.heard = now - 28
-    assert told().endswith("waits for answers ← server-0 is silent for 28 s, stuck")
+    assert told().endswith("waits for answers ← server-0 is silent for 28 s, where cannot be seen")
+    server.where = "act (policy.py:7) ← _poll (policy.py:320)"  # in no environment
+    assert told().endswith("← server-0 is silent for 28 s: act (policy.py:7) ← _poll (policy.py:320)")
     server.bury("its process was killed by SIGKILL (by hand); its last output: none")
     server.died_at, server.life = now - 3, 2
     at = datetime.fromtimestamp(CLOCK - 3).strftime("%H:%M:%S")
@@ -66,9 +68,9 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most(now: float) -> None
         "(its process was killed by SIGKILL (by hand)), restarted twice"
     )
     # who is on no chain, and does not live either, is told besides
-    actor.heard = now - 28
+    actor.heard, actor.where = now - 28, "lane 1 of actor-0: read (arm.py:41)"
     assert told().startswith(
-        "trainer-0 waits for samples ← actor-0 is silent for 28 s, stuck in its environment; "
+        "trainer-0 waits for samples ← actor-0 is silent for 28 s: lane 1 of actor-0: read (arm.py:41); "
     )
     assert "; besides, server-0 died at" in told()
     held = told(lambda name: "is stopped (by SIGSTOP)" if name == "actor-0" else "")
@@ -105,7 +107,7 @@ def test_equal_trainers_that_wait_for_one_actor_are_one_chain(now: float) -> Non
     text = explain_stall(trainers, members, whom_each_awaits(experiment), lambda _: "")
     assert text == (
         "trainer-0 waits for a sum's part ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
-        "stuck in its environment"
+        "where cannot be seen"
     )
 
 
@@ -170,6 +172,7 @@ def test_a_run_in_which_nothing_progresses_ends_with_the_chain_and_a_checkpoint(
     text = str(raised.value)
     assert text.startswith("nothing has progressed for ") and "(limits.stall_s = 600)" in text
     assert "trainer-0 waits for samples ← actor-0 is silent for " in text
+    assert " s: lane 0 of target 0 of actor-0: " in text and "environments.py:" in text
     assert "go on from the last one by: " in text
     # all that was trained until then
     newest = checkpoints(tmp_path / "run" / "checkpoints" / "policy")[-1]

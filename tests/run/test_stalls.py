@@ -89,9 +89,11 @@ def test_one_trainer_that_starves_is_told_and_ends_the_run_beside_one_that_does_
     )
     assert "trainer-0-0" not in run.stalls.why()
     assert not run.after(60, **{**well, "done": ["actor-0-0", "actor-1-0"]})  # it steps
+    run.stacks["actor-1-0"] = (Call("recv", "/home/link.py", 7),)
     with pytest.raises(RunError) as raised:
         run.after(602, **well)
     text = str(raised.value)
+    assert text.endswith(".\nactor-1-0 is in recv (link.py:7)")
     assert text.startswith(
         "nothing that trainer-1-0 waits for has progressed for 600 s (limits.stall_s = 600)"
     )
@@ -105,6 +107,14 @@ def test_it_is_told_again_once_it_has_made_an_update_since(monkeypatch: pytest.M
         assert told.startswith("no update for 30 s: trainer-0 waits for samples ← actor-0")
         run.updated("trainer-0", 1)
         assert not run.after(1) and not run.stalls.why()
+
+
+def test_a_chain_says_where_who_is_silent_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, cartpole())
+    run.stacks["server-0"] = (Call("act", "/home/policy.py", 7),)
+    (told,) = run.after(STALL + 2, silent=["server-0"])
+    assert told.endswith("← actor-0 waits for answers ← server-0 is silent for 30 s: act (policy.py:7)")
+    assert run.stalls.why().endswith("← server-0 is silent for 32 s: act (policy.py:7)")
 
 
 def test_an_actor_that_steps_is_progress_for_all_that_it_plays_for(monkeypatch: pytest.MonkeyPatch) -> None:

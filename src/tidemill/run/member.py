@@ -57,6 +57,7 @@ class Member:
     update: WorkerStatistics = field(default_factory=lambda: WorkerStatistics(0))  # a trainer's last update
     updates: Tally = field(default_factory=Tally)  # what its updates told since the last record
     heard: float = field(default_factory=awake)
+    where: str = ""  # where its thread is, as was seen since it was heard; "" if nobody looked
     saving: bool = False  # it writes a checkpoint
     needs: tuple[Need, ...] = ()  # memory that it is going to fill
     life: int = 0  # how often it has died
@@ -96,7 +97,7 @@ class Member:
         self.link, self.life, self.buried, self.awaits = link, self.life + 1, False, None
         self.reviving = True
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
-        self.progress = 0
+        self.where, self.progress = "", 0
 
     @property
     def begins(self) -> bool:

@@ -88,7 +88,10 @@ class SilenceWatch:
         begins = any(m.config.limited and not m.update.update for m in group.values())
         if first not in self._silent and silent > max(FIRST if begins else LEAST, TIMES * longest):
             self._silent[first] = heard
-            why = self._condition(first) or whereabouts(self._stack(first))
+            if not (why := self._condition(first)):
+                why = whereabouts(self._stack(first))
+                for member in group.values():
+                    member.where = why
             self._tell(
                 f"{whose} is silent for {silent:.0f} s (no poll took longer than {longest:.2g} s before)"
                 + (f": {why}" if why else "")

@@ -22,6 +22,7 @@ class _Member(Protocol):
     state: State
     shares: dict[str, float]
     heard: float
+    where: str
     life: int
     buried: bool
     died_at: float
@@ -169,10 +170,10 @@ def doing(member: _Member, awaited: Mapping[str, str], condition: str) -> str:
     if member.state is not State.RUNNING:
         return f"is {member.state.value}"
     if silent > SILENT:
-        where = " stuck in its environment" if member.config.owns_environment else " stuck"
-        if member.config.limited:  # it waits for nobody in a poll
-            where = " most likely in an update"
-        return f"is silent for {silent:.0f} s,{where}"
+        if not (where := f": {member.where}" if member.where else ""):
+            # a trainer waits for nobody in a poll
+            where = ", most likely in an update" if member.config.limited else ", where cannot be seen"
+        return f"is silent for {silent:.0f} s{where}"
     if (busiest := _busiest(member)) != "wait":
         return f"works ({member.shares[busiest]:.0%} {busiest})"
     sources = [

@@ -8,6 +8,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
+from tidemill.core.thread_stacks import whereabouts
 from tidemill.run.run_state import RunState
 from tidemill.run.silence import in_update
 from tidemill.run.stall_report import (
@@ -147,25 +148,38 @@ class Stalls:
         name = max(still, key=lambda each: still[each])
         what = "nothing" if len(self.watches) == 1 else f"nothing that {name} waits for"
         names = [name, *(other for other in self._stalled if other != name)]
+        members = self._state.members
+        found = dict.fromkeys(self._see(names).values())
+        # of those that are silent the chain itself says it
+        seen = [who for who in found if members[who].where and awake() - members[who].heard <= SILENT]
+        at = "".join(f".\n{who} is in {members[who].where}" for who in seen)
         raise RunError(
             f"{what} has progressed for {still[name]:.0f} s (limits.stall_s = "
-            f"{self._experiment.limits.stall_s:g}): {self._state.report.mask(self._explain(names))}"
+            f"{self._experiment.limits.stall_s:g}): {self._state.report.mask(self._explain(names) + at)}"
         )
 
     def _tell(self) -> None:
         """Tell of those that have stalled since the last look, but for those that wait
         for one who was told."""
         self._told = {name: who for name, who in self._told.items() if name in self._stalled}
-        new = [name for name in self._stalled if name not in self._told]
-        if not new:
+        if not (new := [name for name in self._stalled if name not in self._told]):
             return
-        awaited, members = self._awaited(), self._state.members
-        conditions = {name: self._launcher.condition(name) for name in members}
-        explain = {name: who_explains(name, members, awaited, conditions.__getitem__) for name in new}
-        untold = [name for name in new if explain[name] not in self._told.values()]
-        self._told |= explain
+        found = self._see(new)
+        untold = [name for name in new if found[name] not in self._told.values()]
+        self._told |= found
         if untold:
             self._state.report.notify(self._words(untold))
+
+    def _see(self, names: Iterable[str]) -> dict[str, str]:
+        """Return who explains why these trainers make no update, once it is known where
+        each of those is."""
+        awaited, members = self._awaited(), self._state.members
+        conditions = {name: self._launcher.condition(name) for name in members}
+        found = {name: who_explains(name, members, awaited, conditions.__getitem__) for name in names}
+        for who in {*found.values()}:
+            if not (members[who].buried or conditions[who]):
+                members[who].where = whereabouts(self._launcher.stack(who))
+        return found
 
     def why(self) -> str:
         """Return why trainers make no update, "" as long as one may come of each."""

@@ -78,7 +78,7 @@ class WorkerMessages:
     def take(self, name: str, message: Any) -> None:
         """Take a message of a worker's. Raises `RunError` where it has failed."""
         member = self._state.members[name]
-        member.heard, member.saving = awake(), isinstance(message, Saving)
+        member.heard, member.where, member.saving = awake(), "", isinstance(message, Saving)
         if isinstance(message, (Status, Episodes, Measured, Saving, Saved, Holding, Staying)):
             self._stalls.note(name)
         self._cuts.take(name, message)
