@@ -80,3 +80,20 @@ def test_a_pause_is_no_time_in_which_anything_is_lost():
 
 def test_a_share_of_1_holds_nothing_back():
     assert len(written(1e-9, 1.0, 0.5, 100)) > 150
+
+
+def test_a_cut_costs_the_time_for_which_everybody_is_held():
+    pace, now, found = CheckpointPace(60.0, 0.02), 0.0, []
+    pace.start(0.0, False)
+    for update in range(1, 15_000):
+        now = max(now, update * 0.1)
+        if pace.due(now, update):
+            found.append(now)
+            pace.wrote(now + 0.5, now + 0.7)  # actors came to rest before, and write their parts then
+            pace.stood_still(now, now + 3.0)
+            now += 3.0
+    assert len(found) > 5
+    assert 3.0 * len(found) <= 0.02 * now + 2 * 3.0
+    before = pace.interval(now)
+    pace.stood_still(now + 1.0, now + 500.0)  # nothing was written then: some did not come to rest
+    assert pace.interval(now) == before

@@ -473,6 +473,25 @@ def test_a_checkpoint_is_due_again_where_no_cut_came_of_it(tmp_path: Path) -> No
     assert due() == 2
 
 
+def test_a_trainer_counts_the_whole_time_for_which_it_is_held_as_what_a_checkpoint_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, now = Bench(folder=tmp_path, exact=True), [1000.0]
+    for module in ("trainer", "learner"):
+        monkeypatch.setattr(f"tidemill.workers.{module}.awake", lambda: now[0])
+    bench.two_updates()
+    pace = bench.worker.learner._pace
+    for message, later in ((Hold(cut=1), 4.0), (Save(), 5.0), (Hold(on=False, cut=2), 0.0)):
+        bench.link.send(pack(message))
+        bench.worker.run_once()
+        now[0] += later
+    assert pace.interval(1e6) == pytest.approx(9.0 * 49)
+    bench.link.send(pack(Hold(on=False, cut=2)))  # nothing was held meanwhile
+    now[0] += 100.0
+    bench.worker.run_once()
+    assert pace.interval(1e6) == pytest.approx(9.0 * 49)
+
+
 def test_who_is_told_to_end_while_equal_trainers_agree_to_rest_does_not_rest(tmp_path: Path) -> None:
     """It would be waited for at the end: all of them were told."""
     worker = Bench(folder=tmp_path, exact=True).worker

@@ -13,7 +13,8 @@ LONG = 5.0
 next one may not have ended when a signal's time is over."""
 SHARE = 0.02
 """Share of a run's time that writing takes, at most, the first checkpoint aside; half of
-it as long as there is less than a whole interval between two."""
+it as long as there is less than a whole interval between two. Where a run is cut for it,
+that is all of the time for which everybody is held."""
 
 
 class CheckpointPace:
@@ -61,6 +62,12 @@ class CheckpointPace:
         """Note that one was written."""
         self._last, self._cost, self._first = ended, ended - began, False
         self._failed = False
+
+    def stood_still(self, began: float, ended: float) -> None:
+        """Note that everybody was held for so long; it costs that where a checkpoint was
+        written meanwhile, or tried."""
+        if self._last >= began:
+            self._last, self._cost = ended, ended - began
 
     def failed(self, began: float, ended: float) -> None:
         """Note that one could not be written: that is tried again soon."""

@@ -584,10 +584,20 @@ class Learner:
             self.save(final=True)
 
     def save_due(self) -> bool:
-        """True when it is time for a checkpoint: not while updates are left out, since
-        what they end in is to be gone back from."""
+        """True when it is time for a checkpoint, which of equal trainers the first one
+        says: not while updates are left out, since what they end in is to be gone back
+        from."""
         faulty = self._faults.in_a_row or self.went_back
-        return not faulty and self._pace.due(awake(), self.counters.updates, self._update_s)
+        return (
+            not faulty
+            and self.equal_trainers.first
+            and self._pace.due(awake(), self.counters.updates, self._update_s)
+        )
+
+    def count_hold(self, began: float) -> None:
+        """Note that everybody was held since second `began` (of `awake`) until now, for a
+        cut."""
+        self._pace.stood_still(began, awake())
 
     def save(self, final: bool = False, again: bool = False) -> None:
         """Write a checkpoint, unless the newest one is of now; `again`: all the same.

@@ -32,6 +32,7 @@ from tidemill.api.control_messages import (
 from tidemill.api.edges import number
 from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.api.worker import Context
+from tidemill.core.clock import awake
 from tidemill.core.cut import Part
 from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.streams.all_reduce import SumBroken
@@ -69,6 +70,7 @@ class TrainerWorker(Worker):
         self._holds = self._exact and holds_samples(config)
         self._told = False  # that a checkpoint is due
         self._to_rest = False  # for a cut, together with equal trainers
+        self._held_at: float | None = None  # when it was told to rest for a cut that is not over
         # Whether an update of equal trainers is done within the turn of the one whose
         # batch is full last, so that nobody sees a half of it: they take turns then.
         self._at_once = self._exact and config.count > 1 and config.max_policy_lag != 0
@@ -362,8 +364,13 @@ class TrainerWorker(Worker):
     def _hold(self, message: Hold) -> None:
         """See `Worker._hold`. Equal trainers rest between two updates, once they have
         agreed on it; where they update at once they never are within one."""
-        if not message.on:
+        if message.on:
+            self._held_at = awake()
+        else:
             self._told = False  # where no cut came of it, one is still due
+            if self._held_at is not None:
+                self.learner.count_hold(self._held_at)
+            self._held_at = None
         if not self.learner.equal_trainers.others or self._at_once:
             super()._hold(message)
             return

@@ -31,8 +31,9 @@ class TrainerConfig(WorkerConfig):
     checkpoint_seconds: seconds between checkpoints, at most: the first is written with
         the first update, and while the run is young they follow after a tenth of its age;
         one more is always written at the end
-    checkpoint_share: share of the run's time that writing them may take; where it would
-        take more they are written less often. 1: it may take any
+    checkpoint_share: share of the run's time that writing them may take, in a run that
+        resumes exactly: for which all may be held for them; where it would take more they
+        are written less often. 1: it may take any
     checkpoints: how many of them are kept; in a run of several policies two at least
     database_seconds: seconds between versions that are pushed into the run's parameter
         database; the first and the last always are. None: none is
