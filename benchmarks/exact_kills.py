@@ -10,9 +10,10 @@ by SIGTERM (`stop`); then the same command goes on with it, to be cut an update 
 processes it is also cut by kill -9 of single workers of a group (`actor`, say),
 by turns at the update and at a random moment after it, in two runs of which each has half
 of the updates; these go on by themselves. In the end all arrays and facts of the newest
-checkpoints and parts of cuts are compared with those of a run that goes straight through
-(elsewhere than inline: in threads), and the metrics of all updates and evaluations;
-inline, where what the runner has heard is no matter of time, all metrics but times.
+checkpoints and of trainers' parts of cuts are compared with those of a run that goes
+straight through (elsewhere than inline: in threads), and the metrics of all updates and
+evaluations; inline, where it is no matter of time how far each worker was and what the
+runner has heard, the parts of all workers and all metrics but times.
 
 A line for each: how many cuts (a run may be over before the last ones, since elsewhere
 than inline it goes on while its main process hears of an update), how many of them came

@@ -148,6 +148,39 @@ def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str,
     assert found.exact and found.compared > 40, found
 
 
+class Counting(gymnasium.Env[Any, Any]):
+    """Is paid, from its 50th step on, as often as it was brought back."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.steps = self.times = 0
+
+    def tidemill_state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "times": self.times}
+
+    def load_tidemill_state(self, state: dict[str, Any]) -> None:
+        self.steps, self.times = int(state["steps"]), int(state["times"]) + 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(2, np.float32), float(self.times if self.steps > 48 else 0), False, False, {}
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+def test_what_actors_hold_at_the_end_is_compared_or_what_comes_of_it(launch: str) -> None:
+    made = experiment(lag=0, environment=Gymnasium(make=Counting), ring=1, lanes=2)
+    found = check_resume(made, updates=3, launch=launch)  # of 16 steps each
+    assert not found.exact and found.differences
+    if launch == "inline":
+        assert found.differences[0].startswith("cuts/actor-0: ")
+
+
 @pytest.mark.parametrize(("launch", "lag"), [("inline", None), ("threads", 0)])
 def test_several_policies_resume_exactly_all_of_them(launch: str, lag: int | None) -> None:
     found = check_resume(two_policies(lag), updates=6, launch=launch)

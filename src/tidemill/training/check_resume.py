@@ -2,6 +2,10 @@
 say: one that goes straight through, and one that ends about half-way and is resumed. All
 that they leave is compared, in every bit.
 
+Where workers have threads or processes of their own it is a matter of time where each of
+them was as the run ended. What they held then shows in what comes of it: both runs are
+resumed once more there, for two updates, before they are compared.
+
 The second one ends by its time, which no schedule depends on: those that follow the share
 of the run that is over would be others in a run of half as many updates.
 """
@@ -32,6 +36,8 @@ from tidemill.workers.cut_files import CUTS, actors_with_part, read_part_of
 from tidemill.workers.trainer_config import TrainerConfig
 
 UPDATES = 8
+BEYOND = 2
+"""Updates for which both runs go on where workers do not take turns in one thread."""
 TRIES = 10
 """How often a run is begun anew that was over before its time."""
 CLOCK = ("seconds",)
@@ -88,9 +94,10 @@ def check_resume(
         train(asked, run_dir=straight, source=source, **settings)
         ended = _cut_short(asked, straight, resumed, source, settings)
         resume(resumed, limits={"seconds": None}, trust=True, **settings)
-        compared, differences, first = compare_runs(
-            asked, straight, resumed, make_launcher(launch).takes_turns
-        )
+        takes_turns = make_launcher(launch).takes_turns
+        for run in () if takes_turns else (straight, resumed):
+            resume(run, limits={"updates": updates + BEYOND}, trust=True, **settings)
+        compared, differences, first = compare_runs(asked, straight, resumed, takes_turns)
         cause = ""
         if differences or first:
             anew = _made_anew(asked, straight, resumed)
@@ -110,7 +117,7 @@ def compare_runs(
     trainers = [name for name, config in members.items() if isinstance(config, TrainerConfig)]
     places = [f"checkpoints/{policy}" for policy in experiment.trained()]
     places += [f"{CUTS}/{name}" for name in trainers]
-    if takes_turns:  # elsewhere actors may end sooner or later than trainers
+    if takes_turns:  # elsewhere it is a matter of time where the others are
         places = [*(f"{CUTS}/{name}" for name in members if name not in trainers), *places]
     compared, differences = 0, list[str]()
     for place in places:
