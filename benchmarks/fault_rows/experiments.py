@@ -108,7 +108,7 @@ class Unclosable(CartPoleEnv):
 
 
 class Away(MetricSink):
-    """A tracker that is away, and later broken, while files of these names lie beside the
+    """A tracker that hangs, is away, or broken, while files of these names lie beside the
     run's folder; it writes the number of each update there."""
 
     title = "the tracker"
@@ -118,6 +118,8 @@ class Away(MetricSink):
         self._beside = run.folder.parent
 
     def write(self, record: Mapping[str, float]) -> None:
+        while (self._beside / "hangs").exists():
+            time.sleep(0.01)
         if (self._beside / "away").exists():
             raise ConnectionError("nobody answers there")
         if (self._beside / "broken").exists():

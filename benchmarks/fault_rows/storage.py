@@ -133,6 +133,46 @@ def tracker_is_away(launch: str, draw: Random) -> Iterator[Seen]:
         yield Seen({"noticed": noticed - at, "caught up": again - back}, {"records lost": len(missing)})
 
 
+def tracker_hangs(launch: str, draw: Random) -> Iterator[Seen]:
+    """A call of a tracker does not come back for some seconds, and later one never
+    does."""
+    with run_of("plain", launch, "--log", f"{EXPERIMENTS}:Away") as run:
+        hangs, tracked = run.path.parent / "hangs", run.path.parent / "tracked"
+
+        def written() -> set[int]:
+            return {int(line) for line in tracked.read_text().split()}
+
+        time.sleep(draw.uniform(0.5, 2.0))
+        at, before = time.time(), run.newest()["update"]
+        hangs.touch()
+        run.wait_for(lambda: "the tracker has not come back for 10 s" in run.output, "that is told")
+        noticed = time.time()
+        if run.newest()["update"] < before + 10:
+            raise BrokenPromise("training stands still while a tracker hangs")
+        asked = time.time()
+        run.wait_for(run.status, "a command is answered")
+        back = time.time()
+        hangs.unlink()
+        run.wait_for(
+            lambda: "it is written again, with what it missed" in run.output, "it has what it missed"
+        )
+        again, newest = time.time(), int(run.newest()["update"])
+        run.wait_for(lambda: newest in written(), "it has the newest record")
+        missing = {update for update in run.updates_told() if update <= newest} - written()
+        hangs.touch()
+        run.wait_for_updates(2)
+        ending = time.time()
+        run.end()
+        ended = time.time()
+        if "the tracker has not come back within 10 s of the run's end, and is left" not in run.output:
+            raise BrokenPromise(f"that it is left is not told: {run.output[-400:]}")
+        yield Seen(
+            {"noticed": noticed - at, "a command answered": back - asked, "caught up": again - back,
+             "ended": ended - ending},
+            {"records lost": len(missing)},
+        )  # fmt: skip
+
+
 def tracker_breaks(launch: str, draw: Random) -> Iterator[Seen]:
     """A tracker raises what is no matter of time."""
     with run_of("plain", launch, "--log", f"{EXPERIMENTS}:Away") as run:
@@ -160,6 +200,11 @@ ROWS = {
     "tracker-away": Row(
         "nobody answers a tracker for some seconds", tracker_is_away, {"noticed": 1.0, "caught up": 11.0},
         {"records lost": 0}, times=1,
+    ),
+    "tracker-hangs": Row(
+        "a call of a tracker does not come back for some seconds, and later one never does", tracker_hangs,
+        {"noticed": 11.0, "a command answered": 1.0, "caught up": 1.0, "ended": 20.0}, {"records lost": 0},
+        times=1,
     ),
     "tracker-breaks": Row("a tracker raises another error", tracker_breaks, {"noticed": 1.0}, times=1),
 }  # fmt: skip

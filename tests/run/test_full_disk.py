@@ -72,7 +72,7 @@ def run(folder: Path, updates: int, on_update, what="CartPole-v1", **settings):
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be written is tried again at once."""
     monkeypatch.setattr("tidemill.workers.checkpoint_pace.AGAIN", 1e-9)
-    monkeypatch.setattr("tidemill.metrics.writer.RETRY", 0.0)
+    monkeypatch.setattr("tidemill.metrics.spool.RETRY", 0.01)
 
 
 def test_on_a_full_disk_training_goes_on_and_when_there_is_room_all_catches_up(

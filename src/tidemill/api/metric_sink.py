@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,31 @@ class LoggedRun:
 
 
 class MetricSink(ABC):
-    """A metric sink is a place that a run's records are written to, in the main process.
+    """A metric sink is a place that a run's records are written to, in the main process,
+    by a thread of its own: that makes it, calls `write` with one record after the other,
+    and closes it. So it may hold what only the thread may use that made it (a connection
+    of sqlite3), but takes no signals, and what it shares with others needs a lock.
 
     It is made when the run begins: what keeps it from working raises a `TidemillError`
     then, which ends the run before anything is trained. What it raises later does not end
     the training: with an `OSError` it is tried again later, with the records that it
-    missed, from the one on at which it was raised; anything else ends the sink.
+    missed, from the one on at which it was raised; anything else ends the sink. A call
+    that does not return is told after 10 s. The newest 1,000 records wait; where that
+    many wait for a sink that is merely slow, the run waits with them, 1 s for each record
+    at most. A run that goes back to a checkpoint has its sinks closed, and made anew with
+    the next record.
     """
 
     title = "this sink"
     """What warnings call it."""
     rereads = False
     """Whether, after an `OSError`, it takes from `metrics.jsonl` what it missed."""
+    recorded: float = inf
+    """Bytes of `metrics.jsonl` that hold the records up to the one that is being written:
+    those of later ones may be there already."""
+    closing_s = 30.0
+    """Seconds that a run's end waits until it has written what waits and is closed, 10 at
+    most once a signal has come. Then it is left."""
 
     def __init__(self, run: LoggedRun) -> None:
         self.run = run
@@ -62,7 +76,7 @@ class MetricSink(ABC):
     def write(self, record: Mapping[str, float]) -> None:
         """Write one record. It has a ``step`` at least; metrics whose names look like a
         secret's ("token", "password") were left out of it. A number may be NaN or
-        infinite."""
+        infinite. Others may read the record meanwhile: it is not to be changed."""
 
     def close(self) -> None:
         """Give back what the sink holds. May be called twice."""

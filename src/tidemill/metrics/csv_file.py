@@ -32,11 +32,11 @@ class CSV(MetricSink):
         if record.keys() <= self._columns.keys():
             self._append(self._path.name, [record])
             return
-        for each in each_record(self.run.folder):
+        for each in each_record(self.run.folder, self.recorded):
             self._columns.update(dict.fromkeys(each))
         (self.run.folder / "metrics.csv.tmp").unlink(missing_ok=True)
         self._append("metrics.csv.tmp", [dict(zip(self._columns, self._columns, strict=True))])
-        self._append("metrics.csv.tmp", each_record(self.run.folder))
+        self._append("metrics.csv.tmp", each_record(self.run.folder, self.recorded))
         (self.run.folder / "metrics.csv.tmp").replace(self._path)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:

@@ -99,6 +99,11 @@ class JSONLines(MetricSink):
         """All records so far are in the file."""
         return self._failed is None
 
+    @property
+    def end(self) -> int:
+        """How many bytes of the file the records so far take."""
+        return self._end
+
     def _append(self, line: bytes) -> None:
         """Append a whole line, or nothing. Raises `OSError`."""
         if self._failed is not None and self._failed.errno not in FULL:  # a share may be another one now
@@ -146,22 +151,24 @@ def read_metrics(folder: str | Path) -> list[dict[str, float]]:
     return list(each_record(Path(folder)))
 
 
-def each_record(folder: Path) -> Iterator[dict[str, float]]:
-    """Yield the records of the run in `folder`, in order, one in memory at a time. A torn
-    last line is left out; null is read as NaN.
+def each_record(folder: Path, most: float = math.inf) -> Iterator[dict[str, float]]:
+    """Yield the records of the run in `folder`, in order, one in memory at a time: those
+    that the first `most` bytes of the file hold. A torn last line is left out; null is
+    read as NaN.
 
     Raises `RunError` when there is no metrics file, or a line that is no record.
     """
-    return (record for _, record in _lines(folder / FILE))
+    return (record for _, record in _lines(folder / FILE, most))
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, float]]]:
-    """Yield each line and the record that it is."""
+def _lines(path: Path, most: float = math.inf) -> Iterator[tuple[bytes, dict[str, float]]]:
+    """Yield each line that begins in the first `most` bytes, and the record that it
+    is."""
     try:
         with open_plain(path) as file:
             number = 0
-            while line := file.readline(LONGEST):
-                number, ended = number + 1, line.endswith(b"\n")
+            while most > 0 and (line := file.readline(LONGEST)):
+                number, ended, most = number + 1, line.endswith(b"\n"), most - len(line)
                 try:
                     record = msgspec.json.decode(line, type=dict[str, float | None])
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

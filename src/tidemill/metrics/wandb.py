@@ -26,6 +26,7 @@ class WeightsAndBiases(MetricSink):
     told: no command line, no code, no packages and no output."""
 
     title = "Weights & Biases"
+    closing_s = LAST_RECORDS + 10.0
 
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)

@@ -1,16 +1,16 @@
 """The writer of a run's metrics: each record goes to `metrics.jsonl` and to the sinks
 that the run was given."""
 
-import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from time import monotonic
+from math import inf
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
-from tidemill.core.errors import ConfigError, TidemillError
-from tidemill.core.named_class import make, named_class
+from tidemill.core.clock import awake
+from tidemill.core.errors import ConfigError
+from tidemill.core.named_class import named_class
 from tidemill.core.secrets import says_secret
-from tidemill.metrics.json_lines import FILE, JSONLines
+from tidemill.metrics.json_lines import JSONLines
+from tidemill.metrics.spool import Spool
 
 SINKS = {
     "csv": "tidemill.metrics.csv_file:CSV",
@@ -21,11 +21,8 @@ SINKS = {
 here."""
 DEFAULT = "tensorboard"
 
-RETRY = 10.0  # seconds between two tries of a sink that is away
-MISSED = 1_000  # records that wait for it meanwhile
-
-log = logging.getLogger(__name__)
-
+HURRIED = 10.0  # seconds that sinks have at the end of a run that a signal ends
+LOOK = 0.1  # seconds between looks at whether one has come
 
 Sinks = str | Sequence[str | type[MetricSink]]
 """What users say of sinks: names, also as one text with commas between, and classes."""
@@ -46,27 +43,17 @@ def split(chosen: Sinks) -> list[str | type[MetricSink]]:
 
 
 class MetricsWriter:
-    """The writer writes the records of one run into its folder, and into each of `sinks`
-    besides.
-
-    A sink whose disk or server is away is tried again each `RETRY` seconds, and given
-    what it missed then, the newest `MISSED` records; one that fails otherwise is left out
-    from then on. Both are warned of: training goes on.
+    """The writer writes the records of one run into its folder, and has those of `sinks`
+    written besides, each in a thread of its own (`Spool`): training goes on whatever they
+    do, and what they do is warned of. Raises what making a sink raises.
     """
 
-    def __init__(
-        self,
-        run: LoggedRun,
-        sinks: Collection[type[MetricSink]] = (),
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._lines, self._clock = JSONLines(run), clock
-        self._sinks: list[MetricSink] = []
-        # of each sink that is away: when it is tried again, and what it missed
-        self._away: dict[MetricSink, tuple[float, deque[Mapping[str, float]]]] = {}
+    def __init__(self, run: LoggedRun, sinks: Collection[type[MetricSink]] = ()) -> None:
+        self._run, self._lines = run, JSONLines(run)
+        self._spools: list[Spool] = []
         try:
             for sink in sinks:
-                self._sinks.append(make(sink, "--log", run))
+                self._spools.append(Spool(sink, run, lambda: self._lines.whole))
         except BaseException:
             self.close()
             raise
@@ -79,69 +66,34 @@ class MetricsWriter:
             if not says_secret(k.rpartition("/")[2])
         }
         self._lines.write(plain)
-        for sink in list(self._sinks):
-            at, missed = self._away.get(sink, (0.0, deque[Mapping[str, float]](maxlen=MISSED)))
-            missed.append(plain)
-            if self._clock() >= at:
-                self._write(sink, missed)
+        for spool in self._spools:
+            spool.put(self._run, plain, self._lines.end)
 
-    def _write(self, sink: MetricSink, records: deque[Mapping[str, float]]) -> None:
-        """Write these records, and forget each that is."""
-        if sink.rereads and sink in self._away:
-            records = deque([records[-1]], maxlen=MISSED)
-        try:
-            while records:
-                sink.write(records[0])
-                records.popleft()
-        except OSError as error:
-            if sink not in self._away:
-                log.warning(
-                    "%s cannot be written (%s): training goes on, and it is tried again each %g s",
-                    sink.title,
-                    _what(error),
-                    RETRY,
-                )
-            self._away[sink] = self._clock() + RETRY, records
-            return
-        except (Exception, SystemExit) as error:
-            self._stop(sink, error)
-        else:
-            if sink in self._away:
-                log.warning("%s: it is written again, with what it missed", sink.title)
-        self._away.pop(sink, None)
-
-    def _stop(self, sink: MetricSink, error: BaseException) -> None:
-        self._sinks.remove(sink)
-        log.warning(
-            "%s: no more is written there (%s)%s",
-            sink.title,
-            _what(error),
-            f"; {FILE} has all metrics" if self._lines.whole else "",
-        )
-        self._close(sink)
-
-    def _close(self, sink: MetricSink) -> None:
-        try:
-            sink.close()
-        except (Exception, SystemExit) as error:
-            log.warning("%s cannot be closed: %s", sink.title, _what(error))
-
-    def close(self) -> None:
-        """Close the files. May be called twice."""
+    def go_back(self, run: LoggedRun) -> None:
+        """Have the records of the run go on from where it goes back to. Each sink is made
+        anew before the next one."""
         self._lines.close()
-        for sink, (_, missed) in list(self._away.items()):
-            self._write(sink, missed)
-            if sink in self._away:
-                log.warning(
-                    "%s lacks its last records%s",
-                    sink.title,
-                    f"; {FILE} has all" if self._lines.whole else "",
-                )
-        self._away.clear()
-        while self._sinks:
-            self._close(self._sinks.pop())
+        self._run, self._lines = run, JSONLines(run)
 
+    def look(self) -> None:
+        """Tell which sinks do not come back."""
+        for spool in self._spools:
+            spool.look()
 
-def _what(error: BaseException) -> str:
-    """Return what a user reads of an error of a sink."""
-    return str(error) if isinstance(error, (OSError, ImportError, TidemillError)) else repr(error)
+    def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Close the files, and wait for the sinks, which write what waits for them and
+        are closed: as long as each asks for (`MetricSink.closing_s`), all at a time, or
+        `HURRIED` seconds once `hurry` says that a signal has come. Those that have not
+        come back then are left, and told. May be called twice."""
+        self._lines.close()
+        for spool in self._spools:
+            spool.end(self._lines.end)
+        began, until = awake(), inf
+        while self._spools:
+            if self._spools[0].ended(LOOK):
+                self._spools.pop(0)
+                continue
+            if hurry():
+                until = min(until, awake() + HURRIED)
+            if awake() > min(until, began + self._spools[0].closing_s):
+                self._spools.pop(0).leave(awake() - began)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
@@ -95,8 +96,9 @@ class RunLifecycle:
             with suppress(OSError):
                 self._refuge = refuge_of(folder.path)
                 self._kept_before = kept_in(self._refuge)
-            metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
-            stack.callback(lambda: metrics.close())
+            self._metrics = metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
+            close_metrics = partial(metrics.close, lambda: bool(interrupts.first))
+            stack.callback(close_metrics)
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
             self._orders = stack.enter_context(closing(ControlFolder(folder.path)))
 
@@ -104,7 +106,7 @@ class RunLifecycle:
                 check(folder.path)
                 metrics.write(values)
                 if self._on_update is not None and "update" in values:
-                    control = RunControl(controller, lambda more: metrics.write(more))
+                    control = RunControl(controller, metrics.write)
                     try:
                         self._on_update(dict(values), control)
                     except (Exception, SystemExit) as raised:
@@ -114,18 +116,16 @@ class RunLifecycle:
                         controller.state.end(f"on_update raised {type(raised).__name__}")
 
             def go_back(policies: Sequence[str], others: Progress) -> Progress:
-                nonlocal metrics
                 check(folder.path)
                 go_back_to_cut(folder, job.experiment, or_begin=True)
                 saved = [policy for policy in policies if folder.has_checkpoints([policy])]
                 point = ResumePoint.of(folder, job.experiment, saved).progress
-                metrics.close()
                 self._resumed = Progress(
                     max(point.steps, others.steps),
                     max(point.updates, others.updates),
                     policy_updates={**dict.fromkeys(policies, 0), **point.policy_updates},
                 )
-                metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
+                metrics.go_back(self._logged(job.experiment))
                 return point
 
             controller = Controller(
@@ -151,7 +151,7 @@ class RunLifecycle:
             except Overtaken:
                 self._lost = False  # all of it is the other one's
                 raise
-            metrics.close()
+            close_metrics()
             if error is None:
                 controller.state.progress.keep_last()
             self._keep_episodes(controller.state.progress)
@@ -233,6 +233,7 @@ class RunLifecycle:
                 self._folder.write(MEMORY, controller.state.plan)
         if controller.places != self._places:
             self._keep_places(controller.places)
+        self._metrics.look()
         self._keep_episodes(controller.state.progress)
         self._obey(controller)
         self._keep_events(controller)
