@@ -1,5 +1,6 @@
 """`tidemill doctor` tells what the machine has, and what mends what it lacks."""
 
+import json
 import os
 import shutil
 import signal
@@ -95,21 +96,33 @@ other = int(subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=T
 until = time.monotonic() + 60
 while open(f"/proc/{other}/stat").read().split()[3] != "1":
     assert time.monotonic() < until
-print(own, other, *[finding.cure for finding in _leftovers()], sep=",")
+print(own, other, *[finding.cure for finding in _leftovers(mend=False)], sep=",")
 """
 """What a container's first process does: it is a run, and adopts another one's worker."""
 
 
-def test_workers_of_a_containers_first_process_are_not_left_over_and_those_that_it_adopted_are() -> None:
+def in_container(tmp_path: Path, *words: str) -> str:
+    """Return what Python prints as the first process of a container, whose temporary
+    files are in `tmp_path`."""
     container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    words = [*container, "true"]
-    if shutil.which("unshare") is None or subprocess.run(words, capture_output=True).returncode:
+    tried = [*container, "true"]
+    if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True).returncode:
         pytest.skip("no process can be the first of its own container here")
     done = subprocess.run(
-        [*container, sys.executable, "-c", FIRST, ORPHAN], capture_output=True, text=True, timeout=120
+        [*container, sys.executable, "-c", *words],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    own, other, *cures = done.stdout.strip().split(",")
+    return done.stdout
+
+
+def test_workers_of_a_containers_first_process_are_not_left_over_and_those_that_it_adopted_are(
+    tmp_path: Path,
+) -> None:
+    own, other, *cures = in_container(tmp_path, FIRST, ORPHAN).strip().split(",")
     assert own != other and f"kill -9 {other}" in cures
 
 
@@ -140,3 +153,53 @@ def test_memory_files_of_a_trainer_that_was_killed_are_named() -> None:
         assert f"rm -r {folder} (the next run with a simulator does it, too)" in cures or not folder.exists()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+DIES = """
+import os
+from tidemill.core.temporary_folders import temporary_folder
+made = temporary_folder()
+print(made.name, flush=True)
+os.kill(os.getpid(), 9)
+"""
+MENDED = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+from tidemill.bridge.protocol.files import Rendezvous
+from tidemill.core.run_marks import left_alone
+from tidemill.core.temporary_folders import temporary_folder
+from tidemill.launchers.worker_process import COMMAND, WorkerProcess, environment
+from tidemill.run.examine_machine import _leftovers
+
+def said(*words):
+    return subprocess.run([sys.executable, *words], stdout=subprocess.PIPE, text=True).stdout
+
+orphan, meeting, dies = sys.argv[1:]
+worker = WorkerProcess([sys.executable, "-c", "import time; time.sleep(600)", COMMAND[-1]], environment(1))
+own, exchanged = temporary_folder(), Rendezvous.own(1)
+kept = Path(own.name).parent / "tidemill-run-0123"
+(kept / "checkpoints").mkdir(parents=True)
+lost = int(said("-c", orphan))
+gone = [Path(said("-c", code).strip()) for code in (meeting, dies)]
+until = time.monotonic() + 60
+while left_alone() != [lost]:
+    assert time.monotonic() < until
+named = [finding.cure for finding in _leftovers(mend=False)]
+before = left_alone(), gone[1].exists()
+mended = said("-m", "tidemill.cli.main", "doctor", "--mend")
+ended = os.waitstatus_to_exitcode(os.waitpid(lost, 0)[1])
+stays = [worker.process.poll() is None, *(p.exists() for p in (Path(own.name), exchanged.path.parent, kept))]
+exchanged.leave()
+left = [folder.exists() for folder in gone]
+print(json.dumps([lost, str(gone[1]), before, named, ended, left, stays, mended]))
+"""
+
+
+def test_mend_ends_and_removes_what_runs_have_left_and_nothing_that_lives(tmp_path: Path) -> None:
+    told = json.loads(in_container(tmp_path, MENDED, ORPHAN, MEETING, DIES))
+    lost, folder, before, named, ended, left, stays, mended = told
+    assert {f"kill -9 {lost}", f"rm -r {folder}"} <= {*named} and before == [[lost], True]
+    assert ended == -9 and left == [False, False]
+    assert stays == [True] * 4
+    assert f"ended 1 workers, or what they started, whose run was gone: {lost}" in mended
+    assert "removed" in mended and "kill -9" not in mended and mended.count("rm -r") == 1

@@ -27,6 +27,7 @@ from tidemill.core.config import encode
 from tidemill.core.cores import cores as available_cores
 from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.core.killed_processes import kill_session
+from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.launchers.measuring import order_of, start
 from tidemill.metrics.json_lines import read_metrics
@@ -252,7 +253,7 @@ def run_for(experiment: Experiment, source: Path | None, seconds: float) -> Run:
         ):
             used.append((perf_counter(), processor_seconds()))
 
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+    with temporary_folder() as folder:
         place = Path(folder) / "run"
         result = train(limited, run_dir=place, source=source, quiet=True, layout="given", on_update=look)
         if result.summary["status"] == "interrupted":

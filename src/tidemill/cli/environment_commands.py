@@ -19,7 +19,7 @@ from tidemill.cli.arguments import (
     settings,
 )
 from tidemill.cli.error_output import friendly, print_findings
-from tidemill.core.errors import needing
+from tidemill.core.errors import ConfigError, needing
 from tidemill.launchers.table import LAUNCHERS
 from tidemill.presets.experiments import ALGORITHMS
 
@@ -167,12 +167,26 @@ def doctor_env(
 
 
 @friendly
-def doctor_machine(context: typer.Context) -> None:
+def doctor_machine(
+    context: typer.Context,
+    mend: Annotated[
+        bool,
+        typer.Option(
+            "--mend",
+            help="End and remove what your runs have left that are over: processes, memory files of "
+            "simulators, temporary files. Nothing of what lives, and no run that was kept.",
+        ),
+    ] = False,
+) -> None:
     """Look over this machine: cores, memory, limits, builds, GPU, leftovers; or, by a
     command, a run, a server or a cluster."""
     from tidemill.run.examine_machine import examine_machine
 
-    if context.invoked_subcommand is None and not print_findings(examine_machine()):
+    if context.invoked_subcommand is not None:
+        if mend:
+            raise ConfigError("--mend is of this machine alone: tidemill doctor --mend")
+        return
+    if not print_findings(examine_machine(mend)):
         raise typer.Exit(1)
 
 

@@ -18,12 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
+from time import monotonic, sleep
 
 VARIABLE = "TIDEMILL_RUN"
 STARTER = "TIDEMILL_STARTER"
 ROOM = " " * 240
 """What the variable holds in a program's process that may `mark_forks`."""
 _PROC = Path("/proc")
+_GONE = 5.0  # seconds that a process which was killed has to be gone
 
 
 def new_mark() -> str:
@@ -59,14 +61,24 @@ def end_marked(mark: str) -> None:
 
 def orphans() -> list[int]:
     """Return the processes whose mark names a runner that is gone."""
-    return [pid for pid, mark in _all_with(VARIABLE) if not _lives(mark)]
+    return [pid for pid, mark in _all_with(VARIABLE) if not lives(mark)]
 
 
 def left_alone() -> list[int]:
     """Return the workers' processes that live although whoever started them is gone, and
     `orphans`."""
-    workers = [pid for pid, starter in _all_with(STARTER) if not _lives(starter)]
-    return sorted({*workers, *orphans()})
+    workers = [pid for pid, starter in _all_with(STARTER) if not lives(starter)]
+    return sorted({*workers, *orphans()} - {os.getpid()})
+
+
+def end_left_alone() -> list[int]:
+    """Kill whoever is `left_alone`, give them 5 s to be gone, and return who they
+    were."""
+    _kill(pids := left_alone())
+    until = monotonic() + _GONE
+    while not {*pids}.isdisjoint(left_alone()) and monotonic() < until:
+        sleep(0.02)
+    return pids
 
 
 def end_orphans() -> None:
@@ -93,7 +105,7 @@ def _all_with(name: str) -> Iterator[tuple[int, str]]:
                     yield pid, variable.removeprefix(wanted).decode()
 
 
-def _lives(mark: str) -> bool:
+def lives(mark: str) -> bool:
     """True of a mark, or a starter's name, whose runner lives, and of one that cannot be
     judged: of a container that counts its processes for itself."""
     with suppress(ValueError):

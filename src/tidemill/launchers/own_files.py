@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -11,6 +10,7 @@ from time import monotonic
 
 import msgspec
 
+from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import file_digest, with_files_moved
 from tidemill.hosts.orders import SentExperiment
 
@@ -30,7 +30,7 @@ class OwnFiles:
     and what workers write. They are in a folder of the agent's, and go with it."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tidemill-host-")
+        self._folder = temporary_folder()
         self.logs = Path(self._folder.name, "logs")
         self.run = Path(self._folder.name, "run")
         """The folder that is the run's for workers who draw versions."""

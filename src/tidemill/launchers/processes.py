@@ -39,6 +39,7 @@ from tidemill.core.killed_processes import KILLED, await_end, kill_session
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
 from tidemill.core.run_marks import end_marked, end_orphans, new_mark
+from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import own_path
 from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
 from tidemill.transports.shared import MOST_DESCRIPTORS, EventBell, SocketLink
@@ -228,7 +229,7 @@ class ProcessesLauncher(Launcher):
         self._transport = find_transport(self.transport)(share.edges, {**self._bells, **share.guests})
         if (logs := share.logs) is None:
             if job.folder is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="tidemill-")
+                self._temporary = temporary_folder()
             logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The runner sleeps mostly, and where some take turns all wait for nobody but each

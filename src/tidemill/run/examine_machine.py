@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import tidemill
-from tidemill.bridge.protocol.files import folders_of_the_dead
+from tidemill.bridge.protocol.files import folders_of_the_dead, remove_folders_of_the_dead
 from tidemill.core.control_groups import memory_kills, processors
 from tidemill.core.cores import cores
 from tidemill.core.memory import available, size
-from tidemill.core.run_marks import left_alone
+from tidemill.core.run_marks import end_left_alone, left_alone
+from tidemill.core.temporary_folders import folders_left
 from tidemill.native.library import choices, unavailable
 from tidemill.testing.check_env import Finding
 
@@ -44,8 +45,9 @@ EXTRAS = {
 """Extras of Tidemill, and a module that each brings."""
 
 
-def examine_machine() -> Iterator[Finding]:
-    """Yield what there is to tell of this machine, each with what mends it."""
+def examine_machine(mend: bool = False) -> Iterator[Finding]:
+    """Yield what there is to tell of this machine, each with what mends it. With `mend`,
+    end and remove first what runs of this user have left that are over."""
     yield Finding(
         "versions",
         "ok",
@@ -58,7 +60,7 @@ def examine_machine() -> Iterator[Finding]:
     if sys.platform.startswith("linux"):
         yield from _shared_memory()
         yield _files()
-        yield from _leftovers()
+        yield from _leftovers(mend)
     yield _core_of_c()
     yield _blas()
     yield from _torch()
@@ -193,9 +195,12 @@ def _extras() -> Iterator[Finding]:
         yield Finding("extras", "ok", "all are installed")
 
 
-def _leftovers() -> Iterator[Finding]:
-    """Workers whose run is gone, memory files of simulators whose trainer is, and runs
-    that are kept in the temporary directory."""
+def _leftovers(mend: bool) -> Iterator[Finding]:
+    """Workers whose run is gone, memory files of simulators whose trainer is, folders of
+    temporary files, and runs that are kept in the temporary directory, which stay."""
+    if ended := end_left_alone() if mend else []:
+        told = f"ended {len(ended)} workers, or what they started, whose run was gone"
+        yield Finding("processes", "ok", f"{told}: {' '.join(map(str, ended))}")
     if alone := left_alone():
         pids = " ".join(map(str, alone))
         yield Finding(
@@ -204,15 +209,20 @@ def _leftovers() -> Iterator[Finding]:
             f"{len(alone)} workers, or what they started, live whose run is gone: {pids}",
             f"kill -9 {pids}",
         )
-    else:
+    elif not ended:
         yield Finding("processes", "ok", "no worker lives, nor what one started, whose run is gone")
-    for folder in folders_of_the_dead():
-        yield Finding(
-            "memory files",
-            "warn",
-            f"{folder} is what a trainer that is gone and its simulator exchanged",
-            f"rm -r {folder} (the next run with a simulator does it, too)",
-        )
+    exchanged = folders_of_the_dead()
+    if mend:
+        remove_folders_of_the_dead()
+    for folder in exchanged:
+        told = f"{folder}, what a trainer that is gone and its simulator exchanged"
+        cure = f"rm -r {folder} (the next run with a simulator does it, too)"
+        yield _removed("memory files", told, folder, cure)
+    for folder in folders_left():
+        if mend:
+            shutil.rmtree(folder, ignore_errors=True)
+        told = f"{folder}, temporary files of a process that is gone"
+        yield _removed("temporary files", told, folder, f"rm -r {folder}")
     kept = [
         path
         for path in Path(tempfile.gettempdir()).glob("tidemill-*")
@@ -225,6 +235,12 @@ def _leftovers() -> Iterator[Finding]:
             f"{path} has the last weights of a run whose folder took no more",
             f"tidemill resume {path}, or move it; rm -r {path} if it is not needed",
         )
+
+
+def _removed(name: str, told: str, folder: Path, cure: str) -> Finding:
+    if folder.exists():
+        return Finding(name, "warn", f"there is {told}", cure)
+    return Finding(name, "ok", f"removed {told}")
 
 
 def _read(path: Path) -> str:
