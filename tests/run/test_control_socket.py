@@ -51,6 +51,26 @@ def test_commands_arrive_and_are_answered(tmp_path: Path) -> None:
     socket.close()
 
 
+def test_of_a_run_that_does_not_answer_the_last_record_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socket = ControlSocket(tmp_path)  # it listens, and nobody serves it
+    monkeypatch.setattr("tidemill.run.control_socket._TIMEOUT", 0.05)
+    with pytest.raises(RunError, match=r"within 0.05 s: its main process hangs, or.* that takes long$"):
+        tell(tmp_path, "status")
+    for record, known in (
+        ('{"step": 4096, "update": 1200}', "update 1,200"),
+        ('{"trainer-1-0/step": 9, "trainer-1-0/update": 7}', "update 7"),
+        ('{"step": 4100, "evaluation/return": 3}', "env step 4,100"),
+    ):
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(f"{record}\n")
+        os.utime(file.name, (time.time() - 100,) * 2)
+        with pytest.raises(RunError, match=rf"takes long; its last record, of {known}, is 1\d\d s old$"):
+            tell(tmp_path, "status")
+    socket.close()
+
+
 @pytest.mark.skipif(not LINUX or os.getuid() != 0, reason="only root can become another user")
 def test_nobody_else_may_speak_to_a_run(tmp_path: Path) -> None:
     socket = ControlSocket(tmp_path)

@@ -12,11 +12,14 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from tidemill.core.errors import RunError
+from tidemill.metrics.json_lines import FILE as METRICS
+from tidemill.metrics.json_lines import each_record
 from tidemill.run.control_folder import ask, runner_elsewhere
 from tidemill.run.folder import RunFolder
 
@@ -144,5 +147,19 @@ def tell(folder: Path, command: str) -> str:
             ) from None
         except (TimeoutError, BlockingIOError):
             raise RunError(
-                f"{folder}: the run did not answer within {_TIMEOUT:.0f} s; its main process hangs"
+                f"{folder}: the run did not answer within {_TIMEOUT:g} s: its main process hangs, or, where "
+                "workers take turns in it (--launch inline), is in an update, or in an environment, that "
+                f"takes long{_last_record(folder)}"
             ) from None
+
+
+def _last_record(folder: Path) -> str:
+    """Return what a run that does not answer has recorded last, and when, in words that
+    go on from others; "" of one without."""
+    with suppress(OSError, RunError, LookupError, ValueError):
+        age = time.time() - (folder / METRICS).stat().st_mtime
+        (record,) = deque(each_record(folder), maxlen=1)
+        updates = [f"{value:,.0f}" for name, value in record.items() if name.split("/")[-1] == "update"]
+        known = f"update {updates[0]}" if updates else f"env step {record['step']:,.0f}"
+        return f"; its last record, of {known}, is {age:,.0f} s old"
+    return ""
