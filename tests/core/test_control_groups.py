@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.root_rights import needs_root
 from tests.run.watching import wait_until
 
 from tidemill.core.control_groups import MemoryKills, free_memory, memory_kills, processors
@@ -215,10 +216,10 @@ def memory_group(most: int) -> Iterator[Path]:
         (root / "cgroup.procs").stat()
         group.mkdir()
     except OSError:
-        pytest.skip("control groups cannot be made here")
+        needs_root("control groups cannot be made here")
     try:
         if not (group / limit).exists():
-            pytest.skip("control groups that are made here have no limit of memory")
+            needs_root("control groups that are made here have no limit of memory")
         (group / limit).write_text(f"{most}")
         if (group / swap).exists():
             (group / swap).write_text(f"{least}")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.root_rights import needs_root
 from tests.run import spoilt
 
 import tidemill
@@ -34,7 +35,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     except FileNotFoundError:
         mounted = False
     if not mounted:
-        pytest.skip("a disk of its own needs the right to mount one (run as root)")
+        needs_root("a disk of its own needs the right to mount one (run as root)")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
