@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.bridge.conftest import Build
 from tests.bridge.raw_trainer import CLOSE, RawTrainer
-from tests.root_rights import needs_root
 
 HERE = Path(__file__).parent
 LAYOUTS = ("0", "0.3.0", "0.3.2")
@@ -183,7 +182,7 @@ def test_a_full_memory_disk_is_told_with_its_cure_and_nothing_crashes(
         timeout=240,
     )
     if done.returncode == 77 or "unshare failed" in done.stderr:
-        needs_root("no file system may be mounted here")
+        pytest.skip("no file system may be mounted here")
     assert done.returncode == 0, done.stderr
     assert "--shm-size=1g" in done.stdout and (
         "No space left" in done.stdout or "no room" in done.stdout or "Disk full" in done.stdout

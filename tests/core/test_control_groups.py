@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.root_rights import needs_root
 from tests.run.watching import wait_until
 
 from tidemill.core.control_groups import MemoryKills, free_memory, memory_kills, processors
@@ -216,10 +215,10 @@ def memory_group(most: int) -> Iterator[Path]:
         (root / "cgroup.procs").stat()
         group.mkdir()
     except OSError:
-        needs_root("control groups cannot be made here")
+        pytest.skip("control groups cannot be made here")
     try:
         if not (group / limit).exists():
-            needs_root("control groups that are made here have no limit of memory")
+            pytest.skip("control groups that are made here have no limit of memory")
         (group / limit).write_text(f"{most}")
         if (group / swap).exists():
             (group / swap).write_text(f"{least}")

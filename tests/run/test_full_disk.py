@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.root_rights import needs_root
 from tests.run import spoilt
 
 import tidemill
@@ -35,7 +34,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     except FileNotFoundError:
         mounted = False
     if not mounted:
-        needs_root("a disk of its own needs the right to mount one (run as root)")
+        pytest.skip("a disk of its own needs the right to mount one (run as root)")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 

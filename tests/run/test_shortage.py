@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 from tests.core.test_control_groups import memory_group
-from tests.root_rights import needs_root
 from tests.run.watching import EXPERIMENTS, ended_well
 
 from tidemill.api.experiment import Experiment
@@ -84,7 +83,7 @@ def test_without_proc_a_run_goes_on(tmp_path: Path) -> None:
             ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/proc"], capture_output=True
         ).returncode
     ):
-        needs_root("/proc cannot be hidden here")
+        pytest.skip("/proc cannot be hidden here")
     words = [
         "unshare",
         "-m",
