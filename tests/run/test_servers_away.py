@@ -370,8 +370,7 @@ def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_n
 
     def on_update(record, control):
         actor = control._controller.state.members["actor-0"]
-
-        if absence.thread is None and (not exact or checkpoints(path / "cuts" / "actor-0")):
+        if absence.thread is None and checkpoints(path / ("cuts/actor-0" if exact else "checkpoints/policy")):
             absence._over = killed_and_tries(actor, path, "actor-0+trainer-0")
             absence._then = lambda: (os.kill(os.getpid(), signal.SIGTERM), ended.wait(PATIENCE))
             absence(record, control)

@@ -340,8 +340,8 @@ def test_a_run_that_fails_does_so_after_a_checkpoint_that_is_being_written(
     monkeypatch.setattr(ending, "awake", lambda: awake() + passed[0])
     Keeping.told, Keeping.looked = threading.Event(), threading.Event()
 
-    def hear_last(self: Ending, name: str, messages: WorkerMessages) -> None:
-        hear(self, name, messages)
+    def hear_last(self: Ending, messages: WorkerMessages) -> None:
+        hear(self, messages)
         if passed[0]:
             Keeping.looked.set()
         elif self._state.members["trainer-0"].saving:
