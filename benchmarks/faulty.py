@@ -24,6 +24,7 @@ from tidemill import (
     ActorCritic,
     Actors,
     AgentSpec,
+    Buffers,
     Drawn,
     Evaluation,
     Experiment,
@@ -31,6 +32,7 @@ from tidemill import (
     Limits,
     PolicyWorkers,
     Trainer,
+    populate,
 )
 from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.environment import EnvironmentConfig
@@ -116,10 +118,11 @@ def judged(
     )
 
 
-def trainers(algorithm: AlgorithmConfig | None = None, count: int = 1) -> Trainer:
+def trainers(algorithm: AlgorithmConfig | None = None, count: int = 1, **settings: Any) -> Trainer:
     """Trainers that save and publish often."""
     algorithm = algorithm or PPO(minibatch_size=512)
-    return Trainer(count=count, algorithm=algorithm, restarts=1000, database_seconds=1.0, **SAVING)
+    often = {"database_seconds": 1.0, **SAVING, **settings}
+    return Trainer(count=count, algorithm=algorithm, restarts=1000, **often)
 
 
 def apart(threads: int = 0) -> Experiment:
@@ -144,6 +147,35 @@ def equal() -> Experiment:
         Gymnasium(id="CartPole-v1"),
         together=("actor", "trainer"),
     )
+
+
+def buffered() -> Experiment:
+    """Two actors, two buffer workers behind them, a trainer and an evaluation, each in a
+    process of its own."""
+    return judged(
+        faulty_cartpole(),
+        {"buffers": Buffers(process=(), count=2, restarts=1000), "trainer": trainers()},
+        AgentSpec(samples="gathered", sample_steps=32),
+        Gymnasium(id="CartPole-v1"),
+    )
+
+
+def population() -> Experiment:
+    """Two members, each an actor and a trainer, and what manages them, for which they
+    wait after each ten updates; a process for each of the five."""
+    one = Experiment(
+        name="population",
+        policies={"policy": ActorCritic()},
+        workers={
+            "actor": Actors(
+                environment=faulty_cartpole(), lanes=2, agents=(AgentSpec(sample_steps=32),), **LASTING
+            ),
+            "trainer": trainers(PPO(minibatch_size=64), database_updates=10, checkpoint_seconds=0.2),
+        },
+        limits=Limits(updates=100_000_000, stall_s=60.0),
+    )
+    starts = [{"learning_rate": rate} for rate in (1e-3, 3e-4)]
+    return populate(one, starts, explore={"learning_rate": (1e-5, 1e-2)}, updates=10, restarts=1000)
 
 
 def in_threads() -> Experiment:
@@ -231,12 +263,12 @@ class Run:
         told = [f"{len(processes)} processes"] * bool(processes) + [path.name for path in files]
         return ", ".join(told)
 
-    def newest(self) -> dict[str, float]:
-        """Return the newest record of an update."""
+    def newest(self, of: str = "update") -> dict[str, float]:
+        """Return the newest record that has this metric."""
         with suppress(OSError):
             for line in reversed((self.path / "metrics.jsonl").read_bytes()[-20_000:].splitlines()):
                 with suppress(ValueError):
-                    if "update" in (record := json.loads(line)):
+                    if of in (record := json.loads(line)):
                         return dict(record)
         return {}
 

@@ -4,13 +4,16 @@ any.
 
     python benchmarks/moments.py                     # each fault at 20 moments
     python benchmarks/moments.py --times 1 apart/main rows/kill
+    python benchmarks/moments.py --moment any --moment saving buffers population
 
 Faults of workers, environments, disks, simulators and servers are to change nothing: the
 run comes to its limit. One that is told to end by a signal, or whose main process is
 killed, is to leave nothing but a checkpoint (after a signal that of its last update), and
-the same command is to go on from there to the limit. A run that begins while its server
-is away, or its disk full, is to end at once, with an error that says so, and to come to
-its limit later. Of runs in slots the ratio is to be exact; of `rows` and `equal-rows`
+the same command is to go on from there to the limit: where the newest is damaged then
+(`damaged`) from the one before. A run that begins while its server is away, or its disk
+full, is to end at once, with an error that says so, and to come to its limit later. Of
+runs with a replay memory the ratio is to be exact (without slots they may end up to three
+steps beyond their limit, which lanes are in as it is reached); of `rows` and `equal-rows`
 every row that was trained on one that was played, and none trained on twice
 (`identified.py`). It prints how many went so, what became of the others, and how long
 those that were to end took for it. It ends with 1 where any did not go so, or was over
@@ -20,6 +23,7 @@ before its fault could come.
 import argparse
 import json
 import random
+import re
 import signal
 import statistics
 import sys
@@ -27,7 +31,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -39,14 +43,15 @@ from typing import Any
 import identified
 import outside
 from fault_rows.runs import processes
-from faulty import FAULTS, LONGEST, Run, apart, equal, in_threads, stop_for
+from fault_rows.storage import WEIGHTS, cut, flip
+from faulty import FAULTS, LONGEST, Run, apart, buffered, equal, in_threads, population, stop_for
 
 from tidemill import Experiment
 from tidemill.core.errors import TidemillError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.run.folder import SUMMARY
-from tidemill.store.checkpoint import read_newest
+from tidemill.store.checkpoint import checkpoints, read_newest
 
 SHORT = 100  # updates of a run
 MOMENTS = ("start", "evaluation", "saving", "ending", "any")
@@ -65,7 +70,9 @@ class Work:
     """What a run does, by `function`, until its metric `unit` is `length`.
 
     watchers: who evaluates
+    trainers: what comes before the names of metrics, of each trainer
     beside: function that returns what the run needs beside itself, given a folder
+    beyond: the most that may be done beyond that: what lanes are in when it is reached
     check: function that returns what is wrong with a run that came to its limit
     """
 
@@ -75,21 +82,34 @@ class Work:
     unit: str = "update"
     length: int = SHORT
     watchers: tuple[str, ...] = ("judge", "evaluation")
+    trainers: tuple[str, ...] = ("",)
     beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
+    beyond: int = 0
     check: Callable[[Run], list[str]] = lambda run: []
+
+    def reached(self, run: Run) -> float:
+        """Return how far a run is, by its records; of several trainers that which is the
+        furthest."""
+        return max(
+            run.newest(f"{trainer}update").get(f"{trainer}{self.unit}", 0.0) for trainer in self.trainers
+        )
 
 
 def check_ratio(run: Run) -> list[str]:
-    """Return what is wrong with the counts of a run in slots."""
+    """Return what is wrong with the counts of a run with a replay memory."""
     facts = read_newest(run.path / "checkpoints" / "policy").facts
     n = facts["limiter"]
     owed = 0 if n["waived"] is None else floor(max(0, n["committed"] - n["waived"]) * Fraction(1, 2))
-    right = (
-        n["committed"] == facts["steps"] == outside.STEPS
-        and n["started"] == n["committed"] + n["voided"]
-        and n["tasks"] == facts["updates"] == owed
-    )
+    right = n["committed"] == facts["steps"] and n["tasks"] == facts["updates"] == owed
     return [] if right else [f"the counts are {n}"]
+
+
+def check_slots(run: Run) -> list[str]:
+    """Return what is wrong with the counts of a run in slots, where every step that began
+    has ended, too."""
+    n = read_newest(run.path / "checkpoints" / "policy").facts["limiter"]
+    right = n["committed"] == outside.STEPS and n["started"] == n["committed"] + n["voided"]
+    return check_ratio(run) if right else [f"the counts are {n}"]
 
 
 def check_rows(run: Run) -> list[str]:
@@ -115,6 +135,16 @@ def _suffer(fault: str) -> Strike:
     return lambda run, draw, whose: run.suffer(fault, draw, whose)
 
 
+def _kill(whose: str) -> Strike:
+    """Return what kills a worker so named, once there is one."""
+
+    def strike(run: Run, draw: random.Random, _: str) -> None:
+        run.wait_for(lambda: any(whose in name for name in processes(run.main.pid)))
+        run.suffer("kill", draw, whose)
+
+    return strike
+
+
 def _ask_for(fault: str) -> Strike:
     return lambda run, draw, whose: (run.faults / fault).touch()
 
@@ -125,9 +155,12 @@ def _stop(run: Run, draw: random.Random, whose: str) -> None:
 
 SUFFERED: dict[str, Strike] = {fault: _suffer(fault) for fault in FAULTS}
 SIGNALS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "HUP": signal.SIGHUP}
-ENDINGS: dict[str, Strike | None] = dict.fromkeys([*SIGNALS, "main"])
+MAIN = ("main", "damaged")  # whose main process is killed
+ENDINGS: dict[str, Strike | None] = dict.fromkeys([*SIGNALS, *MAIN])
+DAMAGES = ((WEIGHTS, flip), (WEIGHTS, cut), ("manifest.json", cut))
+"""What may be of a checkpoint: a file, and what is done to it."""
 LANES = {fault: SUFFERED[fault] for fault in ("raise", "nan", "huge", "hang")}
-SLOTS = Work(outside.in_slots, OFTEN, unit="step", length=outside.STEPS, watchers=("",), check=check_ratio)
+SLOTS = Work(outside.in_slots, OFTEN, unit="step", length=outside.STEPS, watchers=("",), check=check_slots)
 SLOT_FAULTS = {fault: SUFFERED[fault] for fault in ("raise", "nan", "hang")}
 SERVERS: dict[str, Strike | None] = {
     "restart": outside.restart_server,
@@ -153,11 +186,22 @@ WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
     "slots": (SLOTS, SLOT_FAULTS | {"kill": SUFFERED["kill"]} | ENDINGS),
     "slots-threads": (replace(SLOTS, launch="threads"), SLOT_FAULTS),
     "server-slots": (replace(SLOTS, function=outside.in_slots_of_server, beside=outside.server), SERVERS),
+    "memory": (
+        replace(SLOTS, function=outside.without_slots, beyond=3, check=check_ratio),
+        {"kill": SUFFERED["kill"], "trainer": _kill("trainer")} | ENDINGS,
+    ),
+    "buffers": (Work(buffered), {"kill": _kill("buffers"), "stop": SUFFERED["stop"], "main": None}),
+    "population": (
+        Work(population, [f"--set=limits.updates={SHORT}"], trainers=("trainer-0-0/", "trainer-1-0/")),
+        {"kill": _kill("population"), "trainer": _kill("trainer"), "main": None},
+    ),
     "rows": (Work(identified.rows_apart, LIMITED, check=check_rows), IDENTIFIED),
     "equal-rows": (Work(identified.rows_equal, LIMITED, check=check_rows), IDENTIFIED),
 }
 """What a run does, and what may strike it; None: what ends it."""
-KINDS = [f"{work}/{strike}" for work, (_, strikes) in WORKS.items() for strike in strikes]
+KINDS = {work: [f"{work}/{strike}" for strike in strikes] for work, (_, strikes) in WORKS.items()}
+NAMES = {**KINDS, **{kind: [kind] for kinds in KINDS.values() for kind in kinds}}
+"""What may be asked for: all that may strike a run, or one thing."""
 
 
 def come_to(moment: str, run: Run, work: Work, draw: random.Random, at_once: bool) -> str:
@@ -165,7 +209,7 @@ def come_to(moment: str, run: Run, work: Work, draw: random.Random, at_once: boo
     worker. Return whom the fault is to strike, as a part of a name."""
 
     def done(share: float) -> bool:
-        return run.newest().get(work.unit, 0) >= share * work.length
+        return work.reached(run) >= share * work.length
 
     if moment == "start":
         if not at_once:
@@ -179,8 +223,8 @@ def come_to(moment: str, run: Run, work: Work, draw: random.Random, at_once: boo
     elif moment == "saving":
         share = draw.uniform(0.05, 0.5)
         run.wait_for(lambda: done(share))
-        before = {*run.path.glob("checkpoints/policy/*")}
-        run.wait_for(lambda: {*run.path.glob("checkpoints/policy/*")} != before)
+        before = {*run.path.glob("checkpoints/*/*")}
+        run.wait_for(lambda: {*run.path.glob("checkpoints/*/*")} != before)
         return "trainer"
     elif moment == "ending":
         run.wait_for(lambda: done(0.95))
@@ -209,13 +253,20 @@ def _one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None
             try:
                 whose = come_to(moment, run, work, draw, at_once=strike is None)
                 if run.main.poll() is not None:
+                    if run.main.returncode:
+                        return f"ended before with {run.main.returncode}: {run.said()}", None
                     continue
                 if strike is not None:
                     strike(run, draw, whose)
                     return _told(goes_on(run, work)), None
-                wrong, seconds = ends(run, work, name)
-                over = complete(run)
-                return _told(wrong or (goes_on if over else again)(run, work)), seconds
+                wrong, seconds = ends(run, work, "main" if name in MAIN else name)
+                if complete(run):
+                    return _told(wrong or goes_on(run, work)), seconds
+                damaged = damage(run, draw) if name == "damaged" else ""
+                wrong = wrong or again(run, work)
+                if damaged and not re.search(damaged, run.output.read_text()):
+                    wrong.append("it did not tell what was damaged")
+                return _told(wrong), seconds
             finally:
                 run.kill()
     return "was over before", None
@@ -225,9 +276,11 @@ def _told(wrong: Sequence[str]) -> str:
     return "; ".join(wrong) or WELL
 
 
-def goes_on(run: Run, work: Work) -> list[str]:
-    """Wait until a run comes to its limit. Return what is wrong with it."""
-    status, reached = run.end(), run.newest().get(work.unit, 0)
+def goes_on(run: Run, work: Work, ended: bool = False) -> list[str]:
+    """Wait until a run comes to its limit. Return what is wrong with it. Of one that was
+    `ended` before, the last records may be missing: it was killed before it wrote them,
+    and after its last checkpoint."""
+    status, reached = run.end(), work.reached(run)
     places = [run.path, *run.temporary.glob("tidemill-run-*")]
     at_last = max((saved(place, work) or 0 for place in places), default=0)
     for refuge in places[1:]:
@@ -237,11 +290,14 @@ def goes_on(run: Run, work: Work) -> list[str]:
         return wrong  # it ended on a full disk, and has its last weights
     if status == 1 and reached == 0 and any(words in run.said() for words in AWAY):
         return wrong + again(run, work)
-    if (status != 0 and not complete(run)) or reached != work.length:
+    if ended:
+        reached = max(reached, at_last)
+    if (status != 0 and not complete(run)) or not 0 <= reached - work.length <= work.beyond:
         return [f"status {status} at {work.unit} {reached:.0f}: {run.said()}", *wrong]
-    updates = [record["update"] for record in read_metrics(run.path) if "update" in record]
-    if updates != sorted(updates) or (work.unit == "update" and len(updates) > len(set(updates))):
-        wrong.append("updates are told twice")
+    for name in (f"{trainer}update" for trainer in work.trainers):
+        updates = [record[name] for record in read_metrics(run.path) if name in record]
+        if updates != sorted(updates) or (work.unit == "update" and len(updates) > len(set(updates))):
+            wrong.append(f"{name}s are told twice")
     return wrong + work.check(run)
 
 
@@ -274,18 +330,30 @@ def complete(run: Run) -> bool:
 
 def saved(path: Path, work: Work) -> int | None:
     """Return how far a run was at the newest checkpoint in its folder; None where there
-    is none."""
-    try:
-        return int(read_newest(path / "checkpoints" / "policy").facts[f"{work.unit}s"])
-    except TidemillError:
-        return None
+    is none; of several policies that which is the furthest."""
+    found = []
+    for folder in path.glob("checkpoints/*"):
+        with suppress(TidemillError):
+            found.append(int(read_newest(folder).facts[f"{work.unit}s"]))
+    return max(found, default=None)
+
+
+def damage(run: Run, draw: random.Random) -> str:
+    """Damage the newest checkpoint. Return by which words of a run's that is told, as an
+    expression; "" where there is none to go back to, and it begins anew."""
+    found = checkpoints(run.path / "checkpoints" / "policy")
+    if not found:
+        return ""
+    file, how = draw.choice(DAMAGES)
+    how(found[-1] / file)
+    return rf"{found[-1].name}\b.* (damaged|cannot be read)" if len(found) > 1 else ""
 
 
 def again(run: Run, work: Work) -> list[str]:
     """Go on with a run that was ended, to its limit. Return what is wrong with that."""
     before = saved(run.path, work)
     run.begin(*["--anew"] * (before is None and run.path.exists()))
-    wrong = goes_on(run, work)
+    wrong = goes_on(run, work, ended=True)
     if before is not None and "goes on with this run" not in run.output.read_text():
         wrong.append(f"it did not go on from {work.unit} {before}")
     return wrong
@@ -295,16 +363,17 @@ def main() -> int:
     """Do what the command line says. Return 1 where a run was not as it is to be, else
     0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], default=[])
+    parser.add_argument("kinds", nargs="*", choices=[*NAMES, []], default=[])
+    parser.add_argument("--moment", choices=MOMENTS, action="append", help="such alone; may be repeated")
     parser.add_argument("--times", type=int, default=4, help="each fault at so many moments of each kind")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and leaves no run behind
     wrong = 0
-    for kind in given.kinds or KINDS:
+    for kind in [kind for name in given.kinds or KINDS for kind in NAMES[name]]:
         draw, took = random.Random(f"{given.seed} {kind}"), list[float]()
         ROWS.clear()
-        for moment in MOMENTS:
+        for moment in given.moment or MOMENTS:
             became = Counter[str]()
             for _ in range(given.times):
                 what, seconds = one(kind, moment, draw)

@@ -60,17 +60,24 @@ def in_slots(environment: EnvironmentConfig | None = None) -> Experiment:
     steps."""
     environment = environment or faulty_cartpole(threads=1)
     slots = Slots(environment=environment, deadline_s=2.0, backoff_s=0.1)
+    return from_memory(ReplayActors(environment=slots, lanes=1, ring=4, restarts=1000))
+
+
+def without_slots() -> Experiment:
+    """The same, of two actors whose lanes step in their own threads."""
+    return from_memory(ReplayActors(count=2, environment=faulty_cartpole(), lanes=2, restarts=1000))
+
+
+def from_memory(actors: ReplayActors) -> Experiment:
+    """Actors, and a trainer with a replay memory that trains once for each two steps."""
     trainer = ReplayTrainer(
         algorithm=DQN(), buffer=Replay(capacity=10_000, warm_up=100), batch_size=32, ratio="1/2",
         iteration_steps=STEPS // 5, evaluation_steps=200, restarts=1000, **SAVING,
     )  # fmt: skip
     return Experiment(
-        name="slots",
+        name="memory",
         policies={"policy": QNetwork()},
-        workers={
-            "actor": ReplayActors(environment=slots, lanes=1, ring=4, restarts=1000),
-            "trainer": trainer,
-        },
+        workers={"actor": actors, "trainer": trainer},
         limits=Limits(steps=STEPS, stall_s=60.0),
     )
 
