@@ -1,9 +1,13 @@
 """When checkpoints are written: a life of a trainer with a clock of its own."""
 
 from itertools import pairwise
+from math import inf
 
 import pytest
+from tests.run.cut_experiments import experiment
 
+from tidemill.run.cuts import Cuts
+from tidemill.training.train import train
 from tidemill.workers.checkpoint_pace import CheckpointPace
 
 
@@ -97,3 +101,14 @@ def test_a_cut_costs_the_time_for_which_everybody_is_held():
     before = pace.interval(now)
     pace.stood_still(now + 1.0, now + 500.0)  # nothing was written then: some did not come to rest
     assert pace.interval(now) == before
+
+
+def test_of_equal_trainers_one_says_when_a_run_is_cut(tmp_path, monkeypatch):
+    """The others write none, and have no pace."""
+    cuts = []
+    cut = Cuts.cut
+    monkeypatch.setattr(Cuts, "cut", lambda self: (cuts.append(self.number), cut(self)))
+    monkeypatch.setattr(CheckpointPace, "interval", lambda *given: inf)  # but the first one
+    made = experiment(lag=0, count=2, trainers=2, updates=6)
+    summary = train(made, launch="inline", run_dir=tmp_path / "run", quiet=True).summary
+    assert summary["updates"] == 6 and len(cuts) == 1

@@ -39,8 +39,6 @@ class StallWatch:
 
     most: seconds from which on that is too long, None: never
     works: function that returns whether somebody is in something that may take longer
-
-    idle: seconds without an update, at the last look
     """
 
     def __init__(self, most: float | None, works: Callable[[], bool]) -> None:
@@ -50,6 +48,7 @@ class StallWatch:
 
     @property
     def idle(self) -> float:
+        """Seconds without an update, at the last look."""
         return self._looked - self._updated
 
     def move(self, updated: bool = False) -> None:
