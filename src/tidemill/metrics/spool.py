@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.clock import awake
-from tidemill.core.errors import RunError, TidemillError
+from tidemill.core.errors import Overtaken, RunError, TidemillError
 from tidemill.core.named_class import make
 from tidemill.metrics.json_lines import FILE
+from tidemill.store.fence import check
 
 MAKING = 120.0  # seconds that a sink has to be made
 RETRY = 10.0  # seconds between two tries of a sink that is away
@@ -60,11 +61,9 @@ class Spool:
         self._thread = threading.Thread(target=self._work, name=f"sink {kind.__name__}", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as error:  # no more are allowed
-            raise RunError(
-                f"--log {kind.__name__}: it needs a thread of its own ({error}). Raise the limit "
-                "(ulimit -u), or leave it out"
-            ) from error
+        except RuntimeError as error:  # no more are allowed, and a run in one thread needs none
+            self._stop(error)
+            return
         try:
             self._made.result(MAKING)
         except BaseException as error:
@@ -114,7 +113,8 @@ class Spool:
 
     def ended(self, seconds: float) -> bool:
         """Wait for that, so long at most, and return whether it has come."""
-        self._thread.join(seconds)
+        if self._thread.is_alive():  # one that could not be started cannot be joined
+            self._thread.join(seconds)
         return not self._thread.is_alive()
 
     @property
@@ -157,6 +157,8 @@ class Spool:
             raised = self._bring(record)
             if raised is None:
                 self._written(record)
+            elif isinstance(raised, Overtaken):  # which ends the run, too, and is told then
+                self._leave()
             elif not isinstance(raised, OSError):
                 self._stop(raised)
             elif not self._put_off(raised):
@@ -166,10 +168,14 @@ class Spool:
     def _next(self) -> _Record | None:
         """Wait for a record, and return it; None: no more is to be written."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing or self._over)
+            rereads = self._away and self._sink is not None and self._sink.rereads
+            # what is not in `metrics.jsonl` yet would be missed
+            self._changed.wait_for(
+                lambda: (self._waiting and (not rereads or self._whole())) or self._closing or self._over
+            )
             if not self._waiting:
                 return None
-            if self._away and self._sink is not None and self._sink.rereads:
+            if rereads:
                 newest = self._waiting[-1]._replace(recorded=self._recorded)
                 self._waiting.clear()
                 self._waiting.append(newest)
@@ -177,9 +183,11 @@ class Spool:
             return self._waiting[0]
 
     def _bring(self, record: _Record) -> BaseException | None:
-        """Write a record, and return what the sink raises."""
+        """Write a record, unless another runner leads the run by now, and return what is
+        raised."""
         self._called = awake()
         try:
+            check(record.run.folder)
             if record.run is not self._run or self._sink is None:
                 self._close()
                 self._run, self._sink = record.run, make(self._kind, "--log", record.run)
