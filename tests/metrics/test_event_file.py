@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
-from tidemill.metrics.event_file import EventFile, crc32c
+from tidemill.metrics.event_file import crc32c, framed
 
 
 @pytest.mark.parametrize(
@@ -27,10 +27,7 @@ def test_tensorboard_reads_the_records_of_any_length(tmp_path: Path) -> None:
     """It looks at both of their checksums."""
     draw = random.Random(1)
     records = [draw.randbytes(length) for length in (0, 1, 3, 4, 5, 511, 512, 513, 515, 1024, 5000)]
-    file = EventFile((tmp_path / "events").open("wb"))
-    for record in records:
-        file.write(record)
-    file.close()
+    (tmp_path / "events").write_bytes(b"".join(map(framed, records)))
     reader, read = PyRecordReader_New(str(tmp_path / "events")), list[bytes]()
     while len(read) < len(records):
         reader.GetNext()

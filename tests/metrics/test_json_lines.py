@@ -299,7 +299,7 @@ def full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-FLUSH = "tidemill.metrics.event_file.EventFile.flush"
+APPEND = "tidemill.metrics.tensorboard.TensorBoard._append"
 
 
 def test_sinks_that_cannot_write_are_tried_again_and_given_what_they_missed(
@@ -315,7 +315,7 @@ def test_sinks_that_cannot_write_are_tried_again_and_given_what_they_missed(
     writer = MetricsWriter(LoggedRun(tmp_path), [TensorBoard, CSV])
     writer.write({"step": 1.0, "a": 1.0})
     with monkeypatch.context() as broken:
-        broken.setattr(FLUSH, full)
+        broken.setattr(APPEND, full)
         broken.setattr("tidemill.metrics.csv_file.CSV._append", full)
         writer.write({"step": 2.0, "a": 2.0})
         wait_for("cannot be written")
@@ -343,7 +343,7 @@ def test_where_both_are_lost_neither_is_said_to_have_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = MetricsWriter(LoggedRun(tmp_path), [TensorBoard])
-    monkeypatch.setattr(FLUSH, full)
+    monkeypatch.setattr(APPEND, full)
     monkeypatch.setattr(os, "pwrite", full)
     writer.write({"step": 1, "a": 1.0})
     writer.close()

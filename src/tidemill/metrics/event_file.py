@@ -6,7 +6,6 @@ a time.
 
 import struct
 from functools import cache
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,28 +14,13 @@ _POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits in reverse
 _BLOCK = 512  # bytes of which a checksum is computed at once
 
 
-class EventFile:
-    """The file is written record by record.
+def framed(record: bytes) -> bytes:
+    """Return a record as a file has it.
 
     Source: https://www.tensorflow.org/tutorials/load_data/tfrecord
     """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, record: bytes) -> None:
-        """Add a record. Raises `OSError`."""
-        length = struct.pack("<Q", len(record))
-        parts = (length, _number(_masked_checksum(length)), record, _number(_masked_checksum(record)))
-        self._file.write(b"".join(parts))
-
-    def flush(self) -> None:
-        """Hand what was written to the system. Raises `OSError`."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file. Raises `OSError`."""
-        self._file.close()
+    length = struct.pack("<Q", len(record))
+    return b"".join((length, _number(_masked_checksum(length)), record, _number(_masked_checksum(record))))
 
 
 def _number(value: int) -> bytes:

@@ -6,11 +6,12 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink, viewer_name
 from tidemill.core.private_files import private
-from tidemill.metrics.event_file import EventFile
+from tidemill.metrics.event_file import framed
+from tidemill.store.fence import check
 
 
 class TensorBoard(MetricSink):
@@ -21,7 +22,7 @@ class TensorBoard(MetricSink):
 
     def __init__(self, run: LoggedRun) -> None:
         super().__init__(run)
-        self._writer: EventFile | None = None
+        self._file: IO[bytes] | None = None
         self._files = 0
 
     def write(self, record: Mapping[str, float]) -> None:
@@ -35,37 +36,36 @@ class TensorBoard(MetricSink):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if self._writer is None:
-            self._writer = self._open()
-            self._put(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        events = []
+        if self._file is None:
+            events.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
             if self.run.resume_at is not None:  # TensorBoard hides what earlier files hold from this step on
-                self._put(
-                    Event(
-                        wall_time=time.time(),
-                        step=self.run.resume_at + 1,
-                        session_log=SessionLog(status=SessionLog.START),
-                    )
-                )
+                status = SessionLog(status=SessionLog.START)
+                events.append(Event(wall_time=time.time(), step=self.run.resume_at + 1, session_log=status))
         values = [
             Summary.Value(tag=viewer_name(name), simple_value=value)
             for name, value in record.items()
             if name != "step" and math.isfinite(value)
         ]
-        self._put(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
-        self._writer.flush()
+        events.append(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
+        written = b"".join(framed(event.SerializeToString()) for event in events)
+        check(self.run.folder)  # again: the import has taken a while
+        self._append(written)
 
-    def _open(self) -> EventFile:
+    def _append(self, written: bytes) -> None:
+        if self._file is None:
+            self._file = self._open()
+        self._file.write(written)
+        self._file.flush()
+
+    def _open(self) -> IO[bytes]:
         self._files += 1
         number = f".{self._files}" if self._files > 1 else ""
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}{number}"
-        return EventFile(open(self.run.folder / name, "wb", opener=private))
-
-    def _put(self, event: Any) -> None:
-        assert self._writer is not None
-        self._writer.write(event.SerializeToString())
+        return open(self.run.folder / name, "wb", opener=private)
 
     def close(self) -> None:
-        if self._writer is not None:
+        if self._file is not None:
             with contextlib.suppress(OSError):  # the failure was told when it began
-                self._writer.close()
-            self._writer = None
+                self._file.close()
+            self._file = None
