@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def fill(place: Path) -> None:
                     file.write(b"x" * size)
             except OSError:
                 pass
+
+
+def fill_after_three(disk: Path, metrics: dict[str, float], control: object) -> None:
+    """Fill a disk with a run's third update."""
+    if metrics["update"] == 3:
+        fill(disk)
 
 
 def await_pushes() -> None:
@@ -148,12 +155,8 @@ def test_at_the_end_on_a_full_disk_the_last_weights_go_elsewhere_and_can_be_gone
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
 
-    def on_update(metrics, control):
-        if metrics["update"] == 3:
-            fill(disk)
-
     with pytest.raises(tidemill.TidemillError, match=r"summary.json cannot be written") as failed:
-        run(disk / "run", 6, on_update, exact_resume=exact)
+        run(disk / "run", 6, partial(fill_after_three, disk), exact_resume=exact)
     (refuge,) = (tmp_path / "elsewhere").iterdir()
     # it is at its limit: without a higher one it would be refused
     assert f"complete but for that, and its last checkpoint is in {refuge}" in str(failed.value)
@@ -223,12 +226,8 @@ def test_where_there_is_no_room_elsewhere_either_the_last_good_checkpoint_is_nam
     (disk / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(disk / "elsewhere"))
 
-    def on_update(metrics, control):
-        if metrics["update"] == 3:
-            fill(disk)
-
     with pytest.raises(tidemill.TidemillError, match=r"checkpoint .* cannot be written: No space") as failed:
-        run(disk / "run", 6, on_update, database_seconds=None)
+        run(disk / "run", 6, partial(fill_after_three, disk), database_seconds=None)
     assert f"go on from the last one by: {command()} resume {disk / 'run'}" in str(failed.value)
     assert not [*(disk / "elsewhere").iterdir()]
 
