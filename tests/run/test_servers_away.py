@@ -39,7 +39,9 @@ PATIENCE = 120.0  # seconds
 
 
 class Walk(gymnasium.Env):
-    """Four steps long."""
+    """So many steps long."""
+
+    length = 4
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -50,7 +52,7 @@ class Walk(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        return np.zeros(2, np.float32), 1.0, self.steps == 4, False, {}
+        return np.zeros(2, np.float32), 1.0, self.steps == self.length, False, {}
 
 
 class Connecting(Walk):
@@ -526,8 +528,10 @@ def test_a_server_that_stays_away_ends_the_run_with_the_first_cause_and_the_last
 def test_a_signal_ends_a_run_whose_server_is_away_with_a_checkpoint(
     launch, exact, tries, monkeypatch, tmp_path
 ):
-    """The pause would be longer than all else has."""
+    """The pause would be longer than all else has. Episodes outlast the run: whenever the
+    server goes away, one is open."""
     monkeypatch.setattr(lane_restarts, "FIRST_PAUSE", 1000.0)
+    monkeypatch.setattr(Walk, "length", 10_000)
     with a_server("loop") as (played, gone):
         made = experiment("server", played, 10_000, deadline_s=PATIENCE)
         trainer = made.workers["trainer"].replace(max_policy_lag=0)
