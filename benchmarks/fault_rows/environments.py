@@ -185,6 +185,10 @@ ROWS = {
         f"a step hangs in a slot (deadline {DEADLINE:.0f} s)",
         made_anew("slots", "hang", "slot \\d"), OVERDUE,
     ),
+    "memory-lane": Row(
+        "a lane raises that fills a replay memory, without slots",
+        made_anew("memory_of_lanes", "raise", "lane \\d.*the pole is gone.*step is void"), {"noticed": 1.0},
+    ),
     "process-hangs": Row(
         f"a step hangs in the actor's own thread (deadline {DEADLINE:.0f} s)", hangs_in_a_process,
         {**OVERDUE, "lives": DEADLINE + LOOK + 2.0}, launches=("processes",),

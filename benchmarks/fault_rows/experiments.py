@@ -77,6 +77,8 @@ class Faulty(CartPoleEnv):
         match fault:
             case "hang":
                 time.sleep(1e6)
+            case "raise":
+                raise RuntimeError("the pole is gone")
             case "nan observation":
                 return np.full_like(observation, np.nan), reward
             case "nan reward":
@@ -186,13 +188,19 @@ def memory() -> Experiment:
     return _from_memory(ReplayActors(environment=CARTPOLE, lanes=8), warm_up=500)
 
 
+def memory_of_lanes() -> Experiment:
+    """The same, of faulty lanes."""
+    environment = Gymnasium(make=f"{__file__}:Faulty", max_episode_steps=500)
+    return _from_memory(ReplayActors(environment=environment, lanes=8), warm_up=500)
+
+
 def warming_up() -> Experiment:
-    """The same, whose memory never has enough to begin with."""
+    """An actor and a trainer by turns, whose memory never has enough to begin with."""
     return _from_memory(ReplayActors(environment=CARTPOLE, lanes=8), warm_up=1_000_000)
 
 
 def evaluating() -> Experiment:
-    """The same, with an evaluation, after its first 1,000 steps, that takes minutes."""
+    """The same with an evaluation, after its first 1,000 steps, that takes minutes."""
     actors = ReplayActors(environment=CARTPOLE, lanes=1)
     return _from_memory(actors, warm_up=500, iteration_steps=1000, evaluation_steps=1_000_000)
 
@@ -252,6 +260,16 @@ def lanes_in_threads() -> Experiment:
 def patient() -> Experiment:
     """An actor that waits for its lanes for as long as they take, and a trainer."""
     return _faulty(threads=0, deadline_s=1000.0)
+
+
+def starving() -> Experiment:
+    """The same, beside an actor and a trainer of another policy, to which nothing
+    happens."""
+    made = patient()
+    learns = Trainer(policy="other", samples="other", algorithm=PPO(minibatch_size=512))
+    plays = Actors(environment=CARTPOLE, lanes=4, agents=(AgentSpec(policy="other", samples="other"),))
+    workers = {**made.workers, "other_actor": plays, "other_trainer": learns}
+    return _lasting(made.replace(policies={**made.policies, "other": ActorCritic()}, workers=workers))
 
 
 def _faulty(threads: int, deadline_s: float = DEADLINE) -> Experiment:

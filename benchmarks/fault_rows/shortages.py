@@ -46,6 +46,20 @@ def hanging_thread(launch: str, draw: Random) -> Iterator[Seen]:
         yield Seen({"silence told": silent - at, "chain told": chain.time - at})
 
 
+def starving_trainer(launch: str, draw: Random) -> Iterator[Seen]:
+    """Likewise of one of two trainers, while the other one learns as ever."""
+    with run_of("starving", launch) as run:
+        time.sleep(draw.uniform(0.5, 2.0))
+        at = run.suffer("hang")
+        chain = run.event("told", "no update of trainer-0 for", at)
+        if not re.search("trainer-0 waits for samples ← actor-0 is silent for .*lane \\d", chain.cause):
+            raise BrokenPromise(f"the chain is: {chain.cause}")
+        if "other_" in chain.cause:
+            raise BrokenPromise(f"the chain names who learns as ever: {chain.cause}")
+        run.wait_for_updates()
+        yield Seen({"chain told": chain.time - at})
+
+
 @contextmanager
 def control_group() -> Iterator[Path]:
     """A control group for memory, of version 1."""
@@ -100,6 +114,10 @@ ROWS = {
     "stopped-worker": Row("SIGSTOP of the only actor", stopped_worker, TOLD, {}, ("processes",), 1),
     "hanging-thread": Row("a step never comes back, without a deadline", hanging_thread, TOLD, {},
                           ("threads",), 1),
+    "starving-trainer": Row(
+        "… while another trainer learns as ever", starving_trainer,
+        {"chain told": NO_UPDATE + 2.0}, {}, ("processes", "threads"), 1,
+    ),
     "out-of-memory": Row(
         "an actor takes more memory than there is", out_of_memory, {"noticed": 0.5},
         {"env steps of unfinished samples": SAMPLE}, ("processes",), 2,
