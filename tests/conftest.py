@@ -37,12 +37,14 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measured costs out of the user's cache, and what tests have had done out of
     what the user has. Matplotlib keeps its fonts in that cache, and goes on with them.
     Numpy computes unless a test or whoever starts it says otherwise, so that no run
-    measures first which is quicker."""
+    measures first which is quicker. No run asks git what has changed in this checkout,
+    which takes as long as many a run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIDEMILL_NATIVE", os.environ.get("TIDEMILL_NATIVE", "off"))
         if "MPLCONFIGDIR" not in os.environ:
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
             patch.setenv("MPLCONFIGDIR", str(home / "matplotlib"))
+        patch.setenv("GIT_DIR", os.devnull)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield

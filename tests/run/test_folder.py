@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import stat
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,34 @@ def test_an_experiment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").experiment() == (experiment(), None, {})
     assert RunFolder.open(tmp_path / "run").read("versions.json")["packages"]["tidemill"]
     assert not list((tmp_path / "run").glob(".*"))  # no lock, nothing half written
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_the_commit_that_a_run_is_of_is_noted_and_what_differs_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GIT_DIR")
+    checkout, outside = tmp_path / "checkout", tmp_path / "outside"
+    checkout.mkdir()
+    outside.mkdir()
+
+    def git(*words: str) -> str:
+        who = "-c", "user.name=one", "-c", "user.email=one@example.com", "-c", "commit.gpgsign=false"
+        done = subprocess.run(["git", *who, *words], cwd=checkout, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def noted(number: int) -> object:
+        RunFolder.create(tmp_path / f"run-{number}", experiment(), None).unlock()
+        return RunFolder.open(tmp_path / f"run-{number}").read("versions.json")["git"]
+
+    monkeypatch.chdir(outside)
+    assert noted(0) is None
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "one")
+    monkeypatch.chdir(checkout)
+    assert noted(1) == {"commit": git("rev-parse", "HEAD"), "changed": []}
+    (checkout / "new.py").touch()
+    assert noted(2) == {"commit": git("rev-parse", "HEAD"), "changed": ["?? new.py"]}
 
 
 def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
