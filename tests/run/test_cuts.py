@@ -760,6 +760,28 @@ def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
     assert "actor-0, trainer-0 did not come to rest" in state.report.notices[0]
 
 
+def test_who_rests_late_for_a_cut_that_was_given_up_does_not_rest_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That is written once all rest for it; nobody who has died since rests."""
+    monkeypatch.setattr(cuts, "PATIENCE", 0.0)
+    state, _ = running(experiment())
+    cut = cuts.Cuts(experiment(), False, state, lambda: None, lambda number, checkpoints: None)
+    cut.cut()
+    cut.hold()
+    for name in state.members:
+        cut.take(name, Holding(1))
+    assert not cut.at_rest
+    for name in state.members:
+        cut.take(name, Holding(2))
+    assert cut.at_rest
+    state.members["actor-0"].bury("it was killed")
+    cut.forget()
+    assert not cut.at_rest
+    cut.take("actor-0", Holding(2))  # in its next life
+    assert cut.at_rest
+
+
 def test_no_cut_waits_for_who_only_watches() -> None:
     """A judge hangs, or is given up: checkpoints are written all the same."""
     made = self_play(0)
@@ -772,7 +794,7 @@ def test_no_cut_waits_for_who_only_watches() -> None:
             asked.add(name)
             if isinstance(message, Save) and name == "trainer-0":
                 cut.take(name, Saved("policy", 1, 8))
-            cut.take(name, Holding())
+            cut.take(name, Holding(1))
 
     def keep(number: int, checkpoints: Any) -> None:
         kept.append((number, dict(checkpoints), cut.at_rest))

@@ -276,7 +276,10 @@ class SaveDue(msgspec.Struct, frozen=True, tag=True):
 
 
 class Holding(msgspec.Struct, frozen=True, tag=True):
-    """The message says that the worker is held, and has done what it was told before."""
+    """The message says that the worker is held for the cut of this number, and has done
+    what it was told before."""
+
+    cut: int
 
 
 class Saving(msgspec.Struct, frozen=True, tag=True):

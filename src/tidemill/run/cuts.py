@@ -92,7 +92,7 @@ class Cuts:
         match message:
             case SaveDue():
                 self.due = True
-            case Holding():
+            case Holding(cut=self.number):  # not late, for one that was given up
                 self._held.add(name)
             case Saved():
                 self.checkpoints[message.policy] = message.updates
@@ -101,8 +101,10 @@ class Cuts:
                 self._updates[name] = int(message.values["update"])
 
     def forget(self) -> None:
-        """Forget what trainers have told of updates that are undone."""
+        """Forget what trainers have told of updates that are undone, and that the dead
+        were at rest."""
         self.due, self._until = False, None
+        self._held -= {name for name, member in self._members.items() if member.buried}
         self.checkpoints.clear()
         self._updates.clear()
 

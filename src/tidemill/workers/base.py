@@ -153,7 +153,7 @@ class Worker(WorkerHandle):
         """Stay as the worker is, or go on. See `Hold`."""
         self.cut, self._held = message.cut, message.on
         if message.on:
-            self.report(Holding())
+            self.report(Holding(self.cut))
 
     def _save(self) -> None:
         """Write a checkpoint, where the worker has one to write."""
@@ -324,7 +324,7 @@ class Worker(WorkerHandle):
                     if checkpoints:
                         self._save_part(checkpoints)
                     if self._held:
-                        self.report(Holding())
+                        self.report(Holding(self.cut))
                 case EnterStage() as message:
                     self._enter_stage(message)
                 case Adopt() as message:

@@ -383,7 +383,7 @@ class TrainerWorker(Worker):
         was told to end since it agreed to it, which all are about to be."""
         if cut and self.cut <= cut and self._reason is None:
             self._held = True
-            self.report(Holding())
+            self.report(Holding(cut))
 
     def _end_at_limits(self) -> None:
         why_more = f"an update takes whole samples, {self._batch_steps:,} steps in the last one"
