@@ -21,7 +21,7 @@ from tests.run.test_supervisor import process_of
 from tests.run.watching import wait_until
 
 import tidemill
-from tidemill import Gymnasium
+from tidemill import Gymnasium, Limits
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, EnvironmentAway, EnvironmentFault, RunError
 from tidemill.envs import lane_restarts
@@ -31,6 +31,7 @@ from tidemill.remote.rest_config import Rest
 from tidemill.run import ending
 from tidemill.run.control_socket import tell
 from tidemill.run.events import read_events
+from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoints, read_newest
 from tidemill.training.train import resume
 from tidemill.workers.actor_environments import EnvironmentsAgain
@@ -402,6 +403,31 @@ def test_a_run_ends_at_once_whose_actor_and_trainer_wait_for_a_server_in_their_n
         steps = result.summary["env_steps"] + 20
         result = resume(path, launch="inline", limits={"steps": steps}, quiet=True, trust=True)
     assert result.summary["status"] == "completed" and result.summary["env_steps"] >= steps
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_an_exact_run_at_its_limit_whose_actor_dies_needs_no_server_to_end(monkeypatch, tmp_path):
+    """It keeps all that it has trained: to go back would cut its open episodes anyway."""
+    path, end, dead = tmp_path / "run", RunState.end, []
+    with serving(Walk) as server, ExitStack() as stack:
+
+        def end_and_kill(state, *reason, **how):
+            end(state, *reason, **how)
+            if not dead:
+                dead.append(process_of(path, "actor-0"))
+                stack.enter_context(away(server))
+                dead[0].kill()
+
+        monkeypatch.setattr(RunState, "end", end_and_kill)
+        made = experiment("server", client(server, retries=0.0), None, lane_restarts=1)
+        trainer = made.workers["trainer"].replace(max_policy_lag=0)
+        made = made.replace(
+            exact_resume=True, workers={**made.workers, "trainer": trainer}, limits=Limits(updates=3)
+        )
+        result = tidemill.train(made, launch="processes", layout="given", run_dir=path, quiet=True)
+    assert dead and (result.summary["status"], result.summary["updates"]) == ("completed", 3)
+    assert read_newest(path / "checkpoints" / "policy").facts["updates"] == 3
+    assert not any(event.what == "went back" for event in read_events(path))
 
 
 def test_a_resumed_run_waits_for_the_server_that_it_had_before(tries, tmp_path):

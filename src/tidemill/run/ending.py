@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 from tidemill.api.control_messages import ENDED, Exit, Hurry, State, pack, unpack_up
+from tidemill.api.edges import group_of
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
@@ -18,6 +19,7 @@ from tidemill.run.silence import CLOSING
 from tidemill.run.stall_report import SILENT
 from tidemill.run.stall_watch import LONGEST_WORK, Stalls
 from tidemill.run.worker_messages import WorkerMessages
+from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.cut_files import go_back_together
 
 EXIT_DEADLINE = 12.0  # seconds in which none of the trainers that are told to finish is at work
@@ -43,7 +45,11 @@ class Ending:
         conditions: Conditions,
     ) -> None:
         self._exact, self._launcher, self._state = experiment.exact_resume, launcher, state
-        self._together = go_back_together(experiment)
+        self._together = together = go_back_together(experiment)
+        actors = (experiment.workers[group] for group in dict.fromkeys(map(group_of, together)))
+        self._remote = any(
+            isinstance(config, ActorConfig) and config.environment.bare().remote for config in actors
+        )
         self._cuts, self._stalls, self._conditions = cuts, stalls, conditions
         state.interrupts.grace += max((config.farewell_s for _, config in experiment.members()), default=0.0)
         self.deadline: float | None = None
@@ -125,9 +131,10 @@ class Ending:
         """True where the death of `name` leads all back to the newest cut although the
         run has reached its limit, to come there again: without that worker's part its
         last cut would be none. One that is stopped has the cut before, and the weights of
-        its end; so has one whose host is gone, as another may not be found."""
+        its end; so has one whose host is gone, as another may not be found, and one that
+        plays on a server, whose open episodes would be cut there, if it is there."""
         together = name in self._together and self._state.comes_again
-        return together and not self._launcher.gone_with(name)
+        return together and not (self._remote or self._launcher.gone_with(name))
 
     def _left(self, name: str) -> bool:
         """True of a trainer that is dead, begins another life or is silent, and whose
