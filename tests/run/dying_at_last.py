@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 from tests.run.cut_experiments import experiment, two_policies
 
-from tidemill import PPO, Experiment, Limits
+from tidemill import PPO, Experiment, Gymnasium, Limits
 from tidemill.algorithms.ppo import PPOLearner
+from tidemill.core.cut import generator_state, set_generator_state
 
 DYING = Path(__file__)
 
@@ -79,3 +82,37 @@ class Lasting(PPOLearner):
 def lasting_at_last(updates: int, flag: str) -> Experiment:
     algorithm = LastingPPO(minibatch_size=32, epochs=2, flag=flag, updates=updates - 1)
     return experiment(0, updates, algorithm=algorithm)
+
+
+class Fragile(gymnasium.Env[Any, Any]):
+    """Its process dies, once (then there is a file `flag`), as its state is told for the
+    run's last cut, once there is a file `flag`.over."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, flag: str) -> None:
+        self.flag, self.steps = Path(flag), 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.np_random.random(2, np.float32), float(action), self.steps == 12, False, {}
+
+    def tidemill_state(self) -> dict[str, Any]:
+        if self.flag.with_suffix(".over").exists() and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"steps": self.steps, "random": generator_state(self.np_random)}
+
+    def load_tidemill_state(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        set_generator_state(self.np_random, state["random"])
+
+
+def fragile(updates: int, flag: str) -> Experiment:
+    return experiment(0, updates, environment=Gymnasium(make=f"{DYING}:Fragile", kwargs={"flag": flag}))

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from pettingzoo import ParallelEnv
 from tests.run.cut_experiments import MANY, experiment, two_policies
-from tests.run.dying_at_last import DYING, dying_at_last, lasting_at_last
+from tests.run.dying_at_last import DYING, dying_at_last, fragile, lasting_at_last
 from tests.run.staged import Widening
 from tests.run.watching import log_of, wait_until
 from typer.testing import CliRunner
@@ -592,9 +592,12 @@ def test_an_actor_that_dies_as_a_run_comes_to_its_limit_leads_all_there_again(
     late: bool, stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the end is a whole cut. One that is `stopped` ends with what it has trained, and
-    the cut before. `late`: it dies once the trainer has ended."""
-    monkeypatch.setattr(RestartBudget, "spend", lambda *given: 600.0)
+    the cut before, which is there from the start: it goes on from it. `late`: the actor
+    dies once the trainer has ended."""
     folder, flag, end = tmp_path / "run", tmp_path / "died", RunState.end
+    made, settings = lasting_at_last(3, str(flag)), {"source": DYING, "quiet": True}
+    train(made.replace(limits=Limits(updates=1)), launch="inline", run_dir=folder, **settings)
+    monkeypatch.setattr(RestartBudget, "spend", lambda *given: 600.0)
 
     def kill() -> None:
         (process,) = (each for each in psutil.Process().children() if log_of(each).stem == "actor-0")
@@ -618,15 +621,33 @@ def test_an_actor_that_dies_as_a_run_comes_to_its_limit_leads_all_there_again(
     died = list[bool]()
     killer = threading.Thread(target=flag.touch if late else kill_before)
     killer.start()
-    made = lasting_at_last(3, str(flag))
-    ended = train(made, launch="processes", run_dir=folder, source=DYING, quiet=True).summary
+    ended = resume(folder, launch="processes", limits={"updates": 4}, quiet=True, trust=True).summary
     killer.join()
-    assert flag.exists() and (ended.status, ended.updates, ended.reason) == ("completed", 3, "3 updates done")
-    assert newest_update(folder) == 3
+    assert flag.exists() and (ended.status, ended.updates, ended.reason) == ("completed", 4, "4 updates done")
+    assert newest_update(folder) == 4
     assert any(event.what == "went back" for event in read_events(folder)) != stopped
     whole_cut = cuts.newest_whole_cut(RunFolder(folder), made)
-    assert (whole_cut[folder / "checkpoints" / "policy"].name == "update-3") != stopped
-    train(made, launch="inline", run_dir=tmp_path / "whole", source=DYING, quiet=True)
+    assert (whole_cut[folder / "checkpoints" / "policy"].name == "update-4") != stopped
+    train(made.replace(limits=Limits(updates=4)), launch="inline", run_dir=tmp_path / "whole", **settings)
+    assert differences(tmp_path / "whole", folder) == []
+
+
+def test_an_actor_that_dies_as_it_writes_its_last_part_leads_all_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flag, end = tmp_path / "run", tmp_path / "died", RunState.end
+
+    def end_and_tell(state: RunState, *reason: Any, **how: Any) -> None:
+        end(state, *reason, **how)
+        flag.with_suffix(".over").touch()
+
+    monkeypatch.setattr(RunState, "end", end_and_tell)
+    made, settings = fragile(3, str(flag)), {"source": DYING, "quiet": True}
+    ended = train(made, launch="processes", run_dir=folder, **settings).summary
+    assert flag.exists() and (ended.status, ended.updates) == ("completed", 3)
+    whole_cut = cuts.newest_whole_cut(RunFolder(folder), made)
+    assert whole_cut[folder / "checkpoints" / "policy"].name == "update-3"
+    train(made, launch="inline", run_dir=tmp_path / "whole", **settings)
     assert differences(tmp_path / "whole", folder) == []
 
 

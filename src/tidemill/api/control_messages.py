@@ -101,11 +101,9 @@ class Hold(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exit(msgspec.Struct, frozen=True, tag=True):
-    """The message tells a worker to finish; a trainer saves a final checkpoint first.
-    `checkpoints`: see `Save`."""
+    """The message tells a worker to finish; a trainer saves a final checkpoint first."""
 
     reason: str = ""
-    checkpoints: dict[str, int] = {}
 
 
 class Hurry(msgspec.Struct, frozen=True, tag=True):

@@ -212,7 +212,7 @@ class Controller:
         while not self._ending.over:
             self._hear_trainers()
             self._supervisor.let_rest()
-            self._ending.await_rest(self._hear)
+            self._ending.cut(self._hear)
 
     def _hear_trainers(self) -> None:
         """Hear all workers until the run's trainers have come to their end."""

@@ -181,12 +181,23 @@ class Cuts:
         if not self._state.reason:
             self.go_on()
 
+    def have_parts_written(self) -> None:
+        """Have all that are held write their parts of the run's last cut, but for
+        trainers, which have. None is at rest until it has."""
+        self._tell_to_save(
+            [name for name in self._members if name in self._held and not self._members[name].config.limited],
+            self.checkpoints,
+        )
+
     def _save(self, names: Iterable[str], with_checkpoints: Mapping[str, int]) -> bool:
         names = list(names)
-        self._held.difference_update(names)
-        for name in names:
-            self._members[name].send(Save(dict(with_checkpoints)))
+        self._tell_to_save(names, with_checkpoints)
         return self._await(names)
+
+    def _tell_to_save(self, names: Iterable[str], with_checkpoints: Mapping[str, int]) -> None:
+        for name in names:
+            self._held.discard(name)
+            self._members[name].send(Save(dict(with_checkpoints)))
 
     def _await(self, names: Iterable[str]) -> bool:
         """Wait until these are held. False where that will not be."""

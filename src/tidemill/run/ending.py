@@ -158,15 +158,27 @@ class Ending:
         group, members = name.rpartition("-")[0], self._state.members.items()
         return any(m.state is State.COMPLETED for n, m in members if n.rpartition("-")[0] == group)
 
-    def await_rest(self, hear: Callable[[], None]) -> None:
-        """Hear workers of a run that resumes exactly until all are at rest, for a while:
-        parts of its last cut are written once nobody does anything any more. Returns at
-        once where the run is not over any more, and where somebody waits for a server,
-        who would come to no rest: the cut before is the newest whole one then."""
-        until = awake() + CLOSE_DEADLINE
-        if self._exact and self.deadline is None:  # its trainers have ended by themselves
+    def cut(self, hear: Callable[[], None]) -> None:
+        """Have the parts of the last cut of a run that resumes exactly written, which go
+        with its last checkpoints, once all are at rest: hear workers until they are, for
+        a while, and until they have written them. Returns at once where the run is not
+        over any more, since somebody has died and all go back, and where somebody waits
+        for a server, who would come to no rest: the cut before is the newest whole one
+        then."""
+        if not self._exact:
+            return
+        if self.deadline is None:  # its trainers have ended by themselves
             self._cuts.hold_for_good()
-        while self._exact and self.over and not (self._cuts.at_rest or self._away) and awake() < until:
+        self._hear_until_rest(hear)
+        if self.over and self._cuts.whole and self._cuts.at_rest:
+            # before the others' parts make the cut whole
+            self._conditions.save(self._cuts.number, self._cuts.checkpoints)
+            self._cuts.have_parts_written()
+            self._hear_until_rest(hear)
+
+    def _hear_until_rest(self, hear: Callable[[], None]) -> None:
+        until = awake() + CLOSE_DEADLINE
+        while self.over and not (self._cuts.at_rest or self._away) and awake() < until:
             hear()
 
     # ---- all workers -------------------------------------------------------------------
@@ -181,14 +193,9 @@ class Ending:
         for member in self._state.members.values():
             if member.buried:
                 member.state = State.FAILED
-        # what they hold goes with the last checkpoints, where these are of now
-        exact = self._exact and self._cuts.whole and self._cuts.at_rest
-        checkpoints = self._cuts.checkpoints if exact else {}
-        if exact:  # before the others' parts make the cut whole
-            self._conditions.save(self._cuts.number, checkpoints)
         for member in self._state.members.values():
             if member.state not in ENDED:
-                member.link.send(pack(Exit(self._state.reason, checkpoints=checkpoints)))
+                member.link.send(pack(Exit(self._state.reason)))
         deadline = awake() + CLOSE_DEADLINE
         while living := {n: member for n, member in self._state.members.items() if member.state not in ENDED}:
             longer = (

@@ -339,9 +339,7 @@ class Worker(WorkerHandle):
                     self._await(message)
                 case Rejoin() as message:
                     self._rejoin(message)
-                case Exit(reason=reason, checkpoints=checkpoints):
-                    if checkpoints:
-                        self._save_part(checkpoints)
+                case Exit(reason=reason):
                     self.exit(reason)
                     if self.ended:
                         self._close()
