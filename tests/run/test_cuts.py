@@ -670,8 +670,27 @@ def test_without_a_whole_cut_nothing_is_guessed(tmp_path: Path) -> None:
     train(experiment(), launch="inline", run_dir=tmp_path / "run", quiet=True)
     for path in (tmp_path / "run" / "cuts" / "actor-0").iterdir():
         (path / "part.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="no whole cut to resume exactly from"):
+    with pytest.raises(CheckpointError, match=r"no whole cut .*: the run ended before all its"):
         resume(tmp_path / "run", limits={"updates": 8}, quiet=True, trust=True)
+
+
+def test_a_run_without_a_whole_cut_does_not_say_that_it_can_be_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here none can be written: there is a file where they would lie."""
+    whole, none, failed = (tmp_path / name for name in ("whole", "none", "failed"))
+    for folder in (none, failed):
+        folder.mkdir()
+        (folder / "cuts").touch()
+    train(experiment(updates=2), launch="inline", run_dir=whole)
+    assert "tidemill resume" in capsys.readouterr().out
+    train(experiment(updates=2), launch="inline", run_dir=none)
+    assert "tidemill resume" not in capsys.readouterr().out
+    monkeypatch.setattr(Failing, "steps_of_all", -200)  # it fails after its first updates
+    made = experiment(environment=Gymnasium(make=Failing), lane_restarts=None)
+    with pytest.raises(TidemillError, match="the line is cut") as raised:
+        train(made, launch="inline", run_dir=failed, quiet=True)
+    assert checkpoints(failed / "checkpoints" / "policy") and "tidemill resume" not in str(raised.value)
 
 
 def drifting() -> Experiment:

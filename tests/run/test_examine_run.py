@@ -16,6 +16,7 @@ import tidemill
 from tidemill.core.errors import RunError
 from tidemill.run.examine_run import examine_run
 from tidemill.run.folder import RunFolder
+from tidemill.store.checkpoint import write_checkpoint
 
 
 class Failing(gymnasium.Env):
@@ -96,7 +97,9 @@ def test_a_run_that_goes_on_is_told_from_one_that_was_cut_off(finished, tmp_path
     level, text, cure = findings(tmp_path)["run"]
     said = "it was cut off: there is no whole summary.json, and nobody holds the folder"
     assert (level, text) == ("warn", said)
-    assert cure.endswith(f" resume {tmp_path}")
+    assert cure == ""  # there is nothing to go on from
+    write_checkpoint(tmp_path / "checkpoints" / "policy", "update-1", {}, {}, 1)
+    assert findings(tmp_path)["run"][2].endswith(f" resume {tmp_path}")
     for torn in ('{"status": "comp', "[1]", "{}"):
         (tmp_path / "summary.json").write_text(torn)
         assert findings(tmp_path)["run"][1] == said

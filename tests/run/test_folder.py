@@ -35,6 +35,7 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.user_code_loading import file_digest
 from tidemill.run.folder import CONFIG, SOURCE, RunFolder, command
+from tidemill.store.checkpoint import write_checkpoint
 from tidemill.store.parameter_database import BUSY
 
 
@@ -83,6 +84,9 @@ def test_the_commit_that_a_run_is_of_is_noted_and_what_differs_from_it(
 
 def test_a_folder_that_holds_a_run_is_not_taken_again(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", experiment(), None).unlock()
+    with pytest.raises(RunError, match=r"already holds a run; it has no checkpoint .*: start anew by"):
+        RunFolder.create(tmp_path / "run", experiment(), None)
+    write_checkpoint(tmp_path / "run" / "checkpoints" / "policy", "update-1", {}, {}, 1)
     with pytest.raises(RunError, match=r"already holds a run; go on with it by: .*tidemill.* resume"):
         RunFolder.create(tmp_path / "run", experiment(), None)
     with pytest.raises(RunError, match=r'another experiment \("one", not "two"\).*--run-dir'):

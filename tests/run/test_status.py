@@ -93,7 +93,8 @@ def test_a_run_that_is_starting_was_not_killed(tmp_path: Path) -> None:
             RunFolder(folder.path).lock()  # who looks lets nobody else have it
     finally:
         folder.unlock()
-    assert "it was killed" in shown(folder.path)
+    text = shown(folder.path)
+    assert "it was killed" in text and "no checkpoint is there" in text and "resume" not in text
 
 
 def test_what_stands_in_a_folder_is_shown_whatever_it_is(tmp_path: Path) -> None:

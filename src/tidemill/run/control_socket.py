@@ -142,9 +142,9 @@ def tell(folder: Path, command: str) -> str:
                     f"{folder}: its run is starting (its layout is measured, say), or ending, and takes no "
                     f"orders just now; {command} it in a moment, or end its runner by Ctrl-C"
                 ) from None
-            raise NoRun(
-                f"{folder}: no run is going on there; go on with it by: tidemill resume {folder}"
-            ) from None
+            again = RunFolder(folder).how_to_go_on()
+            cure = f"; go on with it by: {again}" if again else ""
+            raise NoRun(f"{folder}: no run is going on there{cure}") from None
         except (TimeoutError, BlockingIOError):
             raise RunError(
                 f"{folder}: the run did not answer within {_TIMEOUT:g} s: its main process hangs, or, where "

@@ -243,10 +243,20 @@ def newest_whole_cut(folder: RunFolder, experiment: Experiment) -> dict[Path, Pa
         ):
             return {path.parent: path for path in (*paths, *(each.path for each in same))}
     raise CheckpointError(
-        f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run was killed before "
-        "all its workers had written the first one. Train anew; or set exact_resume to false in its "
+        f"{folder.path} has checkpoints, but no whole cut to resume exactly from: the run ended before all "
+        "its workers had written the first one. Train anew (--anew); or set exact_resume to false in its "
         "config.json, and it goes on from its newest checkpoint with new episodes"
     )
+
+
+def can_go_on(folder: RunFolder, experiment: Experiment) -> bool:
+    """Return whether a run has what a resume goes on from: checkpoints and, of one that
+    resumes exactly, a whole cut."""
+    try:
+        newest_whole_cut(folder, experiment)
+    except CheckpointError:
+        return False
+    return folder.has_checkpoints(experiment.trained())
 
 
 def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = False) -> None:

@@ -65,8 +65,7 @@ def examine_run(folder: RunFolder) -> Iterator[Finding]:
 
 
 def _standing(folder: RunFolder, live: bool) -> Iterator[Finding]:
-    path = as_typed(folder.path)
-    go_on = f"{command()} resume {path}"
+    go_on = folder.how_to_go_on()
     summary: Any = None
     with suppress(RunError):
         summary = folder.read(SUMMARY)

@@ -131,9 +131,11 @@ class RunFolder:
                     f'{path} holds a run of another experiment ("{other}", not "{experiment.name}"); name '
                     "another folder with --run-dir"
                 )
+            again = self.how_to_go_on()
+            going = f"go on with it by: {again}, " if again else "it has no checkpoint to go on from: "
             raise RunError(
-                f"{path} already holds a run; go on with it by: {command()} resume {path}, start anew by "
-                "--anew (in Python anew=True), which puts it aside, or name another folder with --run-dir"
+                f"{path} already holds a run; {going}start anew by --anew (in Python anew=True), which puts "
+                "it aside, or name another folder with --run-dir"
             )
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file, not a folder; name another with --run-dir")
@@ -380,6 +382,16 @@ class RunFolder:
     def has_checkpoints(self, policies: Iterable[str]) -> bool:
         """True when there is one of each of these policies, so that the run can go on."""
         return all(checkpoints(self.checkpoints(policy)) for policy in policies)
+
+    def how_to_go_on(self) -> str:
+        """Return what to type to go on with the run; "" where it has no checkpoint."""
+        if not any(map(checkpoints, self.path.glob("checkpoints/*"))):
+            return ""
+        summary: Any = None
+        with suppress(RunError):
+            summary = self.read(SUMMARY)
+        complete = isinstance(summary, dict) and summary.get("status") == "completed"
+        return f"{command()} resume {as_typed(self.path)}{' --max-steps N' * complete}"
 
 
 def command() -> str:

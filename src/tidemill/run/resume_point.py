@@ -59,9 +59,9 @@ class ResumePoint:
         for policy in experiment.trained() if policies is None else policies:
             if not folder.has_checkpoints([policy]):
                 raise CheckpointError(
-                    f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run was killed '
+                    f'no checkpoint of policy "{policy}" in {folder.checkpoints(policy)}: the run ended '
                     "before its trainer had written the first one, which it does with its first update, so "
-                    "that there is nothing to go on from; train anew, in another folder"
+                    "that there is nothing to go on from; train anew (--anew), or in another folder"
                 )
             place = folder.checkpoints(policy)
             at = (cut or {}).get(place)

@@ -28,7 +28,7 @@ from tidemill.metrics.writer import MetricsWriter
 from tidemill.run.control_folder import ControlFolder
 from tidemill.run.control_socket import ControlSocket
 from tidemill.run.controller import Controller
-from tidemill.run.cuts import go_back_to_cut
+from tidemill.run.cuts import can_go_on, go_back_to_cut
 from tidemill.run.events import Event, EventLog
 from tidemill.run.folder import CONFIG, EPISODES, MEMORY, PLACES, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.host_places import HostPlace, table_of_places
@@ -351,14 +351,15 @@ class RunLifecycle:
         path = as_typed(self._folder.path)
         if self._elsewhere:
             return f"\n{self._elsewhere}"
-        resumable = self._folder.has_checkpoints(controller.job.experiment.trained())
+        resumable = can_go_on(self._folder, controller.job.experiment)
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"
             if controller.state.report.tracebacks and (self._folder.path / TRACEBACKS).is_file()
             else ""
         )
         return where + (
-            f"\nIts checkpoints are kept; go on from the last one by: {command()} resume {path}"
+            "\nIts checkpoints are kept; once that is mended, go on from the last one by: "
+            f"{command()} resume {path}"
             if resumable
             else ""
         )
@@ -371,11 +372,12 @@ class RunLifecycle:
             isinstance(worker, ActorConfig) and worker.environment.draws
             for worker in job.experiment.workers.values()
         )
+        go_on = {"go on": f"{typed} resume {run} --max-steps N"}
         return {
             "evaluate": f"{typed} eval {run}",
             **({"watch it play": f"{typed} play {run} --video {path.name}.mp4"} if draws else {}),
             "plot": f"{typed} plot {run} --out {path.name}.png",
-            "go on": f"{typed} resume {run} --max-steps N",
+            **(go_on if can_go_on(self._folder, job.experiment) else {}),
         }
 
 

@@ -16,7 +16,7 @@ from tidemill.core.forgiving_output import printable
 from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
-from tidemill.run.folder import PLACES, SUMMARY, RunFolder, as_typed, command
+from tidemill.run.folder import PLACES, SUMMARY, RunFolder
 from tidemill.run.host_places import HostPlace, table_of_places
 from tidemill.run.host_table import table_of_hosts
 from tidemill.run.host_watch import HostView
@@ -166,7 +166,8 @@ def _over(folder: RunFolder) -> list[RenderableType]:
     with suppress(RunError):
         summary = folder.read(SUMMARY)
     if not isinstance(summary, dict) or not summary:  # torn, or there is none
-        cure = f"go on from its last checkpoint by: {command()} resume {as_typed(folder.path)}"
+        again = folder.how_to_go_on()
+        cure = f"go on from its last checkpoint by: {again}" if again else "no checkpoint is there"
         return [Text(f"no run is going on there, and none has ended: it was killed; {cure}")]
     facts = _facts({str(name).replace("_", " "): str(value) for name, value in summary.items()})
     with suppress(RunError, ValueError, msgspec.ValidationError):  # none of a run on this machine alone
