@@ -41,7 +41,7 @@ def hanging_thread(launch: str, draw: Random) -> Iterator[Seen]:
         at = run.suffer("hang")
         silent = run.event("told", "actor-0 is silent for .*lane \\d", at).time
         chain = run.event("told", "no update for", at)
-        if not re.search("trainer-0 waits for samples ← actor-0 is silent for .*environment", chain.cause):
+        if not re.search("trainer-0 waits for samples ← actor-0 is silent for .*lane \\d", chain.cause):
             raise BrokenPromise(f"the chain is: {chain.cause}")
         yield Seen({"silence told": silent - at, "chain told": chain.time - at})
 
