@@ -11,6 +11,7 @@ from tidemill.run.events import read_events
 
 IN_A_RUN = 2  # deaths: the next life of a group that dies more often within a minute waits
 SAMPLE = 16 * 64  # env steps: one unfinished sample of each seat of an actor
+LANES = 8  # env steps: one of each lane of a replay memory's actor
 
 
 class Updates:
@@ -35,7 +36,7 @@ def one_death(run: Run, log: str) -> Seen:
 
 def after(run: Run, strike: Callable[[], object]) -> Seen:
     """Have workers die, and return what followed."""
-    before, saved = len(read_events(run.path)), newest_save(run)
+    before, saved, void = len(read_events(run.path)), newest_save(run), voided(run)
     killed_at = time.time()
     strike()
     updates, deadline = Updates(run), time.time() + PATIENCE
@@ -61,8 +62,13 @@ def after(run: Run, strike: Callable[[], object]) -> Seen:
     }
     if back:
         seconds["trained since the checkpoint"] = killed_at - saved
-    begun = sum(event.steps for event in died)
+    begun = sum(event.steps for event in died) + (0 if back else voided(run) - void)
     return Seen(seconds, {"env steps undone": sum(back), "env steps of unfinished samples": begun})
+
+
+def voided(run: Run) -> int:
+    """Return how many steps of a replay memory's actors were lost."""
+    return int(run.newest().get("limiter/voided", 0))
 
 
 def newest_save(run: Run) -> float:
@@ -143,6 +149,11 @@ ROWS = {
         "kill -9 of one of two processes, each an actor and an equal trainer", equal_dies,
         {**NOTICED, "lives": 10.0}, {"env steps undone": 0, "env steps of unfinished samples": SAMPLE},
         PROCESSES, 4,
+    ),
+    "gatherer": Row(
+        "kill -9 of an actor of two with a replay memory", deaths_of("memory_apart", "actor-0"),
+        {**NOTICED, "lives": 2.0, **WAITS},
+        {"env steps undone": 0, "env steps of unfinished samples": LANES}, PROCESSES, 4,
     ),
     "memory": Row(
         "kill -9 of actor and trainer with a replay memory", deaths_of("memory", "actor-0+trainer-0"),

@@ -194,6 +194,12 @@ def memory_of_lanes() -> Experiment:
     return _from_memory(ReplayActors(environment=environment, lanes=8), warm_up=500)
 
 
+def memory_apart() -> Experiment:
+    """Two actors and a trainer with a replay memory, each in a process of its own."""
+    made = _from_memory(ReplayActors(environment=CARTPOLE, lanes=8, count=2), warm_up=500)
+    return made.replace(together=())
+
+
 def warming_up() -> Experiment:
     """An actor and a trainer by turns, whose memory never has enough to begin with."""
     return _from_memory(ReplayActors(environment=CARTPOLE, lanes=8), warm_up=1_000_000)

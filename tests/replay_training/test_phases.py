@@ -74,6 +74,29 @@ def test_whoever_has_least_of_what_it_can_use_is_granted_first() -> None:
     assert [actor.left() for actor in actors.values()] == [3, 2]
 
 
+def test_an_actor_that_lives_again_counts_its_steps_from_0_and_those_in_flight_are_lost() -> None:
+    channels = (("a", 2), ("b", 2))
+    shares, actors = shares_of(channels=channels)
+    limiter = Limiter(Fraction(1), 100)
+    shares.keep_to([np.ones(2, np.bool_), np.ones(2, np.bool_)])
+    assert shares.start(limiter) == 4
+    shares.tell(False)
+    shares.receive(0, 1)
+    limiter.commit(1)
+    segment = LocalSegment()
+    assert shares.begin_life(0, SlotWriter(segment, [])) == 1
+    limiter.void(1)
+    again = Credits(SlotReader(segment))
+    assert (again.left(), again.finishing) == (0, False)  # it has heard nothing yet
+    assert shares.start(limiter) == 2
+    shares.tell(False)
+    assert (again.left(), again.finishing, actors["b"].left()) == (2, True, 2)
+    shares.receive(0, 2)
+    shares.receive(1, 2)
+    limiter.commit(4)
+    assert limiter.in_flight == 0 and limiter.counts.voided == 1
+
+
 @pytest.mark.parametrize("dealt", [False, True])
 def test_what_was_dealt_with_is_told_by_itself_where_actors_wait_for_it(dealt: bool) -> None:
     shares, actors = shares_of()

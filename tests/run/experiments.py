@@ -504,6 +504,20 @@ def from_memory(environment: EnvironmentConfig) -> Experiment:
     return experiment(environment).replace(workers={"actor": actors, "trainer": trainer})
 
 
+def numbered_memory(slots: bool) -> Experiment:
+    """Two actors, of three slots or of three lanes, a policy worker, and a trainer with a
+    replay memory and a journal; each row says where it comes from."""
+    environment = Gymnasium(make=f"{ENVIRONMENTS}:Numbered", threads=int(slots))
+    made = from_memory(tidemill.Slots(environment=environment) if slots else environment)
+    actors = made.workers["actor"].replace(count=2, inference="inference")
+    workers = {
+        "actor": actors if slots else actors.replace(lanes=3, ring=1),
+        "server": PolicyWorkers(),
+        "trainer": made.workers["trainer"].replace(journal=True, checkpoint_seconds=60.0),
+    }
+    return made.replace(workers={name: config.replace(restarts=50) for name, config in workers.items()})
+
+
 def rows() -> Experiment:
     """Two kinds of agents in 8 lanes that end at different ticks; every sample is written
     to $ROWS."""

@@ -35,8 +35,15 @@ def test_who_dies_with_whom() -> None:
     equal = live_together(experiments.equal())
     assert equal["actor-0"] == equal["trainer-0"] == ["actor-0", "trainer-0"]
     assert equal["actor-1"] == equal["trainer-1"] == ["actor-1", "trainer-1"]
-    # who gathers for a replay memory
-    limited = live_together(experiments.slots())
+    # who gathers for a replay memory, or plays its policy, goes back with that alone
+    memory = experiments.numbered_memory(slots=True)
+    limited = live_together(memory)
+    assert limited.pop("trainer-0") == ["actor-0", "actor-1", "server-0", "trainer-0"]
+    assert limited == {name: [name] for name in ("actor-0", "actor-1", "server-0")}
+    # unless steps are granted in turn
+    exact = experiments.slots()
+    trainer = exact.workers["trainer"].replace(exact=True)
+    limited = live_together(exact.replace(workers={**exact.workers, "trainer": trainer}))
     assert list(limited) == limited["actor-0"] == limited["trainer-0"] == ["actor-0", "trainer-0"]
 
 

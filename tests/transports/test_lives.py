@@ -111,13 +111,13 @@ def test_lives_that_offered_nothing_are_passed_over(memory: Memory) -> None:
     consumer.renew(ours)
     assert not consumer.attach()
     send(producer_of(theirs), 5)
-    assert consumer.attach() and take(consumer) == 5
+    assert consumer.attach() and take(consumer) == 5 and consumer.life() == 2
     consumer.renew(memory()[1])  # and one after it has lived
     theirs, ours = memory()
     consumer.renew(ours)
-    assert take(consumer) is None
+    assert take(consumer) is None and consumer.life() is None
     send(producer_of(theirs), 6)
-    assert take(consumer) == 6
+    assert take(consumer) == 6 and consumer.life() == 4
 
 
 def test_what_a_dead_producer_has_sent_from_another_host_is_awaited(memory: Memory) -> None:
@@ -215,6 +215,7 @@ def test_the_edges_that_the_dead_write_are_joined_anew_and_no_others() -> None:
         Edge("samples/a", "channel", "actor-0", ("trainer-0",)),
         Edge("samples/b", "channel", "actor-1", ("trainer-0",)),
         Edge("parameters", "cell", "trainer-0", ("actor-0", "actor-1")),
+        Edge("credits/b", "cell", "trainer-0", ("actor-1",)),
     ]
     bells = {name: os.eventfd(0) for name in ("actor-0", "actor-1", "trainer-0")}
     transport = SharedTransport(edges, bells)
@@ -231,6 +232,13 @@ def test_the_edges_that_the_dead_write_are_joined_anew_and_no_others() -> None:
         assert after["parameters"] == before["actor-0"]["parameters"]
         of_other = transport.handles("actor-1")["samples/b"].descriptors[0]
         assert os.fstat(of_other).st_ino == kept["samples/b"]
+        # credits begin anew with who spends them, and who grants them is told
+        told = transport.renew(["actor-1"])
+        assert {worker: list(handles) for worker, handles in told.items()} == {
+            "trainer-0": ["samples/b", "credits/b"]
+        }
+        (new,) = told["trainer-0"]["credits/b"].descriptors
+        assert transport.handles("actor-1")["credits/b"].descriptors[0] == new
         # who dies with whom it writes to is told by its own handles
         told = transport.renew(["actor-0", "trainer-0"])
         segment = transport.handles("actor-1")["parameters"].descriptors[0]

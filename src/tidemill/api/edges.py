@@ -74,6 +74,12 @@ class Edge:
         """What is sent over it, and the stream that it is of: "samples/experience"."""
         return "/".join(self.name.split("/")[:2])
 
+    @property
+    def begins_with(self) -> str:
+        """The worker with each life of which the edge begins anew: who writes it, but of
+        credits who is granted them, since each of its lives counts from 0."""
+        return self.targets[0] if self.name.startswith("credits/") else self.source
+
 
 def ends_by_worker(edges: Iterable[Edge]) -> defaultdict[str, dict[str, tuple[str, ...]]]:
     """Return of which edges each worker holds an end, and which workers are at the other

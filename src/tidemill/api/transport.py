@@ -104,6 +104,12 @@ class Consumer(ABC):
     def waiting(self) -> int:
         """Return the number of committed slots not yet taken."""
 
+    def life(self) -> int | None:
+        """Return to how many later lives of the producer the consumer has gone over; None
+        while it knows of one to which it has not yet. A transport that joins no edges
+        anew has none."""
+        return 0
+
 
 class Writer(ABC):
     """The writing end of a cell."""
@@ -178,7 +184,9 @@ class Endpoints(ABC):
     def renew(self, edges: "Mapping[str, Handle]") -> None:
         """Have the ends of `edges` that this worker reads go over to a new life of
         whoever writes them, once what was committed before is taken. What a cell held
-        counts until the new life has written. Asked for by `Transport.renew` alone."""
+        counts until the new life has written. Of edges that it writes itself, to a new
+        life of their reader, `writer` returns a new end from now on. Asked for by
+        `Transport.renew` alone."""
         raise TypeError(f"{type(self).__name__} has no renew()")
 
 
@@ -220,11 +228,12 @@ class Transport(ABC):
         """Return how the process of `worker` reaches its ends, by the edge's name."""
 
     def renew(self, workers: Collection[str], edges: Collection[str] = ()) -> dict[str, dict[str, Handle]]:
-        """Join the edges that `workers` write anew: they have died, and are about to live
-        again; and the named `edges`, which others carry here for such workers. What a new
-        life writes is new memory, and it goes on reading at the first slot that the one
-        before had not released. Return, by worker that reads, how it reaches the new
-        edges by name (see `Endpoints.renew`)."""
+        """Join the edges that begin with `workers` anew (`Edge.begins_with`): they have
+        died, and are about to live again; and the named `edges`, which others carry here
+        for such workers. What a new life writes is new memory, and it goes on reading at
+        the first slot that the one before had not released. Return, by worker that lives
+        on at another end, how it reaches the new edges by name (see `Endpoints.renew`).
+        """
         raise TypeError(f"{type(self).__name__} has no renew()")
 
     @staticmethod

@@ -150,19 +150,19 @@ class Crossing:
         """`lives`: how often workers had died before."""
         self._wire, self.edges, self.places, self.host = wire, edges, places, host
         self.agents = dict(agents)
-        self._lives = [lives.get(edge.source, 0) for edge in edges]  # of each edge's writer
+        self._lives = [lives.get(edge.begins_with, 0) for edge in edges]  # of each edge
         self._outgoing: dict[tuple[int, str], Outgoing] = {}  # by edge, and host to which it leads
         self._cells: dict[tuple[str, str], dict[int, OutgoingCell]] = {}  # by who writes, and to which host
         self._channels: dict[int, IncomingChannel] = {}
 
     def of(self, workers: Collection[str]) -> list[int]:
-        """Return the numbers of the edges that `workers` write, and that cross between
-        this host and another one."""
+        """Return the numbers of the edges that begin anew with `workers`
+        (`Edge.begins_with`), and that cross between this host and another one."""
         host, places, found = self.host, self.places, []
         for number, edge in enumerate(self.edges):
             readers = {places[target] for target in edge.targets}
             crosses = bool(readers - {host}) if places[edge.source] == host else host in readers
-            if edge.source in workers and crosses:
+            if edge.begins_with in workers and crosses:
                 found.append(number)
         return found
 
@@ -175,9 +175,9 @@ class Crossing:
         return [o for o in dict.fromkeys(self.places[target] for target in edge.targets) if o != host]
 
     def carry(self, numbers: Sequence[int], guests: Mapping[str, GuestEnds]) -> dict[str, list[Carried]]:
-        """Have the wire carry the next lives of the writers of these edges. `guests`: the
-        ends of each other host's, by the host. Return what each worker of this host
-        writes and the wire carries."""
+        """Have the wire carry the next lives of these edges. `guests`: the ends of each
+        other host's, by the host. Return what each worker of this host writes and the
+        wire carries."""
         host, agents, others = self.host, self.agents, self._wire.others
         carried: dict[str, list[Carried]] = {}
         for number in numbers:

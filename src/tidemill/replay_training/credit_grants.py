@@ -60,6 +60,16 @@ class CreditGrants:
         share.outstanding = share.granted = share.credits.granted = steps
         share.credits.received = 1
 
+    def begin_life(self, channel: int, cell: Writer) -> int:
+        """The actor behind `channel` lives again, and all that its last life had sent is
+        received. Return how many of that one's steps were in flight: they are lost. The
+        new life's credits, which begin at 0, it reads from `cell`."""
+        share = self._channels[channel]
+        lost, finishing = share.outstanding, share.credits.finishing
+        share.credits, share.outstanding, share.granted, share.dealt = CreditWriter(cell), 0, 0, 0
+        share.credits.finishing = finishing
+        return lost
+
     def keep_to(self, open_: Sequence[Array] | None) -> None:
         """Have no episode begin from now on, and grant as many steps as there are open
         ones: which these are `open_` tells, by the seats of each channel. None: any may

@@ -3,13 +3,13 @@ what they bring on its way: the open episodes of an exact run, those that phases
 with, the journal, and the lag of the policy that acted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
-from tidemill.api.stream import SampleConsumer, TellingConsumer
+from tidemill.api.stream import TellingConsumer
 from tidemill.api.worker import Context
 from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio, tasks_at_once
@@ -21,6 +21,7 @@ from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.store.checkpoint import FoundCheckpoint
+from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.learner import Extras
 
@@ -40,20 +41,19 @@ class ReplayIngest:
         self,
         context: Context,
         config: ReplayTrainer,
-        source: SampleConsumer,
+        source: ChannelSampleConsumer,
         demand: Demand,
         found: FoundCheckpoint | None,
         header: Mapping[str, Any],
         take_in: Callable[[Sample], None],
         tell: Callable[[str], None],
     ) -> None:
-        self._config = config
+        self._config, self._endpoints, self._tell = config, context.endpoints, tell
+        self._channels, self._lives = source, source.lives()
         seats = [block.lead[1] for block in source.offered() or ()]
         self.producers = [edge.name.split("/")[2] for edge in context.edges(f"samples/{config.samples}/")]
-        cells = {
-            edge.targets[0]: context.endpoints.writer(edge.name)
-            for edge in context.edges(f"credits/{config.samples}/")
-        }
+        self._cells = {edge.targets[0]: edge.name for edge in context.edges(f"credits/{config.samples}/")}
+        cells = {actor: self._endpoints.writer(edge) for actor, edge in self._cells.items()}
         lanes = {
             name: worker.lanes if isinstance(worker, ActorConfig) else 1
             for name, worker in context.experiment.members()
@@ -161,7 +161,23 @@ class ReplayIngest:
             self.phases.returns += returns if self._config.iteration_steps is not None else ()
         if arrivals and self.buffer.sampleable:
             self.limiter.sampleable(self.grants.slots - 1 if self._config.exact else 0)
+        if (lives := self._channels.lives()) != self._lives:
+            self._begin_lives(lives)
         return arrivals
+
+    def _begin_lives(self, lives: Sequence[int | None]) -> None:
+        """Count the steps that were in flight of actors which live again as lost, and
+        grant their new lives steps of their own. Their open episodes are cut by the rows
+        that these begin with."""
+        for channel, life in enumerate(lives):
+            if life is None or life == self._lives[channel]:
+                continue
+            self._lives[channel] = life
+            actor = self.producers[channel]
+            lost = self.grants.begin_life(channel, self._endpoints.writer(self._cells[actor]))
+            self.limiter.void(lost)
+            if lost:
+                self._tell(f"{lost:,} env steps that {actor} had not sent as it died are void")
 
     def extras(self, steps: int) -> Extras:
         """Return what checkpoints keep of it."""

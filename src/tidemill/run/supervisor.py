@@ -3,13 +3,13 @@ end of the run.
 
 A death is the end of a worker's process that nobody asked for; an error that a worker
 reports is none, since it would come again. With a worker die those that cannot go on
-without it: all that share its process, and with a replay memory whoever gathers for it;
-of a run that resumes exactly all workers, which go back to its newest cut. All of them
-begin their next life together. Each is told to be what the one before was told to be;
-trainers go back to their newest checkpoint, but for equal ones, of which those that live
-keep what they know (`run/equal_lives.py`). Where a worker has used up its lives
-(`run/restart_budget.py`) the run ends, or goes on without workers that have run before,
-where it can (`WorkerConfig.goes_on_without`).
+without it: all that share its process, and with the trainer of a replay memory whoever
+gathers for it, or plays its policy; of a run that resumes exactly all workers, which go
+back to its newest cut. All of them begin their next life together. Each is told to be
+what the one before was told to be; trainers go back to their newest checkpoint, but for
+equal ones, of which those that live keep what they know (`run/equal_lives.py`). Where a
+worker has used up its lives (`run/restart_budget.py`) the run ends, or goes on without
+workers that have run before, where it can (`WorkerConfig.goes_on_without`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -49,25 +49,24 @@ WAITED_FOR = (
 def live_together(experiment: Experiment) -> dict[str, list[str]]:
     """Return, by worker, all those that die with it and begin their next life together,
     in order."""
-    together: dict[str, list[str]] = {}
-    for names in experiment.processes():
-        ours = list(names)
-        for name in names:
-            together[name] = ours
-    edges = experiment.edges()
-    grant = {edge.source for edge in edges if edge.name.startswith("credits/")}
+    taken = {name: {*names} for names in experiment.processes() for name in names}
+    ends, edges = [*experiment.ends()], experiment.edges()
+    grants = {name: port.in_turn for name, port in ends if port.role == "grant"}
     for edge in edges:
         kind = edge.name.partition("/")[0]
-        if kind == "credits" or (kind == "parameters" and edge.source in grant):
-            for target in edge.targets:
-                if (theirs := together[target]) is not (ours := together[edge.source]):
-                    ours += theirs
-                    together |= dict.fromkeys(theirs, ours)
-    if exact := go_back_together(experiment):
-        all_of_them = list(dict.fromkeys(other for name in exact for other in together[name]))
-        together |= dict.fromkeys(all_of_them, all_of_them)
+        # of what they know a replay memory that goes back would keep what is undone
+        if edge.source in grants and kind in ("credits", "parameters"):
+            taken[edge.source].update(edge.targets)
+        if kind == "credits" and grants[edge.source]:  # in turn: what is in flight cannot be void
+            taken[edge.targets[0]].add(edge.source)
+    exact = go_back_together(experiment)
+    for name in exact:
+        taken[name].update(exact)
+    for names in taken.values():
+        while more := {other for name in names for other in taken[name]} - names:
+            names |= more
     order = [name for name, _ in experiment.members()]
-    return {name: sorted(names, key=order.index) for name, names in together.items()}
+    return {name: sorted(taken[name], key=order.index) for name in order}
 
 
 @dataclass
@@ -108,13 +107,15 @@ def levels(experiment: Experiment) -> list[list[str]]:
 
 
 def fillers(experiment: Experiment) -> dict[str, list[str]]:
-    """Return, by worker that sends samples on, those who fill what it takes from: it is
-    configured once these have made their slots."""
-    forwarders = {name for level in experiment.forwarders() for name in level}
-    found: dict[str, list[str]] = {name: [] for name in forwarders}
-    for edge in experiment.edges():
+    """Return, by worker that sends samples on, or grants steps, those who fill what it
+    takes from: it is configured once these have made their slots."""
+    edges = experiment.edges()
+    takers = {name for level in experiment.forwarders() for name in level}
+    takers |= {edge.source for edge in edges if edge.name.startswith("credits/")}
+    found: dict[str, list[str]] = {name: [] for name in takers}
+    for edge in edges:
         if edge.name.startswith("samples/"):
-            for target in forwarders.intersection(edge.targets):
+            for target in takers.intersection(edge.targets):
                 found[target].append(edge.source)
     return found
 

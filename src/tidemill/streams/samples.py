@@ -175,6 +175,11 @@ class ChannelSampleConsumer(SampleConsumer):
     def release(self) -> None:
         self._channels[self._taken.popleft()].release()
 
+    def lives(self) -> list[int | None]:
+        """Return of each channel to how many later lives of its producer it has gone
+        over, having taken all that those before had sent; None where it is about to."""
+        return [channel.life() for channel in self._channels]
+
     def pass_on(self) -> None:
         """Say that the oldest consumed sample is sent on between now and its release."""
         self._channels[self._taken[0]].pass_on()

@@ -207,12 +207,12 @@ class SharedTransport(Transport):
     def renew(self, workers: Collection[str], edges: Collection[str] = ()) -> dict[str, dict[str, Handle]]:
         told: dict[str, dict[str, Handle]] = {}
         for edge in self._edges:
-            if edge.source in workers or edge.name in edges:
+            if edge.begins_with in workers or edge.name in edges:
                 segment = _memory(edge)
                 os.close(self._segments[edge.name])
                 self._segments[edge.name] = segment
-                for reader in set(edge.targets).difference(workers):
-                    told.setdefault(reader, {})[edge.name] = Handle((segment,))
+                for other in {edge.source, *edge.targets}.difference(workers):
+                    told.setdefault(other, {})[edge.name] = Handle((segment,))
         return told
 
     @staticmethod

@@ -170,6 +170,7 @@ class SlotConsumer(Consumer):
         self._renewed = deque[Segment]()  # those of the producer's later lives, in order
         self._steady = True  # the producer of this life offers, or has offered, and none comes after it
         self._outlived = 0  # slots held of earlier lives, to which nobody gives them back
+        self._life = 0  # lives that it has gone over to
 
     def renew(self, segment: Segment) -> None:
         """Take from `segment`, which a new life of the producer writes, once all that was
@@ -193,6 +194,7 @@ class SlotConsumer(Consumer):
             self._segment.close()
             self._segment = self._renewed.popleft()
         self._outlived += self._taken - self._released
+        self._life += number + 1
         self._use(offered)
 
     def attach(self) -> bool:
@@ -266,6 +268,9 @@ class SlotConsumer(Consumer):
 
     def waiting(self) -> int:
         return self._words[_HEAD] - self._taken
+
+    def life(self) -> int | None:
+        return None if self._renewed else self._life
 
     def release_read(self, slots: int) -> None:
         """Give the next so many slots back, all of which were read through `memory` and
