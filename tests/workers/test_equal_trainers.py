@@ -424,6 +424,28 @@ def test_whoever_is_left_alone_writes_the_checkpoint(tmp_path: Path, monkeypatch
     assert (arrays["policy"]["w"] == 4).all() and facts["updates"] == 1
 
 
+def test_one_that_comes_to_its_end_after_the_first_leaves_what_that_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each took the other for dead. What is of the first alone, its random numbers say,
+    is what a run goes on from."""
+    group = Group(folder=tmp_path)
+    for i in range(2):
+        group.send(i, 4.0)
+    group.turns()
+    now = [peers_module.awake()]
+    monkeypatch.setattr(peers_module, "awake", lambda: now[0])
+    group.tell(Exit("enough"))
+    for worker in group.workers:
+        worker.run_once()
+        now[0] += peers_module.LEAVE_ALONE + 0.1
+        worker.run_once()
+        assert worker.state is State.COMPLETED
+        _, arrays, facts, _ = read_newest(tmp_path / "checkpoints" / "policy")
+        assert facts["updates"] == 1 and arrays["algorithm"]["count"] == 2
+        group.workers[1].learner.algorithm.load_state({"count": 100})
+
+
 def test_several_that_are_left_alone_in_threads_write_one_checkpoint_after_the_other(tmp_path: Path) -> None:
     group, at_once = Group(4, tmp_path), Barrier(3)
     for i in range(4):

@@ -65,7 +65,8 @@ class EqualTrainers:
         self._met_at = 0.0  # when they last met, or this one began to end
         # parameters and the algorithm's state, while an update is half done
         self._before: tuple[Arrays, Arrays] | None = None
-        self._stands_in = False  # for the first, which is dead, or has not come
+        self.stands_in = False
+        """True of one that is the first in place of that: it is dead, or has not come."""
         self._patient = False  # the first writes the last checkpoint, however long that takes
 
     @classmethod
@@ -126,7 +127,7 @@ class EqualTrainers:
     def first(self) -> bool:
         """True of the one that reports updates and writes checkpoints: all have the same
         weights."""
-        return self._summing is None or self._summing.rank == 0 or self._stands_in
+        return self._summing is None or self._summing.rank == 0 or self.stands_in
 
     def sum(self, array: Array) -> Iterator[PollResult]:
         """Replace `array` by its sum over all equal trainers. Raises `SumBroken` where
@@ -219,13 +220,13 @@ class EqualTrainers:
 
     def stand_in(self) -> None:
         """Be the first one, until all live again."""
-        self._stands_in = True
+        self.stands_in = True
 
     def rejoin(self, sums: int) -> None:
         """Begin anew with all others, who live again. `sums`: see `Rejoin.number`."""
         if self._summing is not None:
             self._summing.begin(sums)
-            self._stands_in, self._met_at = False, awake()
+            self.stands_in, self._met_at = False, awake()
 
     # ---- the end -----------------------------------------------------------------------
 

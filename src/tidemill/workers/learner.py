@@ -723,11 +723,26 @@ class Learner:
         return {**known, "training_return": reached}
 
     def end(self) -> None:
-        """Write the last checkpoint and push the last version."""
+        """Write the last checkpoint and push the last version. Who stands in for the
+        first of equal trainers leaves what that has written, where it came to its end
+        after all: it has other random numbers, with which the run would not go on
+        exactly."""
         self._ends = self._several
-        self.save(final=True, again=self._ends)
+        if not (self.equal_trainers.stands_in and self._saved_by_first()):
+            self.save(final=True, again=self._ends)
         if self._versions is not None and self.equal_trainers.first:
             self._versions.end(self.policy, self.metadata())
+
+    def _saved_by_first(self) -> bool:
+        """True where the newest checkpoint is of now. One that is being written in this
+        process is waited for."""
+        if self._folder is None:
+            return False
+        with _writing.setdefault(str(self._folder), Lock()), suppress(CheckpointError):
+            facts, ended = read_newest(self._folder).facts, epoch_of(self._folder.parents[1]) * self._ends
+            now = self.counters.updates, self.counters.steps, ended
+            return (facts["updates"], facts["steps"], facts.get(ENDED, 0)) == now
+        return False
 
     def close(self) -> None:
         """Wait until what is being pushed is on the disk, for a while."""
