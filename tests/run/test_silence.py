@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
-from tests.run.watching import EXPERIMENTS, ended_well, leftovers
+from tests.run.watching import EXPERIMENTS, ended_well, leftovers, wait_until
 
 from tidemill import (
     DQN,
@@ -34,6 +34,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import DEBUGGED, Call
 from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import RunError
+from tidemill.core.thread_stacks import whereabouts
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads, parallel_build
 from tidemill.envs.lanes import LaneLoop
@@ -320,14 +321,24 @@ def test_inline_environments_that_do_not_let_themselves_be_closed_are_told_and_l
 def test_environments_that_do_not_let_themselves_be_closed_are_told_with_any_launcher(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str
 ) -> None:
+    """Their time begins once both are held: a busy machine may keep them from it."""
+    wait, held = ending.Ending.await_closed, "close (environments.py:"
+
+    def await_closed(each: ending.Ending) -> None:
+        stack = each._launcher.stack
+        for name in ("actor-0", "actor-1"):
+            wait_until(lambda name=name: held in whereabouts(stack(name)), 60, f"{name} is held")
+        wait(each)
+
     monkeypatch.setattr(ending, "CLOSING", 0.1)
+    monkeypatch.setattr(ending.Ending, "await_closed", await_closed)
     run = tmp_path / "run"
     train(experiments.never_closes(False), run_dir=run, source=EXPERIMENTS, quiet=True, launch=launch)
     ended_well(run, "completed", "20 updates")
     told = [event.cause for event in read_events(run) if event.what == "told"]
     left = [text.partition(" s: ")[::2] for text in told if "does not let itself be closed" in text]
     assert [who.partition(":")[0] for who, _ in left] == ["actor-0", "actor-1"]
-    assert all("close (environments.py:" in where for _, where in left)
+    assert all(held in where for _, where in left)
 
 
 def test_who_has_hung_up_wakes_nobody_who_waits_for_environments_to_be_closed(
