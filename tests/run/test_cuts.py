@@ -242,6 +242,8 @@ def test_lanes_that_are_made_anew_are_seeded_as_if_the_run_had_never_ended(
     several = experiment(lag=0, environment=environment, lane_restarts=1000, lane_fault_records=0)
     found = check_resume(several, updates=8, launch=launch)
     assert found.exact and found.compared > 40, found
+    times = re.search(r"made anew (\d+) times in the straight run and (\d+) times in", found.made_anew)
+    assert times is not None and times[1] == times[2] and "nan" in found.made_anew.lower(), found
 
 
 def self_play(lag: int | None, **trainer: Any) -> Experiment:
@@ -709,6 +711,10 @@ class Failing(Faulty):
         return self._told(), 1.0, False, self.np_random.random() < 0.1, {}
 
 
+def faulty() -> Experiment:
+    return experiment(environment=Gymnasium(make=f"{FILE}:Faulty"), lane_restarts=1000)
+
+
 def failing() -> Experiment:
     return experiment(environment=Gymnasium(make=f"{FILE}:Failing"))
 
@@ -720,7 +726,8 @@ def forgetful() -> Experiment:
 @pytest.mark.parametrize(
     ("function", "status", "said"),
     [
-        ("experiment", 0, "exact: 6 updates, and "),
+        ("experiment", 0, r"exact: 6 updates, and [^\n]*compared\)\n$"),
+        ("faulty", 0, r"exact: 6 updates, and [^\n]*compared\)\nBut lanes were made anew \d+ times in the s"),
         ("drifting", 1, "Likely cause: .*random numbers from elsewhere"),
         ("failing", 1, r"Likely cause: lanes were made anew 1 times in the straight run and 0 .*the line is"),
         ("forgetful", 1, r"Likely cause: .*load_state\(\) does not take back all .*algorithm/adam"),

@@ -69,6 +69,11 @@ def check_resume(
     runs = f"{updates} updates, and {found.ended} resumed for {updates - found.ended} more"
     if found.exact:
         print(f"exact: {runs} leave the same in every bit ({found.compared:,} arrays and numbers compared)")
+        if found.made_anew:
+            print(
+                f"But {found.made_anew}, and the episodes that were open there are cut: mend the "
+                "environment, and check again"
+            )
         return
     for text in found.differences[:MOST_DIFFERENCES]:
         print(text)

@@ -54,6 +54,8 @@ class ResumeCheck:
     compared: number of arrays, numbers and files that were compared
     differences: those that differ, and how; those of actors first
     cause: the likely cause of the first one, "" where nothing differs
+    made_anew: how often lanes were made anew in the two runs, and what of, in words; ""
+        where none were
     """
 
     updates: int
@@ -61,6 +63,7 @@ class ResumeCheck:
     compared: int
     differences: tuple[str, ...]
     cause: str
+    made_anew: str = ""
 
     @property
     def exact(self) -> bool:
@@ -98,13 +101,13 @@ def check_resume(
         for run in () if takes_turns else (straight, resumed):
             resume(run, limits={"updates": updates + BEYOND}, trust=True, **settings)
         compared, differences, first = compare_runs(asked, straight, resumed, takes_turns)
-        cause = ""
+        cause, (anew, unequal) = "", _made_anew(asked, straight, resumed)
         if differences or first:
-            anew = _made_anew(asked, straight, resumed)
-            cause = _cause(resumed, ended, first, _forgotten(asked, resumed), anew)
+            by_chance = f"{anew}: what fails by chance, or by the clock, follows from no seed" * unequal
+            cause = _cause(resumed, ended, first, _forgotten(asked, resumed), by_chance)
         if first and not differences:
             differences.append(first[1])
-        return ResumeCheck(updates, ended, compared, tuple(differences), cause)
+        return ResumeCheck(updates, ended, compared, tuple(differences), cause, anew)
 
 
 def compare_runs(
@@ -293,19 +296,19 @@ def _forgotten(experiment: Experiment, folder: Path) -> str:
     return ""
 
 
-def _made_anew(experiment: Experiment, straight: Path, resumed: Path) -> str:
-    """Return how often lanes were made anew in each of two runs where that differs, with
-    the first fault that was told; "" where it does not."""
+def _made_anew(experiment: Experiment, straight: Path, resumed: Path) -> tuple[str, bool]:
+    """Return how often lanes were made anew in each of two runs, with the first fault
+    that was told, "" where none were; and whether that differs."""
     actors = actors_with_part(experiment)
     counts = [sum(int(read_part_of(run, name)["restarts"]) for name in actors) for run in (straight, resumed)]
-    if counts[0] == counts[1]:
-        return ""
+    if not any(counts):
+        return "", False
     told = [event.cause for run in (straight, resumed) for event in read_events(run)]
     fault = next((text.partition(";")[0] for text in told if "made anew" in text), "")
     return (
         f"lanes were made anew {counts[0]} times in the {FIRST} run and {counts[1]} times in the {SECOND} "
-        f"one: what fails by chance, or by the clock, follows from no seed{f' ({fault})' * bool(fault)}"
-    )
+        f"one{f' ({fault})' * bool(fault)}"
+    ), counts[0] != counts[1]
 
 
 def _cause(resumed: Path, ended: int, first: tuple[int, str] | None, forgotten: str, made_anew: str) -> str:
