@@ -807,6 +807,31 @@ def test_a_cut_that_somebody_does_not_come_to_rest_for_is_given_up_and_told(
     assert "actor-0, trainer-0 did not come to rest" in state.report.notices[0]
 
 
+def test_parts_that_cannot_be_written_are_told_once_and_once_when_it_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the second update to the fifth there is a file where they would lie."""
+    folder, aside = tmp_path / "run" / "cuts", tmp_path / "aside"
+
+    def on_update(record: dict[str, float], control: Any) -> None:
+        if record["update"] == 2:
+            folder.rename(aside)
+            folder.touch()
+        elif record["update"] == 6:
+            folder.unlink()
+            aside.rename(folder)
+
+    made = experiment(0, updates=8)
+    trainer = made.workers["trainer"].replace(checkpoint_seconds=1e-9, checkpoint_share=1)
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    train(made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=on_update)
+    told = capsys.readouterr().err
+    assert told.count("cannot be written: Not a directory") == 2  # the actor's, and the runner's
+    assert told.count("parts of cuts are written again") == 2
+    whole_cut = cuts.newest_whole_cut(RunFolder(tmp_path / "run"), made)
+    assert whole_cut[tmp_path / "run" / "checkpoints" / "policy"].name == "update-8"
+
+
 def test_who_rests_late_for_a_cut_that_was_given_up_does_not_rest_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,9 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.replay.arrivals import Play
 from tests.run import spoilt
 
 import tidemill
+from tidemill import Replay
+from tidemill.core.errors import CheckpointError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import command
 from tidemill.store.checkpoint import checkpoints, read_newest
@@ -109,6 +112,21 @@ def test_on_a_full_disk_training_goes_on_and_when_there_is_room_all_catches_up(
     assert told.count("versions are kept again") == 1
     # of each file without room in its last block: once, and once when it is over
     assert len({record.getMessage() for record in caplog.records}) == len(caplog.records) in (2, 4)
+
+
+def test_a_memory_without_room_on_the_disk_leaves_what_there_is_to_others(disk: Path) -> None:
+    play = Play(Replay(capacity=1000, warm_up=6))
+    for _ in range(600):
+        play.tick(0, "step")
+    folder = disk / "memory"
+    folder.mkdir()
+    fill(disk)
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - 3 * 4096)
+    with pytest.raises(CheckpointError, match=r"it takes 0.\d MB, of which 0.0 MB are free there"):
+        play.buffer.save(folder)
+    assert not list(folder.iterdir())
+    (disk / "filler").unlink()
+    play.buffer.save(folder)
 
 
 def test_a_step_that_fails_on_a_full_disk_is_counted_and_a_later_one_is_recorded_again(

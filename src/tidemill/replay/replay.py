@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -367,12 +368,18 @@ class UniformReplay(ReplayBuffer):
         return {f"row.{name}": array for name, array in self._store.arrays.items()} | self.sequences.state()
 
     def save(self, folder: Path) -> None:
+        filled = self.sequences.written()
+        parts = {name: self._part(array, filled) for name, array in self._arrays().items()}
         try:
-            filled = self.sequences.written()
-            formula = {
-                name: _write(folder / f"{name}.npy", self._part(array, filled))
-                for name, array in self._arrays().items()
-            }
+            # first: until it failed it would take the room that others on the disk need
+            needed, disk = sum(part.nbytes for part in parts.values()), shutil.disk_usage(folder)
+            if disk.total and needed > disk.free:  # a share may not say
+                raise CheckpointError(
+                    f"the replay cannot be written to {folder}: it takes {size(needed)}, of which "
+                    f"{size(disk.free)} are free there; free space, or leave it out of checkpoints "
+                    "(keep_buffer = False)"
+                )
+            formula = {name: _write(folder / f"{name}.npy", part) for name, part in parts.items()}
             chance = self._rng.bit_generator.state
             manifest = {
                 **self._facts(),

@@ -7,16 +7,15 @@ trainers' to watch. In lockstep with `exact_resume` a stage begins with a round
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from tidemill.api.conditions import holds
 from tidemill.api.control_messages import Down, EnterStage, Episodes, Measured
 from tidemill.api.edges import group_of
 from tidemill.api.experiment import Experiment
-from tidemill.core.errors import CheckpointError, ConfigError, did_you_mean
+from tidemill.core.errors import ConfigError, did_you_mean
 from tidemill.run.run_state import RunState
 from tidemill.store.query import Query, among
-from tidemill.workers.cut_files import RUNNER, actors_with_part, write_part_of
+from tidemill.workers.cut_files import RUNNER, PartWriter, actors_with_part
 from tidemill.workers.population_config import Population
 
 
@@ -31,14 +30,19 @@ class Conditions:
     """The conditions of an experiment, and what is counted for them: episodes, and what
     workers measure.
 
-    folder: the run's, "" for none
+    folder: the run's, None for none
     write: function that is called with each record of what was measured
     """
 
     def __init__(
-        self, experiment: Experiment, folder: str, state: RunState, write: Callable[[dict[str, float]], None]
+        self,
+        experiment: Experiment,
+        folder: str | None,
+        state: RunState,
+        write: Callable[[dict[str, float]], None],
     ) -> None:
-        self._experiment, self._folder, self._state, self._write = experiment, folder, state, write
+        self._experiment, self._state, self._write = experiment, state, write
+        self._parts = PartWriter(folder, RUNNER, state.report.notify)
         self._several, self._judged = experiment.measured_by_several(), experiment.judged()
         # what infos say was compared with what conditions wait for
         self._listened = not experiment.players()
@@ -169,9 +173,5 @@ class Conditions:
     def save(self, cut: int, checkpoints: Mapping[str, int]) -> None:
         """Write what is known of the run as a whole, as a part of a cut: its episodes,
         and what decides when stages of the curriculum begin."""
-        if not (self._folder and actors_with_part(self._experiment)):
-            return
-        try:
-            write_part_of(Path(self._folder), RUNNER, self._state.progress.state(), cut, checkpoints)
-        except CheckpointError as error:
-            self._state.report.notify(f"{error}. Training goes on; a resumed run goes on from the cut before")
+        if actors_with_part(self._experiment):
+            self._parts.write(self._state.progress.state(), cut, checkpoints)

@@ -81,7 +81,7 @@ class Controller:
         self.stalls = Stalls(experiment, launcher, state)
         self._hosts = HostWatch(launcher.each_host)
         self._recorder = Recorder(experiment, state, self._hosts, record)
-        self._conditions = Conditions(experiment, job.folder or "", state, record)
+        self._conditions = Conditions(experiment, job.folder, state, record)
         number = 1 + (newest_cut(Path(job.folder)) if job.folder else 0)
         self._cuts = Cuts(
             experiment, launcher.takes_turns, state, self._hear_and_look, self._conditions.save, number

@@ -27,7 +27,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.api.worker import Context
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
-from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault
+from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.core.step_deadlines import FIRST, StepTimes
 from tidemill.envs.fault_tolerant import Slots
 from tidemill.envs.hanging_threads import HANGING
@@ -40,7 +40,7 @@ from tidemill.workers.actor_limits import check_lanes, check_most_lanes, check_r
 from tidemill.workers.agent import Episode
 from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_agents
 from tidemill.workers.base import HEARTBEAT, PollResult, Worker
-from tidemill.workers.cut_files import has_cut, has_part, own_part, write_part
+from tidemill.workers.cut_files import has_cut, has_part, own_part
 from tidemill.workers.evaluation import judge_of
 from tidemill.workers.inference_clients import make_clients
 from tidemill.workers.info_numbers import InfoReader
@@ -199,10 +199,7 @@ class ActorWorker(Worker):
             "restarts": 0 if self._restarts is None else self._restarts.before + self._restarts.count,
             **self._stages.state(),
         }
-        try:
-            write_part(self.context, part, self.cut, checkpoints)
-        except CheckpointError as error:
-            self._tell(f"{error}. Training goes on; a resumed run goes on from the cut before")
+        self._parts.write(part, self.cut, checkpoints)
 
     def _tell(self, text: str) -> None:
         self.report(Notice(text))

@@ -24,6 +24,7 @@ from tidemill.api.control_messages import (
     Hold,
     Holding,
     Hurry,
+    Notice,
     Pause,
     Rejoin,
     Renew,
@@ -42,6 +43,7 @@ from tidemill.api.worker import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import SIGNALLED, NoProgress, TidemillError, message_of, place, returned
 from tidemill.core.resource_shortage import why
+from tidemill.workers.cut_files import PartWriter
 
 # seconds: a sleeping worker looks again all the same; `rescues` counts how often that
 # helped
@@ -85,6 +87,7 @@ class Worker(WorkerHandle):
         self._tries = True  # what is away is tried again: the run is not paused
         self._inbox: list[bytes] = []  # what it was told in a long piece of work
         self._hurry, self._asked_at = False, 0.0
+        self._parts = PartWriter(context.folder, context.name, lambda text: self.report(Notice(text)))
         self.cut = 0
         """Number of the cut that is being made, or comes next."""
         self.stage = 0

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tidemill.api.algorithm import Sample
-from tidemill.api.control_messages import Facts, Notice, Voided
+from tidemill.api.control_messages import Facts, Voided
 from tidemill.api.edges import Port
 from tidemill.api.policy import Policy, number_of
 from tidemill.api.processing import Processor, ProcessorConfig
 from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.config import check_several
-from tidemill.core.errors import CheckpointError, ConfigError, SchemaError, did_you_mean
+from tidemill.core.errors import ConfigError, SchemaError, did_you_mean
 from tidemill.core.memory import Need
 from tidemill.core.schema import Arrays, Schema, layout
 from tidemill.core.seeding import derive_seed
@@ -32,7 +32,7 @@ from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.streams.samples import ChannelSampleConsumer, sample_producer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_cut, own_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.sample_writers.base import MOST_SLOTS
 
@@ -163,11 +163,7 @@ class BufferWorker(Worker):
             "sent": self._producer.state(cut=self._until_end),
             "processors": {str(number): each.state() for number, each in enumerate(self._processors)},
         }
-        try:
-            write_part(self.context, part, self.cut, checkpoints)
-        except CheckpointError as error:
-            text = f"{error}. Training goes on; a resumed run goes on from the cut before"
-            self.report(Notice(text))
+        self._parts.write(part, self.cut, checkpoints)
 
     # ---- what it does ------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The parts of cuts on disk: what a worker has of a run that resumes exactly besides the
 checkpoints, in a folder of its own per worker, a file per cut."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -105,16 +105,38 @@ def number_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def write_part(context: Context, part: Part, number: int, goes_with: Mapping[str, int]) -> None:
-    """Write the worker's part of cut `number`, which goes with these checkpoints: by
-    policy, after how many updates. Raises `CheckpointError`."""
-    if context.folder is not None:
-        write_part_of(Path(context.folder), context.name, part, number, goes_with)
+class PartWriter:
+    """The writer of what worker `name`, or the runner, has of cuts of the run in folder
+    `run`, None for none. What cannot be written is told once, and once more when it can
+    be again."""
+
+    def __init__(self, run: str | None, name: str, tell: Callable[[str], None]) -> None:
+        self._run, self._name, self._tell = run, name, tell
+        self._refused = False
+
+    def write(self, part: Part, number: int, goes_with: Mapping[str, int]) -> None:
+        """Write the part of cut `number`, which goes with these checkpoints: by policy,
+        after how many updates."""
+        if self._run is None:
+            return
+        try:
+            write_part_of(Path(self._run), self._name, part, number, goes_with)
+        except CheckpointError as error:
+            if not self._refused:
+                self._tell(
+                    f"{error}. Training goes on; a resumed run goes on from the cut before. This is tried "
+                    "again, and told when it is over"
+                )
+            self._refused = True
+            return
+        if self._refused:
+            self._tell("parts of cuts are written again")
+        self._refused = False
 
 
 def write_part_of(run: Path, name: str, part: Part, number: int, goes_with: Mapping[str, int]) -> None:
-    """Write what worker `name`, or the runner, has of a cut of the run in folder `run`:
-    see `write_part`."""
+    """Write what worker `name`, or the runner, has of cut `number` of the run in folder
+    `run`, which goes with these checkpoints. Raises `CheckpointError`."""
     arrays, facts = flatten(part)
     folder = run / CUTS / name
     told = {PART: facts, "checkpoints": dict(goes_with)}

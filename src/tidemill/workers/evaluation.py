@@ -63,7 +63,7 @@ from tidemill.api.edges import Port, group_of
 from tidemill.api.experiment import Experiment
 from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.cut import Part
-from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone
+from tidemill.core.errors import ConfigError, DatabaseError, VersionGone
 from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.query import check_field
@@ -75,7 +75,7 @@ from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.agent_spec import PlayerSpec
 from tidemill.workers.base import PollResult, Worker
 from tidemill.workers.counted_episodes import counted_of
-from tidemill.workers.cut_files import has_cut, own_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part
 from tidemill.workers.elo_rating import performance
 from tidemill.workers.info_numbers import FIELD, Numbers, by_name, means, unpack
 from tidemill.workers.trainer_config import check_pushed
@@ -318,10 +318,7 @@ class EvaluationWorker(Worker):
             "tags": {tag: tags.get(tag, -1) for tag in (config.tag, config.best)},
             "records": self._database.results.state(config.policy, f"{config.name}/"),
         }
-        try:
-            write_part(self.context, part, self.cut, checkpoints)
-        except CheckpointError as error:
-            self.report(Notice(f"{error}. Training goes on; a resumed run goes on from the cut before"))
+        self._parts.write(part, self.cut, checkpoints)
 
     def _load_part(self, part: Part) -> None:
         """Be where the evaluation was when the run was cut, and have the database know

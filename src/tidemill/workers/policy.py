@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tidemill.api.control_messages import Facts, Notice
+from tidemill.api.control_messages import Facts
 from tidemill.api.edges import Port
 from tidemill.api.policy import check_next_state, misfit
 from tidemill.api.spaces import Spaces, schema_of_space
@@ -24,14 +24,14 @@ from tidemill.api.stream import Requests
 from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.config import check_several
 from tidemill.core.cut import Part
-from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Schema, allocate
 from tidemill.nets.choose_device import check_device, choose_device
 from tidemill.nets.weights import placeholder_weights
 from tidemill.streams.inference import ChannelInferenceServer
 from tidemill.streams.parameters import ParameterSubscriber
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_cut, own_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part
 from tidemill.workers.mapping import MappingThread
 
 
@@ -346,11 +346,7 @@ class PolicyWorker(Worker):
 
     def _save_part(self, checkpoints: Mapping[str, int]) -> None:
         part = {str(number): served.state() for number, served in enumerate(self._served)}
-        try:
-            write_part(self.context, part, self.cut, checkpoints)
-        except CheckpointError as error:
-            text = f"{error}. Training goes on; a resumed run goes on from the cut before"
-            self.report(Notice(text))
+        self._parts.write(part, self.cut, checkpoints)
 
     @property
     def attends(self) -> bool:

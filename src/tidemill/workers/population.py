@@ -23,14 +23,14 @@ import numpy as np
 from tidemill.api.control_messages import Adopt, Facts, Measured, Notice, Relay
 from tidemill.api.worker import Context
 from tidemill.core.cut import Part
-from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, VersionGone
+from tidemill.core.errors import ConfigError, DatabaseError, VersionGone
 from tidemill.core.seeding import derive_seed
 from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.query import Query
 from tidemill.store.versions import Version
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import has_cut, own_part, write_part
+from tidemill.workers.cut_files import has_cut, own_part
 from tidemill.workers.population_config import FROM, FROM_VERSION, PREFIX, Population, recorded_as
 from tidemill.workers.population_formulas import choose_donor, explore
 from tidemill.workers.version_metadata import field_of
@@ -107,10 +107,7 @@ class PopulationWorker(Worker):
             }
             for name in self._members
         }
-        try:
-            write_part(self.context, part, self.cut, checkpoints)
-        except CheckpointError as error:
-            self.report(Notice(f"{error}. Training goes on; a resumed run goes on from the cut before"))
+        self._parts.write(part, self.cut, checkpoints)
 
     def _load_part(self, part: Part) -> None:
         """Have the database know what it knew of decisions when the run was cut."""

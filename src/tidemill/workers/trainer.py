@@ -34,11 +34,11 @@ from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.api.worker import Context
 from tidemill.core.clock import awake
 from tidemill.core.cut import Part
-from tidemill.core.errors import CheckpointError, ConfigError, returned
+from tidemill.core.errors import ConfigError, returned
 from tidemill.streams.all_reduce import SumBroken
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.cut_files import by_other_code, has_part, holds_samples, own_part, write_part
+from tidemill.workers.cut_files import by_other_code, has_part, holds_samples, own_part
 from tidemill.workers.learner import Learner
 from tidemill.workers.stages import StagesByRound, stages_by_round
 from tidemill.workers.trainer_config import Trainer
@@ -433,10 +433,7 @@ class TrainerWorker(Worker):
         if number(self.context.name):
             part["algorithm"] = self.learner.algorithm.state()
         updates = {self._config.policy: self.learner.counters.updates}
-        try:
-            write_part(self.context, part, self.cut, updates)
-        except CheckpointError as error:
-            self.learner.notice(f"{error}. Training goes on; a resumed run goes on from the cut before")
+        self._parts.write(part, self.cut, updates)
 
     def _finish(self) -> None:
         """Write the last checkpoint and version, once."""
