@@ -71,6 +71,10 @@ def test_a_run_tells_how_it_is_while_it_goes_on_and_how_it_ended(start: Callable
     run.ended()
     text = shown(run.path)
     assert "completed" in text and "tidemill stop" in text and "SIGKILL" in text
+    assert re.search(
+        r"Its workers(?s:.*)actor-0 +2 +1 +\d\d:\d\d:\d\d its process was killed by SIGKILL", text
+    )
+    assert re.search(r"server-0 +1 *\n +trainer-0 +1 *\n", text), text
 
 
 def test_a_run_that_was_killed_says_what_to_type(start: Callable[..., Run]) -> None:
@@ -104,7 +108,19 @@ def test_what_stands_in_a_folder_is_shown_whatever_it_is(tmp_path: Path) -> None
         assert "it was killed" in shown(tmp_path)
     (tmp_path / "summary.json").write_text('{"status": "\\u001b[2Jcompleted"}')
     told = {"time": 1e300, "what": "told", "worker": "[red]arm[/red]", "cause": "\x1b[31mred"}
-    (tmp_path / "events.jsonl").write_text(f"{json.dumps(told)}\n[]\n{json.dumps(told)[:40]}")
+    died = {
+        "time": -1e300,
+        "what": "died",
+        "worker": "\x1b[red]-" + 5000 * "9",
+        "life": 2**60,
+        "cause": "[red]\x1b",
+    }
+    (tmp_path / "events.jsonl").write_text(
+        f"{json.dumps(died)}\n{json.dumps(told)}\n[]\n{json.dumps(told)[:40]}"
+    )
+    (tmp_path / "config.json").write_text(
+        '{"workers": {"\\u001b": {"count": 1e9}, "b": {"count": 2}, "c": 1}}'
+    )
     text = shown(tmp_path)
     assert r"\x1b[2Jcompleted" in text and r"\x1b[31mred" in text and "[red]arm[/red]" in text
     assert "\x1b" not in text

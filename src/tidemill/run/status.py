@@ -1,6 +1,7 @@
 """What `tidemill status RUN` tells: of a run that is going on as it is now, by its
 socket; of one that is over how it ended; and of either what happened last."""
 
+from collections import Counter
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,7 @@ from tidemill.core.forgiving_output import printable
 from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
-from tidemill.run.folder import PLACES, SUMMARY, RunFolder
+from tidemill.run.folder import CONFIG, PLACES, SUMMARY, RunFolder
 from tidemill.run.host_places import HostPlace, table_of_places
 from tidemill.run.host_table import table_of_hosts
 from tidemill.run.host_watch import HostView
@@ -26,6 +27,7 @@ from tidemill.run.stall_report import doing
 from tidemill.run.waiting import whom_each_awaits
 
 EVENTS = 10  # that are shown, the last ones
+MOST = 1000  # workers of a group that are shown of a run that is over
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -113,10 +115,10 @@ def read_status(folder: RunFolder) -> RunStatus | None:
 
 def render_status(folder: RunFolder) -> RenderableType:
     """Return what the user is shown of the run in `folder`."""
-    status = read_status(folder)
-    parts = _over(folder) if status is None else _now(status)
-    if events := read_events(folder.path)[-EVENTS:]:
-        parts += [Text("\nWhat happened last", "bold"), _events(events)]
+    status, events = read_status(folder), read_events(folder.path)
+    parts = [*_over(folder), *_workers(folder, events)] if status is None else _now(status)
+    if events:
+        parts += [Text("\nWhat happened last", "bold"), _events(events[-EVENTS:])]
     return Group(*parts)
 
 
@@ -180,6 +182,40 @@ def _over(folder: RunFolder) -> list[RenderableType]:
     return [facts]
 
 
+def _workers(folder: RunFolder, events: list[Event]) -> list[RenderableType]:
+    """Return the workers that a run had in its last command: in which life each was, and
+    of what it had died last; nothing where none of them has died."""
+    began = max((number for number, event in enumerate(events) if event.what == "began"), default=0)
+    lives, died = Counter[str](), dict[str, list[Event]]()
+    for event in events[began:]:
+        if event.what in ("died", "lost", "lives") and event.worker:
+            lives[event.worker] = max(lives[event.worker], event.life)
+        if event.what == "died":
+            died.setdefault(event.worker, []).append(event)
+    if not lives:
+        return []
+    table = Table("worker", "life", "deaths", "the last one", box=SIMPLE_HEAD)
+    for name in sorted({*lives, *_named(folder)}, key=_by_group):
+        deaths = died.get(name, [])
+        last = f"{_clock(deaths[-1].time)} {_shortly(deaths[-1].cause)}" if deaths else ""
+        words = name, str(lives[name] or 1), str(len(deaths) or ""), last
+        table.add_row(*(Text(printable(word)) for word in words))
+    return [Text("\nIts workers", "bold"), table]
+
+
+def _named(folder: RunFolder) -> list[str]:
+    """Return the workers that the run's configuration names, as far as it can be read."""
+    with suppress(RunError, AttributeError, KeyError, TypeError):
+        groups = folder.read(CONFIG)["workers"].items()
+        return [f"{group}-{i}" for group, config in groups for i in range(min(config["count"], MOST))]
+    return []
+
+
+def _by_group(name: str) -> tuple[str, int]:
+    group, _, number = name.rpartition("-")
+    return group, int(number[:9]) if number.isdecimal() else 0
+
+
 def _facts(facts: dict[str, str]) -> Text:
     width = max(map(len, facts))
     return Text(printable("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())))
@@ -188,7 +224,7 @@ def _facts(facts: dict[str, str]) -> Text:
 def _events(events: list[Event]) -> Table:
     table = Table("when", "what", "who", "life", "why", box=SIMPLE_HEAD)
     for event in events:
-        cause = event.cause if len(event.cause) <= LONGEST_CAUSE else f"{event.cause[:LONGEST_CAUSE]}…"
+        cause = _shortly(event.cause)
         if event.what == "lives":
             cause = f"it did not run for {event.seconds:.1f} s"
         elif event.what == "went back":
@@ -196,6 +232,10 @@ def _events(events: list[Event]) -> Table:
         words = (_clock(event.time), event.what, event.worker or event.policy, str(event.life or ""), cause)
         table.add_row(*(Text(printable(word)) for word in words))  # brackets are no markup
     return table
+
+
+def _shortly(cause: str) -> str:
+    return cause if len(cause) <= LONGEST_CAUSE else f"{cause[:LONGEST_CAUSE]}…"
 
 
 def _clock(seconds: float) -> str:
