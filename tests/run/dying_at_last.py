@@ -86,7 +86,8 @@ def lasting_at_last(updates: int, flag: str) -> Experiment:
 
 class Fragile(gymnasium.Env[Any, Any]):
     """Its process dies, once (then there is a file `flag`), as its state is told for the
-    run's last cut, once there is a file `flag`.over."""
+    run's last cut, once there is a file `flag`.over. While there is a file `flag`.away it
+    cannot be reset."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -95,6 +96,8 @@ class Fragile(gymnasium.Env[Any, Any]):
         self.flag, self.steps = Path(flag), 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.flag.with_suffix(".away").exists():
+            raise ConnectionRefusedError("nobody is there")
         super().reset(seed=seed)
         self.steps = 0
         return self.np_random.random(2, np.float32), {}
@@ -114,5 +117,6 @@ class Fragile(gymnasium.Env[Any, Any]):
         set_generator_state(self.np_random, state["random"])
 
 
-def fragile(updates: int, flag: str) -> Experiment:
-    return experiment(0, updates, environment=Gymnasium(make=f"{DYING}:Fragile", kwargs={"flag": flag}))
+def fragile(updates: int, flag: str, **actors: Any) -> Experiment:
+    environment = Gymnasium(make=f"{DYING}:Fragile", kwargs={"flag": flag})
+    return experiment(0, updates, environment=environment, **actors)

@@ -71,7 +71,7 @@ from tidemill.run.folder import RunFolder
 from tidemill.run.member import Member
 from tidemill.run.restart_budget import RestartBudget
 from tidemill.run.run_state import RunState
-from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.training.check_resume import compare
 from tidemill.transports.local import LocalBell, LocalLink
 from tidemill.workers.actor import ActorWorker
@@ -651,6 +651,29 @@ def test_an_actor_that_dies_as_it_writes_its_last_part_leads_all_there_again(
     assert whole_cut[folder / "checkpoints" / "policy"].name == "update-3"
     train(made, launch="inline", run_dir=tmp_path / "whole", **settings)
     assert differences(tmp_path / "whole", folder) == []
+
+
+def test_what_was_trained_stays_where_a_run_began_anew_for_a_death_and_failed_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had come to its limit before its first cut: here there is none."""
+    folder, flag, end = tmp_path / "run", tmp_path / "died", RunState.end
+
+    def end_and_kill(state: RunState, *reason: Any, **how: Any) -> None:
+        end(state, *reason, **how)
+        if not flag.with_suffix(".away").exists():
+            flag.with_suffix(".away").touch()
+            (process,) = (each for each in psutil.Process().children() if log_of(each).stem == "actor-0")
+            process.kill()
+
+    monkeypatch.setattr(RunState, "end", end_and_kill)
+    monkeypatch.setattr(cuts.Cuts, "cut", lambda self: None)
+    made = fragile(3, str(flag), lane_restarts=None)
+    with pytest.raises(TidemillError, match="nobody is there") as failed:
+        train(made, launch="processes", run_dir=folder, source=DYING, quiet=True)
+    (undone,) = (folder / "checkpoints" / "policy").glob("later-*")
+    assert read_checkpoint(undone)[1]["updates"] == 3
+    assert "tidemill resume" not in str(failed.value)
 
 
 def test_all_are_held_before_a_run_at_its_limit_writes_its_last_cut(

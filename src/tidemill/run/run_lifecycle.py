@@ -39,6 +39,7 @@ from tidemill.run.resume_point import ResumePoint
 from tidemill.run.run_control import OnUpdate, RunControl
 from tidemill.run.snapshot import snapshot
 from tidemill.run.status import status_of
+from tidemill.store.checkpoint import LATER
 from tidemill.store.fence import check
 from tidemill.store.refuge import kept_in, refuge_of
 from tidemill.workers.actor_config import ActorConfig
@@ -164,7 +165,8 @@ class RunLifecycle:
             )
             reason = (str(error) or type(error).__name__) if error is not None else controller.state.reason
             summary = _summary(controller.state.progress, status, reason)
-            failed_first = error is not None and not controller.state.progress.updates
+            undone = any(folder.path.glob(f"checkpoints/*/{LATER}*"))  # all began anew, and failed then
+            failed_first = error is not None and not controller.state.progress.updates and not undone
             self._lost = resumed is None and (failed_first or not controller.state.began)
             self._discard_except = (LOGS, FAULTS) if controller.state.began else ()
             error = self._write_down(controller, summary, error)
