@@ -653,6 +653,27 @@ def test_an_actor_that_dies_as_it_writes_its_last_part_leads_all_there_again(
     assert differences(tmp_path / "whole", folder) == []
 
 
+def test_who_fails_as_it_writes_its_last_part_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save, end, ended = ActorWorker._save_part, RunState.end, list[bool]()
+
+    def end_and_note(state: RunState, *reason: Any, **how: Any) -> None:
+        end(state, *reason, **how)
+        ended.append(True)
+
+    def save_or_fail(actor: ActorWorker, checkpoints: Any) -> None:
+        if ended:
+            raise RuntimeError("it cannot tell where it is")
+        save(actor, checkpoints)
+
+    monkeypatch.setattr(RunState, "end", end_and_note)
+    monkeypatch.setattr(ActorWorker, "_save_part", save_or_fail)
+    result = train(experiment(0, 4), launch="inline", run_dir=tmp_path / "run", quiet=True)
+    assert (result.summary.status, result.summary.updates) == ("completed", 4)
+    assert "actor-0: RuntimeError: it cannot tell where it is" in capsys.readouterr().err
+
+
 def test_what_was_trained_stays_where_a_run_began_anew_for_a_death_and_failed_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,7 +174,10 @@ class Ending:
             # before the others' parts make the cut whole
             self._conditions.save(self._cuts.number, self._cuts.checkpoints)
             self._cuts.have_parts_written()
-            self._hear_until_rest(hear)
+            try:
+                self._hear_until_rest(hear)
+            except RunError as error:  # the run is over, and trained; the cut before stays
+                self._state.report.notify(str(error))
 
     def _hear_until_rest(self, hear: Callable[[], None]) -> None:
         until = awake() + CLOSE_DEADLINE
