@@ -366,6 +366,14 @@ def test_the_command_prints_tables_of_80_columns_and_writes_all_figures(tmp_path
     assert len(found["costs"]["env"]["each"]) == 6 * found["cores"]
 
 
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy measures: each imports torch, and that they are as many as cores is seen
+    elsewhere."""
+    monkeypatch.setattr(efficiency, "available_cores", lambda: 1)
+
+
+@pytest.mark.usefixtures("one_core")
 def test_policy_workers_are_measured_too_and_environments_of_another_kind_through_the_contract() -> None:
     workers = {"actor-0", "policy-0", "trainer-0"}
     found = measured(experiment(Scripted(agents=2), inference="inference"), workers)
@@ -449,6 +457,7 @@ def test_an_environment_that_raises_is_told_in_a_line_and_what_it_started_ends(t
     await_end(tmp_path)
 
 
+@pytest.mark.usefixtures("one_core")
 def test_an_environment_whose_step_never_returns_is_told_and_what_it_started_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
