@@ -30,7 +30,7 @@ from importlib.machinery import (
     SourceFileLoader,
 )
 from importlib.util import spec_from_file_location
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -409,15 +409,15 @@ def module_file(name: str) -> list[str]:
         return []
     # several where a package has no __init__.py
     folders = (spec.submodule_search_locations or ()) if rest else ()
-    places = [place for folder in folders for place in module_places(Path(folder, *rest.split(".")))]
-    return [str(place) for place in (*places, Path(spec.origin or "")) if place.is_file()][:1]
+    places = (p for folder in folders for p in module_places(os.path.join(folder, *rest.split("."))))
+    return list(islice(filter(os.path.isfile, chain(places, [spec.origin or ""])), 1))
 
 
-def module_places(place: Path) -> list[Path]:
+def module_places(place: str | Path) -> list[str]:
     """Return the files that Python may find for a module at `place`, in its order: a
     package's, and its own by their suffixes."""
     suffixes = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
-    return [place / "__init__.py", *(Path(f"{place}{suffix}") for suffix in suffixes)]
+    return [os.path.join(place, "__init__.py"), *(f"{place}{suffix}" for suffix in suffixes)]
 
 
 def own_code(files: Iterable[str | Path]) -> dict[Path, str]:
@@ -447,6 +447,7 @@ def own_code(files: Iterable[str | Path]) -> dict[Path, str]:
     return found
 
 
+@lru_cache(maxsize=4096)  # a question of names alone, and short runs ask of the same ones
 def is_installed(file: Path) -> bool:
     """True for what was installed, and for Python's own and this library: no code of the
     user's."""
@@ -492,7 +493,7 @@ def _imported(file: Path, data: bytes, folders: Iterable[Path]) -> Iterator[Path
         for folder in {above_it} if level else {above_it, *folders}:
             place = folder.joinpath(*packages)
             if not packages or place.is_dir():
-                yield from filter(os.path.isfile, module_places(place / module))
+                yield from map(Path, filter(os.path.isfile, module_places(place / module)))
         yield from map(Path, module_file(name) if not level else ())
 
 

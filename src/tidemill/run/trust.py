@@ -209,7 +209,7 @@ def _files(code: str, source: Path | None) -> Sequence[str]:
         files += module_file(name)
         if source is not None:  # what lies beside it can be imported once it runs
             beside = source.resolve().parent.joinpath(*name.split("."))
-            files += [str(path) for path in module_places(beside) if os.path.isfile(path)]
+            files += filter(os.path.isfile, module_places(beside))
     return [_real(file) for file in files if not is_installed(Path(file))]
 
 
