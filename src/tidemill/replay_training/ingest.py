@@ -9,7 +9,7 @@ from typing import Any
 
 from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import Demand, Received, ReplayBuffer
-from tidemill.api.stream import TellingConsumer
+from tidemill.api.stream import SampleConsumer, TellingConsumer
 from tidemill.api.worker import Context
 from tidemill.core.errors import CheckpointError, ConfigError, returned
 from tidemill.replay.limiter import Limiter, LimiterCounts, check_slack, parse_ratio, tasks_at_once
@@ -29,7 +29,7 @@ MEMORY = "buffer"
 
 
 class ReplayIngest:
-    """The ingest of trainer `config` takes in rows from `source`. A resumed run takes
+    """The ingest of trainer `config` takes in rows from `channels`. A resumed run takes
     back what was `found`; else that is None.
 
     header: what the journal says of the run
@@ -41,7 +41,7 @@ class ReplayIngest:
         self,
         context: Context,
         config: ReplayTrainer,
-        source: ChannelSampleConsumer,
+        channels: ChannelSampleConsumer,
         demand: Demand,
         found: FoundCheckpoint | None,
         header: Mapping[str, Any],
@@ -49,7 +49,8 @@ class ReplayIngest:
         tell: Callable[[str], None],
     ) -> None:
         self._config, self._endpoints, self._tell = config, context.endpoints, tell
-        self._channels, self._lives = source, source.lives()
+        self._channels, self._lives = channels, channels.lives()
+        source: SampleConsumer = channels
         seats = [block.lead[1] for block in source.offered() or ()]
         self.producers = [edge.name.split("/")[2] for edge in context.edges(f"samples/{config.samples}/")]
         self._cells = {edge.targets[0]: edge.name for edge in context.edges(f"credits/{config.samples}/")}
