@@ -89,6 +89,31 @@ def deaths_of(experiment: str, log: str) -> Callable[[str, Random], Iterator[See
     return suffer
 
 
+def server_dies_for_good(launch: str, draw: Random) -> Iterator[Seen]:
+    """Kill one of two policy workers for the last time that it may die, and look how long
+    no update comes: each wants samples of its actor, too."""
+    with run_of("two_servers", launch) as run:
+        one_death(run, "server-0")
+        run.wait_for_updates(3)
+        time.sleep(draw.uniform(0.1, 4.0))
+        killed_at, updates = time.time(), Updates(run)
+        processes(run.main.pid)["server-0"].kill()
+        while time.time() < killed_at + 2.0:
+            time.sleep(0.005)
+            updates.look()
+        run.wait_for_updates()
+        died, told = run.event("died", since=killed_at), run.event("told", "[sS]erver-1 answers", killed_at)
+        back = [event.steps for event in run.events("went back", since=killed_at)]
+        yield Seen(
+            {
+                "noticed": died.time - killed_at,
+                "answered for": told.time - killed_at,
+                "no update for": updates.longest,
+            },
+            {"env steps undone": sum(back), "env steps of unfinished samples": died.steps},
+        )
+
+
 def equal_dies(launch: str, draw: Random) -> Iterator[Seen]:
     """Kill one of two equal trainers, and look how long the other one's actor takes no
     step, by what its environments write down."""
@@ -139,6 +164,11 @@ ROWS = {
     ),
     "server": Row(
         "kill -9 of the policy worker", deaths_of("apart", "server-0"), {**NOTICED, "lives": 3.0},
+        {"env steps undone": 0, "env steps of unfinished samples": 0}, PROCESSES, 4,
+    ),
+    "last-server": Row(
+        "kill -9 of one of two policy workers, which has no life left", server_dies_for_good,
+        {**NOTICED, "answered for": 3.0, "no update for": 3.0},
         {"env steps undone": 0, "env steps of unfinished samples": 0}, PROCESSES, 4,
     ),
     "trainer": Row(

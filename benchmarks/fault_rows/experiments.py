@@ -171,6 +171,18 @@ def apart() -> Experiment:
     return _on_policy(actors={"count": 2}, spec=asks, server=PolicyWorkers(stream="inference"))
 
 
+def two_servers() -> Experiment:
+    """Two actors, each with a policy worker of its own that lives twice, and a trainer
+    that needs samples of both, each in a process of its own."""
+    asks = AgentSpec(inference="inference", sample_steps=SAMPLE_STEPS)
+    made = _on_policy(
+        actors={"count": 2}, spec=asks, server=PolicyWorkers(stream="inference", count=2),
+        trainer={"max_policy_lag": 0},
+    )  # fmt: skip
+    servers = made.workers["server"].replace(restarts=1)
+    return made.replace(workers={**made.workers, "server": servers})
+
+
 def plain() -> Experiment:
     """An actor and a trainer, and checkpoints each second."""
     return _on_policy(trainer={"checkpoint_seconds": 1.0, "checkpoint_share": 0.5, "checkpoints": 10})

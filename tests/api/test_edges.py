@@ -4,7 +4,7 @@ the streams that are refused."""
 import pytest
 
 from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Free, PolicyWorkers, Trainer
-from tidemill.api.edges import Port, derive_edges
+from tidemill.api.edges import Port, derive_edges, spare_edges
 from tidemill.core.errors import ConfigError
 
 
@@ -138,6 +138,32 @@ def test_one_stream_may_be_asked_for_several_policies():
 def test_policy_workers_of_one_stream_may_serve_different_policies():
     found = served(a=(2, asks("p"), asks("q")), s=(1, serves("p"), serves("q")), t=(1, serves("p")))
     assert found == {("a-0", "p"): "t-0", ("a-0", "q"): "s-0", ("a-1", "p"): "t-0", ("a-1", "q"): "s-0"}
+
+
+def test_spare_edges_lead_from_each_asker_to_all_others_that_serve_its_policy():
+    workers = [("a-0", asks("p")), ("a-0", asks("q")), ("a-1", asks("p")), ("s-0", serves("p"))]
+    workers += [("s-0", serves("q")), ("s-1", serves("p")), ("s-1", serves("q")), ("t-0", serves("p"))]
+    edges = derive_edges(workers)
+    laid = {edge.name: edge.targets[0] for edge in edges if edge.name.startswith("requests/")}
+    assert laid == {"requests/i/a-0/p": "t-0", "requests/i/a-0/q": "s-0", "requests/i/a-1/p": "s-1"}
+    spare = {edge.name: (edge.kind, edge.source, edge.targets) for edge in spare_edges(workers, edges)}
+    pairs = [("a-0", "p", "s-0"), ("a-0", "p", "s-1"), ("a-0", "q", "s-1")]
+    pairs += [("a-1", "p", "s-0"), ("a-1", "p", "t-0")]
+    expected = {}
+    for asker, policy, server in pairs:
+        expected[f"spare-requests/i/{asker}/{policy}/{server}"] = ("channel", asker, (server,))
+        expected[f"spare-answers/i/{asker}/{policy}/{server}"] = ("channel", server, (asker,))
+    assert spare == expected
+
+
+def test_a_run_that_resumes_exactly_has_no_spare_edges():
+    made = experiment(
+        actor=actors(count=2, inference="answers"),
+        policy=PolicyWorkers(stream="answers", count=2),
+        trainer=Trainer(algorithm=PPO(), max_policy_lag=0),
+    )
+    assert len(made.spare_edges()) == 4
+    assert made.replace(exact_resume=True).spare_edges() == []
 
 
 def test_a_policy_worker_that_would_never_be_asked_is_refused():

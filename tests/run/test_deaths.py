@@ -21,9 +21,10 @@ from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of, w
 
 from tidemill import PPO, ActorCritic, Experiment, Gymnasium
 from tidemill.api.control_messages import ENDED
+from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run import equal_lives
+from tidemill.run import equal_lives, restart_budget
 from tidemill.run.equal_lives import EqualLives
 from tidemill.run.events import read_events
 from tidemill.run.run_control import RunControl
@@ -143,6 +144,93 @@ def test_what_a_buffer_worker_had_taken_or_not_as_it_died_is_trained_on_or_count
     gaps = [steps for steps in trained.values() if steps != list(range(len(steps)))]
     void = sum(event.samples for event in events if event.what == "lost")
     assert len(gaps) <= 4 * void, [steps[:3] for steps in gaps]
+
+
+def test_another_policy_worker_answers_for_one_that_has_no_life_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the dead was asked is asked of it, also by next lives of who asks, and of its
+    own next lives, until it has none left, either: no row is lost, comes twice, or has
+    the answer to another."""
+    monkeypatch.setattr(restart_budget, "YOUNG", 0.0)  # each counts its own deaths alone
+    path, done, over = tmp_path / "run", Counter[str](), threading.Event()
+    made = experiments.numbered(str(tmp_path / "sample"))
+    servers = made.workers["server"].replace(count=2, restarts=1)
+    answered = "Server-1 answers for it: the run goes on without server-0"
+    struck = [
+        ("server-0", "lives", ""),
+        ("server-0", "told", answered),
+        ("server-1", "lives", ""),
+        ("actor-0", "lives", ""),
+        ("server-1", "ended", ""),
+    ]
+
+    def strike() -> None:
+        try:
+            kill_each()
+        finally:
+            over.set()
+
+    def kill_each() -> None:
+        for name, what, cause in struck:
+            before = Counter(done)
+
+            def both_go_on(before: Counter[str] = before) -> bool:
+                return all(done[actor] not in (0, before[actor]) for actor in ("actor-0", "actor-1"))
+
+            wait_until(lambda: over.is_set() or both_go_on(), 60, f"steps, before {name} dies")
+            log = path / "logs" / f"{name}.log"
+            for process in [p for p in psutil.Process().children() if log_of(p) == log]:
+                process.suspend()  # so that something waits for its answer
+                time.sleep(0.3)
+                process.kill()
+
+            def followed(name: str = name, what: str = what, cause: str = cause) -> bool:
+                events = [e for e in read_events(path) if e.what == what and cause in e.cause]
+                return any(e.worker in (name, "") for e in events)
+
+            wait_until(lambda: over.is_set() or followed(), 60, f"{name}: {what}")
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        for name, member in control._controller.state.members.items():
+            done[name] = member.progress
+        if over.is_set():  # somebody waits in vain
+            control.stop()
+
+    killer = threading.Thread(target=strike)
+    killer.start()
+    try:
+        with pytest.raises(RunError, match="death 2 of server-1 within 600 s; 1 are allowed"):
+            train(
+                made.replace(workers={**made.workers, "server": servers}),
+                run_dir=path,
+                source=EXPERIMENTS,
+                quiet=True,
+                layout="given",
+                on_update=on_update,
+            )
+    finally:
+        over.set()
+        killer.join()
+    events = read_events(path)
+    assert [event.worker for event in events if event.what == "died"] == [name for name, *_ in struck]
+    samples = int(read_newest(path / "checkpoints" / "policy").arrays["algorithm"]["count"])
+    rows = list[tuple[int, ...]]()
+    for number in range(samples):
+        rows += acted_rows(tmp_path / f"sample-{number}.npz", set())
+        with np.load(tmp_path / f"sample-{number}.npz") as sample:
+            expected = np.floor(1000 * sample["obs"].astype(np.float64) @ [1, 2, 3]) / 1000
+            real = ~(sample["done"] & (sample["version"] < 0))
+            np.testing.assert_allclose(sample["value"][real], expected[real], rtol=1e-6)
+    assert len(rows) == len(set(rows))
+    lived = dict[int, list[tuple[int, ...]]]()
+    for copy, *at in rows:
+        lived.setdefault(copy, []).append(tuple(at))
+    assert len(lived) == 12  # four lanes of two actors, one of which has lived twice
+    for copy, steps in lived.items():
+        every = ((episode, at) for episode in count() for at in range(3 + (copy + episode) % 29))
+        assert sorted(steps) == list(islice(every, len(steps)))
+    assert leftovers(path) == []
 
 
 def with_deaths(made: Experiment, path: Path, turns: Sequence[Sequence[str]], seed: int) -> Result:

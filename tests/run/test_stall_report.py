@@ -45,7 +45,9 @@ def test_a_chain_leads_from_the_trainer_to_who_explains_most(now: float) -> None
     actor, server, trainer = (members[name] for name in ("actor-0", "server-0", "trainer-0"))
 
     def told(condition: Callable[[str], str] = lambda _: "") -> str:
-        return explain_stall(["trainer-0"], members, whom_each_awaits(experiment), condition)
+        return explain_stall(
+            ["trainer-0"], members, whom_each_awaits(experiment, experiment.edges()), condition
+        )
 
     # nobody does anything: it may be the environment
     assert told() == (
@@ -89,7 +91,9 @@ def test_a_member_waits_for_the_population_and_that_for_the_other_member(now: fl
     }
     members["trainer-1-0"].bury("its process was killed")
     members["trainer-1-0"].died_at = now
-    told = explain_stall(["trainer-0-0"], members, whom_each_awaits(experiment), lambda _: "")
+    told = explain_stall(
+        ["trainer-0-0"], members, whom_each_awaits(experiment, experiment.edges()), lambda _: ""
+    )
     assert told.startswith(
         "trainer-0-0 waits for what is recorded ← population-0 waits for a version ← trainer-1-0 died at "
     )
@@ -104,7 +108,7 @@ def test_equal_trainers_that_wait_for_one_actor_are_one_chain(now: float) -> Non
     }
     members["actor-1"].heard = now - 28
     trainers = ["trainer-0", "trainer-1"]
-    text = explain_stall(trainers, members, whom_each_awaits(experiment), lambda _: "")
+    text = explain_stall(trainers, members, whom_each_awaits(experiment, experiment.edges()), lambda _: "")
     assert text == (
         "trainer-0 waits for a sum's part ← trainer-1 waits for samples ← actor-1 is silent for 28 s, "
         "where cannot be seen"
@@ -121,7 +125,7 @@ def test_a_pause_excuses_no_stall_of_who_does_not_wait_for_it(now: float) -> Non
     actor, other = members["actor-0"], members["trainer-1"]
 
     def excused(*trainers: str) -> bool:
-        awaited = whom_each_awaits(experiment)
+        awaited = whom_each_awaits(experiment, experiment.edges())
         return all(waits_for_pause(name, members, awaited) for name in trainers)
 
     assert not excused("trainer-0")

@@ -136,43 +136,6 @@ def test_a_group_that_dies_too_often_ends_the_run_with_the_cause(tmp_path: Path)
     assert events[-1].what == "ended" and events[-1].cause.startswith("failed: actor-0 is gone")
 
 
-def test_clients_of_a_policy_worker_wait_for_its_next_life_and_the_run_for_its_last(tmp_path: Path) -> None:
-    """Another one goes on answering its own; none of theirs go to it."""
-    path, killed = tmp_path / "run", list[psutil.Process]()
-    made = experiments.cartpole()
-    workers = {name: made.workers[name].replace(count=2, restarts=1) for name in ("actor", "server")}
-    done = dict[str, int]()
-
-    def on_update(metrics: dict[str, float], control: RunControl) -> None:
-        members = control._controller.state.members
-        actors = {name: members[name].progress for name in ("actor-0", "actor-1")}
-        if len(lives(path)) < len(killed):
-            return
-        if killed and not done:
-            done.update(actors)
-        if not killed or (done and all(actors[name] > done[name] for name in actors)):
-            process = process_of(path, "server-0")
-            assert process is not None
-            killed.append(process)
-            process.kill()
-
-    with pytest.raises(RunError) as caught:
-        train(
-            made.replace(workers={**made.workers, **workers}),
-            run_dir=path,
-            source=EXPERIMENTS,
-            quiet=True,
-            layout="given",
-            on_update=on_update,
-        )
-    assert "death 2 of server-0 within 600 s; 1 are allowed" in str(caught.value)
-    assert "go on from the last one by: " in str(caught.value)
-    events = read_events(path)
-    assert [event.worker for event in events if event.what == "died"] == ["server-0"] * 2
-    assert [event.worker for event in events if event.what == "lives"] == ["server-0"]
-    assert leftovers(path) == []
-
-
 def test_none_has_the_first_death_end_the_run(tmp_path: Path) -> None:
     said = end_of(dying("DiesInStep", None), tmp_path / "run")
     assert "restarts = None of actor: the first death ends the run" in said

@@ -296,6 +296,49 @@ def test_a_stale_answer_in_a_slot_that_is_used_again_reaches_nobody() -> None:
     check(client.consume_result(number), 4, 2)
 
 
+def test_a_client_asks_another_server_for_what_the_dead_one_has_not_answered() -> None:
+    """What it has answered counts, nothing is answered twice, and nothing leaves before
+    its flush."""
+    (client,), server, _ = joined(1, 5)
+    requests, answers = LocalSegment(), LocalSegment()
+    heir = ChannelInferenceServer([], OBSERVATION, STATE, ANSWER)
+    heir.add(SlotConsumer(requests, Silent()), SlotProducer(answers, Silent()))
+    numbers = []
+    for identity in range(1, 5):
+        numbers.append(client.post_request(*request(identity, 2)))
+        client.flush()
+    first, *taken = server.poll_requests(6)  # all but the last one
+    server.respond([first], echo([first]), 1, 0)
+    assert client.is_ready(numbers[0])  # taken, and not read yet
+    server.respond(taken[:1], echo(taken[:1]), 1, 0)  # and not taken
+    held = client.post_request(*request(5, 2))
+    client.ask_again(numbers[3])
+    client.turn_to(SlotProducer(requests, Silent()), SlotConsumer(answers, Silent()))
+    assert client.buffered == 1
+    for number, identity in zip(numbers[:2], (1, 2), strict=True):
+        assert client.is_ready(number)
+        check(client.consume_result(number), identity, 2, 1)
+    server.respond(taken[1:], echo(taken[1:]), 1, 0)  # it was not dead: nobody hears it
+    assert not client.is_ready(numbers[2])
+    again = heir.poll_requests(100)
+    assert [r.number for r in again] == numbers[2:]
+    heir.respond(again, echo(again), 2, 0)
+    client.flush()
+    last = heir.poll_requests(100)
+    assert [r.number for r in last] == [held]
+    heir.respond(last, echo(last), 3, 0)
+    for number, identity, version in ((numbers[2], 3, 2), (numbers[3], 4, 2), (held, 5, 3)):
+        assert client.is_ready(number)
+        check(client.consume_result(number), identity, 2, version)
+    for identity in range(6, 26):  # round all slots
+        number = client.post_request(*request(identity, 2))
+        client.flush()
+        batch = heir.poll_requests(100)
+        heir.respond(batch, echo(batch), 4, 0)
+        assert client.is_ready(number)
+        check(client.consume_result(number), identity, 2, 4)
+
+
 def test_an_answer_of_another_size_is_an_error() -> None:
     (client,), server, _ = joined(1, 2)
     number = client.post_request(*request(1, 3))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.workers.world import Known, KnownPolicy, Marked, Sink, World, answer_of, check_samples
 
 from tidemill.algorithms.ppo import PPO
-from tidemill.api.control_messages import Facts, Hold, State
-from tidemill.api.edges import Port
+from tidemill.api.control_messages import AnsweredBy, Facts, Hold, State
+from tidemill.api.edges import Port, inference_edges
 from tidemill.api.experiment import Experiment
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.api.worker import Context, WorkerConfig
@@ -55,7 +55,8 @@ class Desk:
             name="desk", policies={name: KnownPolicy() for name in ("unused", *policies)}, workers=workers
         )
         members = dict(experiment.members())
-        ends = local_endpoints(list(members), experiment.edges())
+        ends = local_endpoints(list(members), [*experiment.edges(), *experiment.spare_edges()])
+        self._ends = {name: end for name, (end, _) in ends.items()}
         observation = schema_of_space(SPACES.observation, "obs")
         self.clients: dict[tuple[int, str], ChannelInferenceClient] = {}
         for i in range(askers):
@@ -97,6 +98,17 @@ class Desk:
             act(observation, state, deterministic, out)
 
         known.act = watched  # type: ignore[method-assign]
+
+    def turn(self, asker: int, name: str, server: int) -> None:
+        """Have another worker answer an asker."""
+        worker = self.servers[server]
+        before = len(worker._served)
+        worker._turn_to(AnsweredBy("ask", f"asker-{asker}", name, worker.name))
+        for served in worker._served[before:]:
+            self._watch(name, served.policy)  # type: ignore[arg-type]
+        requests, answers = inference_edges("ask", f"asker-{asker}", name, worker.name)
+        ends = self._ends[f"asker-{asker}"]
+        self.clients[asker, name].turn_to(ends.producer(requests), ends.consumer(answers))
 
     def publish(self, name: str) -> None:
         self.versions[name] += 1
@@ -162,6 +174,35 @@ def gated(desk: Desk, known: Known) -> Iterator[tuple[threading.Event, threading
         yield computing, gate
     finally:
         gate.release(100)
+        desk.close()
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_policy_worker_answers_for_another_one_also_a_policy_that_it_did_not_serve(threaded: bool) -> None:
+    desk = Desk(2, ("p", "q"), count=2, threaded=threaded)
+    dead, heir = desk.servers
+    assert [[served.name for served in worker._served] for worker in desk.servers] == [["p"], ["q"]]
+    try:
+        desk.publish("p")
+        for name in ("p", "q", "p"):
+            for asker in range(2):
+                desk.ask(asker, name, 2)  # "p" of the dead one
+        for asker in range(2):
+            desk.turn(asker, "p", 1)
+        found = list[tuple[str, int]]()
+        deadline = time.monotonic() + 60
+        while desk.waiting and time.monotonic() < deadline:
+            heir._poll()
+            found += desk.collect()
+        assert sorted(found) == [("p", 2)] * 4 + [("q", 2)] * 2
+        assert {version for name, _, version in desk.batches if name == "p"} == {1}
+        desk.ask(0, "p", 3)
+        while desk.waiting and time.monotonic() < deadline:
+            heir._poll()
+            found += desk.collect()
+        assert found[-1] == ("p", 3)
+        assert dead._served[0].rows_answered == 0
+    finally:
         desk.close()
 
 

@@ -2,9 +2,10 @@
 else is understood.
 
 Down: `Configure`, `TryAgain`, `Start`, `Pause`, `Hold`, `Exit`, `Hurry`, `Save`,
-`EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `Stay`, `Rejoin`. Up: `Status`,
-`WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`, `RoundOver`, `Relay`,
-`SaveDue`, `Holding`, `Saving`, `Saved`, `Staying`, `Voided`, `Notice`.
+`EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `AnsweredBy`, `Stay`, `Rejoin`. Up:
+`Status`, `WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`,
+`RoundOver`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`, `Staying`, `Voided`,
+`Notice`.
 """
 
 import enum
@@ -160,6 +161,17 @@ class Renew(msgspec.Struct, frozen=True, tag=True):
     message, in the same order."""
 
     edges: dict[str, Handle]
+
+
+class AnsweredBy(msgspec.Struct, frozen=True, tag=True):
+    """The message tells who asks for a policy on an inference stream, and `server`, that
+    this one answers from now on, over their spare edges: whoever did before has no life
+    left. What that has not answered is asked again."""
+
+    stream: str
+    asker: str
+    policy: str
+    server: str
 
 
 class Stay(msgspec.Struct, frozen=True, tag=True):
@@ -321,7 +333,7 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 _Orders = Configure | Start | Pause | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings
-Down = _Orders | TryAgain | Renew | Stay | Rejoin
+Down = _Orders | TryAgain | Renew | AnsweredBy | Stay | Rejoin
 _Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
 Up = _Told | SaveDue | Holding | Saving | Saved | Staying | Voided
 

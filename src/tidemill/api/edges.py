@@ -8,7 +8,8 @@ samples: a channel per producer, outlet and consumer. Every *group* of consumers
     are shared out in turn, and one that is left with several consumers serves them in
     turn
 inference: two channels per asker and policy, to one server: that with the fewest, so that
-    all servers have work
+    all servers have work; and two spare ones to each other server of that policy
+    (`spare_edges`), which ask for memory once one of them is to answer instead
 parameters: a cell per trainer of the policy, read by its share of the players
 sums: a channel from each of the policy's trainers to each other
 credits: a cell from a trainer that limits its producers' steps to each of them
@@ -141,6 +142,35 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
     return edges
 
 
+def inference_edges(stream: str, asker: str, policy: str, spare: str = "") -> tuple[str, str]:
+    """Return the names of the edges over which an asker sends requests, and is answered;
+    of the `spare` ones to that server."""
+    pair = f"{stream}/{asker}/{policy}"
+    return (
+        (f"spare-requests/{pair}/{spare}", f"spare-answers/{pair}/{spare}")
+        if spare
+        else (f"requests/{pair}", f"answers/{pair}")
+    )
+
+
+def spare_edges(ends: Sequence[End], edges: Sequence[Edge]) -> list[Edge]:
+    """Return the channels from each asker to all servers of a policy but the one that
+    `edges`, which join `ends`, have for it."""
+    servers = {edge.name: edge.targets for edge in edges if edge.name.startswith("requests/")}
+    spare = []
+    for asker, port in ends:
+        if port.role != "ask":
+            continue
+        laid = servers[inference_edges(port.stream, asker, port.policy)[0]]
+        served = "serve", port.stream, port.policy
+        for server, other in ends:
+            if server not in laid and (other.role, other.stream, other.policy) == served:
+                requests, answers = inference_edges(port.stream, asker, port.policy, server)
+                spare.append(Edge(requests, "channel", asker, (server,)))
+                spare.append(Edge(answers, "channel", server, (asker,)))
+    return spare
+
+
 def _names(ends: Iterable[End]) -> str:
     return ", ".join(dict.fromkeys(worker for worker, _ in ends))
 
@@ -232,8 +262,9 @@ def _join_inference(stream: str, sources: list[End], targets: list[End]) -> list
         # the least busy; among equals, who can do nothing else
         server = min(able, key=lambda name: (load[name], len(serves[name])))
         load[server] += 1
-        edges.append(Edge(f"requests/{stream}/{asker}/{port.policy}", "channel", asker, (server,)))
-        edges.append(Edge(f"answers/{stream}/{asker}/{port.policy}", "channel", server, (asker,)))
+        requests, answers = inference_edges(stream, asker, port.policy)
+        edges.append(Edge(requests, "channel", asker, (server,)))
+        edges.append(Edge(answers, "channel", server, (asker,)))
     asked = {port.policy for _, port in sources}
     for server, policies in serves.items():
         if unasked := sorted(policies - asked):

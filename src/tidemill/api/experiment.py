@@ -25,7 +25,7 @@ from typing import TypeVar
 from tidemill.api.conditions import PROGRESS, check_measured, episode_metrics
 from tidemill.api.control_messages import Adopt
 from tidemill.api.curriculum import Stage, check_curriculum
-from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of
+from tidemill.api.edges import Edge, Port, Role, derive_edges, group_of, spare_edges
 from tidemill.api.limits import Limits
 from tidemill.api.policy import PolicyConfig
 from tidemill.api.worker import WorkerConfig
@@ -163,6 +163,12 @@ class Experiment(Config):
         """Return every channel and cell of the experiment. Raises `ConfigError` for a
         stream that lacks an end, or that cannot be shared so."""
         return derive_edges(list(self.ends()))
+
+    def spare_edges(self) -> list[Edge]:
+        """Return the channels over which what was asked of a policy worker is asked of
+        another one, once that has no life left. None of a run that resumes exactly, which
+        ends then."""
+        return [] if self.exact_resume else spare_edges(list(self.ends()), self.edges())
 
     def forwarders(self) -> list[list[str]]:
         """Return the workers that send samples of others on: first those who take from

@@ -237,6 +237,12 @@ class Launcher(ABC):
         return {}
 
     @property
+    def lays_spare_edges(self) -> bool:
+        """True when it has joined workers by the experiment's `spare_edges`, too, so that
+        a policy worker can answer for another one that has no life left."""
+        return False
+
+    @property
     def restarts(self) -> bool:
         """True when it can begin new lives of workers; else a death ends the run."""
         return False

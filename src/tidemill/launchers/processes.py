@@ -251,7 +251,9 @@ class ProcessesLauncher(Launcher):
 
     def _share_of(self, experiment: Experiment) -> tuple[HostShare, list[list[str]]]:
         """Return what is started here, and the workers of each of its processes."""
-        share = self._share or HostShare(dict(experiment.members()), experiment.edges(), {})
+        share = self._share or HostShare(
+            dict(experiment.members()), [*experiment.edges(), *experiment.spare_edges()], {}
+        )
         return share, [names for names in experiment.processes() if names[0] in share.workers]
 
     def handles(self, guest: str) -> dict[str, Handle]:
@@ -306,6 +308,10 @@ class ProcessesLauncher(Launcher):
         group.pidfd = os.pidfd_open(process.pid)
         for name in names:
             self._links[name].watch(group.pidfd)
+
+    @property
+    def lays_spare_edges(self) -> bool:
+        return self._share is None
 
     @property
     def restarts(self) -> bool:

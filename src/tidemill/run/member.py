@@ -4,6 +4,7 @@ what to do."""
 from dataclasses import dataclass, field
 
 from tidemill.api.control_messages import (
+    AnsweredBy,
     Configure,
     Down,
     Start,
@@ -74,10 +75,10 @@ class Member:
 
     def send(self, message: Down) -> None:
         """Tell it what to do. One that is dead, or reviving, is not told: the supervisor
-        tells its next life; but whether to try what it waits for."""
+        tells its next life; but whether to try what it waits for, and who answers."""
         if isinstance(message, (Configure, Start)):
             self.wanted = State.READY if isinstance(message, Configure) else State.RUNNING
-        if not (self.buried or (self.reviving and not isinstance(message, TryAgain))):
+        if not (self.buried or (self.reviving and not isinstance(message, (TryAgain, AnsweredBy)))):
             self.link.send(pack(message))
 
     def bury(self, cause: str) -> None:

@@ -8,6 +8,7 @@ from tidemill.run.interrupts import Interrupts, signal_name
 from tidemill.run.member import Member
 from tidemill.run.progress import Progress
 from tidemill.run.report import RunReport
+from tidemill.run.who_answers import WhoAnswers
 
 
 class RunState:
@@ -16,6 +17,7 @@ class RunState:
     interrupts: the signals that end the run
     members: what is known of each worker, by name; none before they are launched
     progress: how far the run is
+    who_answers: who answers whom
     report: what its user should read, and what happened besides training
     facts: what owners of environments have told, which the others are configured with
     plan: the memory that the run takes; None before every worker is READY
@@ -37,6 +39,7 @@ class RunState:
         self.members: dict[str, Member] = {}
         self.progress = progress or Progress()
         self.progress.begin(experiment)
+        self.who_answers = WhoAnswers(experiment)
         self.report = RunReport(experiment)
         self.facts = Facts()
         self.plan: MemoryPlan | None = None

@@ -88,7 +88,7 @@ class Stalls:
 
     def __init__(self, experiment: Experiment, launcher: Launcher, state: RunState) -> None:
         self._experiment, self._launcher, self._state = experiment, launcher, state
-        self._waiting = Waiting(experiment)
+        self._waiting = Waiting(experiment, state.who_answers.edges)
         self.watches = {
             name: StallWatch(stall_limit(experiment), partial(self._excused, name))
             for name in trainers_of(experiment)
@@ -193,6 +193,8 @@ class Stalls:
         return explain_stall(names, self._state.members, self._awaited(), self._launcher.condition)
 
     def _awaited(self) -> dict[str, dict[str, str]]:
+        if self._waiting.edges is not self._state.who_answers.edges:
+            self._waiting = Waiting(self._experiment, self._state.who_answers.edges)
         updating = {name for name, watch in self.watches.items() if watch.idle < STALL}
         return self._waiting.now(self._state.members, updating, self._state.progress.rounds)
 

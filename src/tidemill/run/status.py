@@ -67,7 +67,8 @@ class RunStatus(msgspec.Struct, frozen=True):
 
 def status_of(controller: Controller) -> RunStatus:
     """Return the run as it is now."""
-    now, awaited = snapshot(controller), whom_each_awaits(controller.job.experiment)
+    now = snapshot(controller)
+    awaited = whom_each_awaits(controller.job.experiment, controller.state.who_answers.edges)
     homes = {worker: host for host, place in controller.places.items() for worker in place.workers}
     workers = [
         WorkerStatus(

@@ -9,7 +9,8 @@ back to its newest cut. All of them begin their next life together. Each is told
 what the one before was told to be; trainers go back to their newest checkpoint, but for
 equal ones, of which those that live keep what they know (`run/equal_lives.py`). Where a
 worker has used up its lives (`run/restart_budget.py`) the run ends, or goes on without
-workers that have run before, where it can (`WorkerConfig.goes_on_without`).
+workers that have run before, where it can: `WorkerConfig.goes_on_without` says so, or
+other policy workers answer for them (`run/who_answers.py`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from time import time
 from typing import Literal
 
-from tidemill.api.control_messages import Configure, Down, Start, State, TryAgain, pack
+from tidemill.api.control_messages import AnsweredBy, Configure, Down, Start, State, TryAgain, pack
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
@@ -120,6 +121,12 @@ def fillers(experiment: Experiment) -> dict[str, list[str]]:
     return found
 
 
+def _answer_for(heirs: Sequence[AnsweredBy]) -> str:
+    """Return who answers from now on, in words."""
+    servers = list(dict.fromkeys(order.server for order in heirs))
+    return f"{' and '.join(servers)} answer{'s' * (len(servers) == 1)} for it"
+
+
 class Supervisor:
     """The supervisor of an experiment's workers.
 
@@ -193,12 +200,16 @@ class Supervisor:
         try:
             pause = self._budget.spend(name, dead, cause, ran)
         except NoLifeLeft as error:
-            if not all(other in self._ran and self._goes_on_without[other] for other in names):
+            heirs = self._heirs(names)
+            spared = {other for other in names if self._goes_on_without[other]}
+            spared |= {other for other in names if heirs and self._state.who_answers.answers(other)}
+            if not spared & self._ran >= {*names}:
                 if not self._awaited.isdisjoint(names):
                     raise NoLifeLeft(f"{error}{WAITED_FOR}") from None
                 raise
             self.given_up.update(names)
-            why = self._goes_on_without[name].capitalize()
+            self._have_answer(heirs)
+            why = (self._goes_on_without[name] or _answer_for(heirs)).capitalize()
             said = f"{error}. {why}: the run goes on without {', '.join(names)}"
             self._losses.note(Event(time(), "told", name, member.life + 1, cause=said))
             self._state.report.notify_of_event(said)
@@ -212,6 +223,18 @@ class Supervisor:
         self._state.report.notify_of_event(
             f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}"
         )
+
+    def _heirs(self, names: Collection[str]) -> list[AnsweredBy]:
+        """Return who could answer what these are asked: see `WhoAnswers.heirs`."""
+        laid = self._launcher.lays_spare_edges
+        return self._state.who_answers.heirs(names, self.given_up) if laid else []
+
+    def _have_answer(self, heirs: Sequence[AnsweredBy]) -> None:
+        """Have these answer from now on."""
+        self._state.who_answers.move(heirs)
+        for order in heirs:
+            for other in (order.server, order.asker):
+                self._members[other].send(order)
 
     def _bury(self, name: str, what: Literal["died", "lost"], cause: str) -> None:
         member = self._members[name]
@@ -339,6 +362,7 @@ class Supervisor:
                         [
                             TryAgain(tries),
                             Configure(self._state.facts),
+                            *self._state.who_answers.orders(name),
                         ]
                         if state is State.READY
                         else [*before, Start(), *after]

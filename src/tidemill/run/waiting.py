@@ -1,7 +1,8 @@
 """Whom each worker of a run waits for: by its edges, and by how far each one is."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
+from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
 from tidemill.run.member import Member
 from tidemill.run.rounds import Rounds
@@ -21,10 +22,11 @@ _AWAITED = {
 never told."""
 
 
-def whom_each_awaits(experiment: Experiment) -> dict[str, dict[str, str]]:
-    """Return whom each worker may ever wait for, and for what."""
+def whom_each_awaits(experiment: Experiment, edges: Iterable[Edge]) -> dict[str, dict[str, str]]:
+    """Return whom each worker may ever wait for, and for what, as these edges join
+    them."""
     found: dict[str, dict[str, str]] = {name: {} for name, _ in experiment.members()}
-    for edge in experiment.edges():
+    for edge in edges:
         brought, room = _AWAITED.get(edge.name.partition("/")[0], ("", ""))
         for target in edge.targets:
             if brought:
@@ -48,10 +50,12 @@ def trainers_of(experiment: Experiment) -> list[str]:
 
 
 class Waiting:
-    """Whom the workers of one experiment may wait for as they are at a time."""
+    """Whom the workers of one experiment, joined by `edges`, may wait for as they are at
+    a time."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self._ever = whom_each_awaits(experiment)
+    def __init__(self, experiment: Experiment, edges: Sequence[Edge]) -> None:
+        self.edges = edges
+        self._ever = whom_each_awaits(experiment, edges)
         self.servers = {
             source for each in self._ever.values() for source, what in each.items() if what == ANSWERS
         }

@@ -8,12 +8,14 @@ is dropped. A server takes a request only when there is room for its answer.
 
 So `respond` never waits and never fails, however often is asked. A policy worker that
 dies and lives again takes what it had not answered once more, since a request is given
-back after its answer is sent. `ask_again` sends a request whose answer does not come once
-more, and the first answer counts; nobody needs that on one machine.
+back after its answer is sent. Where it has no life left its clients turn to another
+server (`turn_to`), and ask that again (`ask_again`) for what it has not answered: all
+that an answer follows from, states of memories included, is in the request. The first
+answer counts.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tidemill.api.stream import Answer, InferenceClient, InferenceServer, Requests
@@ -75,14 +77,31 @@ class ChannelInferenceClient(InferenceClient):
         rows: int,
         in_flight: int,
     ) -> None:
-        self._requests, self._answers = requests, answers
-        requests.offer(_slot(rows, {**observation, **state, **_FLAGS}), (), _SLOTS * in_flight)
+        self._slot, self._slots = _slot(rows, {**observation, **state, **_FLAGS}), _SLOTS * in_flight
+        self._join(requests, answers)
         self._posted: dict[int, _Asked] = {}  # number → to be sent
         self._pending: dict[int, _Asked] = {}  # number → sent and not yet answered
         self._arrived: dict[int, _TakenAnswer] = {}
         self._taken: deque[_TakenAnswer] = deque()  # in the order in which they were taken
         self._reading: list[_TakenAnswer] = []  # those that the next post gives back
         self._number = 0
+
+    def _join(self, requests: Producer, answers: Consumer) -> None:
+        self._requests, self._answers = requests, answers
+        requests.offer(self._slot, (), self._slots)
+
+    def turn_to(self, requests: Producer, answers: Consumer) -> None:
+        """Ask another server from now on: the one before is dead. What it has answered
+        counts; what it was sent and has not is sent to this one, at once."""
+        self._receive()
+        self._copy_out()
+        self._join(requests, answers)
+        unsent = {number: asked for number, asked in self._posted.items() if number not in self._pending}
+        self._posted.clear()
+        for number in self._pending:
+            self.ask_again(number)
+        self.flush()
+        self._posted |= unsent
 
     @property
     def buffered(self) -> int:
@@ -212,25 +231,38 @@ class ChannelInferenceServer(InferenceServer):
 
     def __init__(
         self,
-        channels: Sequence[tuple[Consumer, Producer]],
+        channels: Iterable[tuple[Consumer, Producer]],
         observation: Schema,
         state: Schema,
         answer: Schema,
     ) -> None:
-        self._channels = list(channels)
         self._fields = {**answer, **state}
         self._observation, self._state = list(observation), list(state)
         self._asked = {**observation, **state, **_FLAGS}
-        self._offered = [False] * len(self._channels)
+        self._channels: list[tuple[Consumer, Producer]] = []
+        self._offered: list[bool] = []
         # per client: those whose slots are not yet released
-        self._requests: list[deque[Requests]] = [deque() for _ in self._channels]
+        self._requests: list[deque[Requests]] = []
         # Per client, so that two threads may count: requests taken, by who polls, and
         # answered, by who responds.
-        self._taken, self._answered = [0] * len(self._channels), [0] * len(self._channels)
+        self._taken: list[int] = []
+        self._answered: list[int] = []
         # per client: a request taken that did not fit the last batch
-        self._next: list[Requests | None] = [None] * len(self._channels)
-        self._capacity = [0] * len(self._channels)
+        self._next: list[Requests | None] = []
+        self._capacity: list[int] = []
         self._first = 0  # the client to begin with, in turn
+        for requests, answers in channels:
+            self.add(requests, answers)
+
+    def add(self, requests: Consumer, answers: Producer) -> None:
+        """Serve one more client."""
+        self._offered.append(False)
+        self._requests.append(deque())
+        self._taken.append(0)
+        self._answered.append(0)
+        self._next.append(None)
+        self._capacity.append(0)
+        self._channels.append((requests, answers))
 
     def _attach(self, client: int) -> bool:
         requests, answers = self._channels[client]

@@ -101,6 +101,8 @@ class SocketLink(Link):
                 f"a control message of {len(message)} bytes is longer than {MESSAGE_LIMIT}; are an "
                 "environment's spaces that large?"
             )
+        if self._gone:  # nobody reads it, nor takes the descriptors
+            return False
         last = max(len(message) - 1, 0) // _PACKET * _PACKET
         for start in range(0, last, _PACKET):
             self._unsent.append((_MORE + message[start : start + _PACKET], ()))

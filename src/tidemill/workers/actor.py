@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic
 
 from tidemill.api.control_messages import (
+    AnsweredBy,
     EnterStage,
     EnvironmentStatistics,
     Episodes,
@@ -42,7 +43,7 @@ from tidemill.workers.agent_spec import INLINE, AgentSpec, PlayerSpec, match_age
 from tidemill.workers.base import HEARTBEAT, PollResult, Worker
 from tidemill.workers.cut_files import has_cut, has_part, own_part
 from tidemill.workers.evaluation import judge_of
-from tidemill.workers.inference_clients import make_clients
+from tidemill.workers.inference_clients import make_clients, turn_to
 from tidemill.workers.info_numbers import InfoReader
 from tidemill.workers.lockstep import check_lockstep
 from tidemill.workers.parameter_refresh import ParameterRefresh
@@ -280,6 +281,9 @@ class ActorWorker(Worker):
 
     def _enter_stage(self, message: EnterStage) -> None:
         self._stages.hear(message)
+
+    def _turn_to(self, message: AnsweredBy) -> None:
+        turn_to(self.context, self._clients, message)
 
     def _tell_round(self, number: int) -> None:
         """Tell that the actor's part of a round is done, after the episodes that ended in

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tidemill.api.control_messages import (
     ENDED,
     Adopt,
+    AnsweredBy,
     ChangeSettings,
     Configure,
     EnterStage,
@@ -88,6 +89,7 @@ class Worker(WorkerHandle):
         self._inbox: list[bytes] = []  # what it was told in a long piece of work
         self._hurry, self._asked_at = False, 0.0
         self._parts = PartWriter(context.folder, context.name, lambda text: self.report(Notice(text)))
+        self._answered: list[AnsweredBy] = []  # all that it was told so, each once
         self.cut = 0
         """Number of the cut that is being made, or comes next."""
         self.stage = 0
@@ -145,6 +147,10 @@ class Worker(WorkerHandle):
     def _change(self, message: ChangeSettings) -> None:
         """Go on with other settings of the algorithm. Trainers are told to."""
 
+    def _turn_to(self, message: AnsweredBy) -> None:
+        """Ask, or answer, where another policy worker did that before. Called once the
+        worker is configured, once for each message."""
+
     def _await(self, message: Stay) -> None:
         """Wait for the next lives of equal workers, which have died. Trainers are told
         to."""
@@ -175,6 +181,8 @@ class Worker(WorkerHandle):
         if self._there():
             self._facts = None
             self._enter(Status(State.READY, returned(self._configure(facts), Facts, self._configure)))
+            for message in self._answered:
+                self._turn_to(message)
 
     def start(self) -> None:
         """Become RUNNING."""
@@ -338,6 +346,11 @@ class Worker(WorkerHandle):
                     self._hurry = True
                 case Renew(edges=edges):
                     self.context.endpoints.renew(edges)
+                case AnsweredBy() as message:
+                    if message not in self._answered:  # a new life is told what the one before was
+                        self._answered.append(message)
+                        if self.state is not State.CONFIGURING:
+                            self._turn_to(message)
                 case Stay() as message:
                     self._await(message)
                 case Rejoin() as message:

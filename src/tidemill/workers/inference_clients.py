@@ -2,14 +2,17 @@
 with the same parameters."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
 
+from tidemill.api.control_messages import AnsweredBy
+from tidemill.api.edges import inference_edges
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import InferenceClient
+from tidemill.api.transport import Consumer, Producer
 from tidemill.api.worker import Context
 from tidemill.core.clock import Clock
 from tidemill.nets.weights import placeholder_weights
@@ -58,6 +61,19 @@ def make_clients(
     return {key: _make(context, config, key, own, most[key], sources, clock) for key, own in of_key.items()}
 
 
+def turn_to(context: Context, clients: Mapping[ClientKey, InferenceClient], message: AnsweredBy) -> None:
+    """Have the client that asks for a policy on a stream ask another server."""
+    for key, client in clients.items():
+        if (key.inference, key.policy) == (message.stream, message.policy):
+            assert isinstance(client, ChannelInferenceClient)
+            client.turn_to(*_channels(context, message.stream, message.policy, message.server))
+
+
+def _channels(context: Context, stream: str, policy: str, spare: str = "") -> tuple[Producer, Consumer]:
+    requests, answers = inference_edges(stream, context.name, policy, spare)
+    return context.endpoints.producer(requests), context.endpoints.consumer(answers)
+
+
 def _make(
     context: Context,
     config: ActorConfig,
@@ -72,9 +88,7 @@ def _make(
     observation = schema_of_space(spaces.observation, "obs")
     answer, state = policy.answer(spaces), policy.state(spaces)
     if key.inference != INLINE:
-        stream = f"{key.inference}/{context.name}/{name}"
-        requests = context.endpoints.producer(f"requests/{stream}")
-        answers = context.endpoints.consumer(f"answers/{stream}")
+        requests, answers = _channels(context, key.inference, name)
         in_flight = config.ring * len(config.agents)
         return ChannelInferenceClient(requests, answers, observation, state, rows, in_flight)
     with placeholder_weights() if key.parameters.from_start else nullcontext():

@@ -16,11 +16,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from tidemill.api.control_messages import Facts
-from tidemill.api.edges import Port
+from tidemill.api.control_messages import AnsweredBy, Facts
+from tidemill.api.edges import Port, inference_edges
 from tidemill.api.policy import check_next_state, misfit
 from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.api.stream import Requests
+from tidemill.api.transport import Consumer, Producer
 from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.config import check_several
 from tidemill.core.cut import Part
@@ -39,7 +40,7 @@ from tidemill.workers.mapping import MappingThread
 class PolicyWorkers(WorkerConfig):
     """Policy workers answer the requests that actors send on an inference stream, in
     batches. With a `count` above 1 they share the actors: what an actor asks of a policy
-    always goes to the same worker.
+    always goes to the same worker, and to another one once that has no life left.
 
     stream: name of the inference stream (`AgentSpec.inference`)
     policies: names of the policies that they answer for, in turn: a batch is of one
@@ -126,11 +127,8 @@ class _Served:
         askers = [
             e.source for e in context.edges(f"requests/{config.stream}/") if e.name.endswith(f"/{name}")
         ]
-        pairs = [f"{config.stream}/{asker}/{name}" for asker in askers]
-        channels = [
-            (endpoints.consumer(f"requests/{pair}"), endpoints.producer(f"answers/{pair}")) for pair in pairs
-        ]
-        self._server = ChannelInferenceServer(channels, observation, state, answer)
+        self.name, self._context, self._stream = name, context, config.stream
+        self._server = ChannelInferenceServer(map(self._channels, askers), observation, state, answer)
         self._most_rows = config.most_rows
         device = choose_device(config.device, context.gpu)
         with placeholder_weights():
@@ -149,6 +147,15 @@ class _Served:
             for asker in askers:
                 self.policy.reseed(context.seed("policy", name, asker))
                 self._random.append(self.policy.random_state())
+
+    def _channels(self, asker: str, spare: str = "") -> tuple[Consumer, Producer]:
+        requests, answers = inference_edges(self._stream, asker, self.name, spare)
+        endpoints = self._context.endpoints
+        return endpoints.consumer(requests), endpoints.producer(answers)
+
+    def add(self, asker: str) -> None:
+        """Answer an asker, too, that asked another worker before."""
+        self._server.add(*self._channels(asker, self._context.name))
 
     def poll(self, beside: int = 0) -> list[Requests]:
         """Return what has arrived and fits a batch, beside so many rows."""
@@ -281,14 +288,11 @@ class PolicyWorker(Worker):
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
-        sets = 4 if config.threaded else 1  # one batch is gathered, one waits, one is computed, one answered
+        self._spaces = facts.spaces
         asked = {edge.name.rpartition("/")[2] for edge in context.edges(f"requests/{config.stream}/")}
-        self._service_order.extend(
-            _Served(context, config, name, facts.spaces[name], sets)
-            for name in config.policies
-            if name in asked
-        )
-        self._served = list(self._service_order)
+        for name in config.policies:
+            if name in asked:
+                self._serve(name)
         if context.experiment.exact_resume and has_cut(context):
             with own_part(context) as part:
                 for number, served in enumerate(self._served):
@@ -304,6 +308,17 @@ class PolicyWorker(Worker):
             for thread in self._threads:
                 thread.start()
         return Facts()
+
+    def _serve(self, policy: str) -> _Served:
+        sets = 4 if self._config.threaded else 1  # one gathered, one waits, one is computed, one answered
+        served = _Served(self.context, self._config, policy, self._spaces[policy], sets)
+        self._service_order.append(served)
+        self._served.append(served)
+        return served
+
+    def _turn_to(self, message: AnsweredBy) -> None:
+        served = next((served for served in self._served if served.name == message.policy), None)
+        (served or self._serve(message.policy)).add(message.asker)
 
     def _poll(self) -> PollResult:
         if self._threads:
