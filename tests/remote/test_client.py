@@ -277,6 +277,20 @@ def test_a_call_ends_at_its_deadline_whatever_the_server_does(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_who_was_refused_before_a_try_that_is_not_answered_is_told_why(form):
+    # longer than a test may take
+    with serving(faults=Script({1: "too_many", 2: "stall"}, stall_seconds=1000.0)) as server:
+        driver = Driver(client(server, form=form).build(1, 5))
+        driver.tick()
+        with (
+            hurried(driver.environment.envs[0].session, deadline_s=2.0),
+            pytest.raises(RemoteTimeout, match=r"2 s \(deadline_s\).*; the try before: 429 too_many: on p"),
+        ):
+            driver.tick()
+        driver.environment.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_server_that_sends_a_byte_now_and_then_cannot_hold_a_call(form):
     with serving() as server, socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()

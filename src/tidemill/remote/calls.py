@@ -222,6 +222,7 @@ def call(
                     f"{where}: no answer within {limit.seconds:.4g} s (deadline_s), though it was waited "
                     "for all the while"
                     + (f", and it was sent again after {late:.3g} s (attempt_s)" if repeats else "")
+                    + (f"; the try before: {why}" if tries > 1 else "")
                     + f". The server is slower than that, or hangs: {MORE_TIME}; tidemill doctor env URL "
                     "tells what calls take; or see why the server does not answer"
                 )
