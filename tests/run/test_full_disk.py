@@ -20,8 +20,8 @@ import tidemill
 from tidemill import Replay
 from tidemill.core.errors import CheckpointError
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run.folder import command
-from tidemill.store.checkpoint import checkpoints, read_newest
+from tidemill.run.folder import RunFolder, command
+from tidemill.store.checkpoint import checkpoints, read_newest, write_checkpoint
 from tidemill.store.parameter_database import ParameterDatabase
 
 BLOCK = 1 << 16
@@ -323,6 +323,26 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
         yield Path(folder)
+
+
+def test_checkpoints_that_may_not_be_read_are_none_to_go_on_from(open_folder: Path) -> None:
+    """As those of another user, who asks then."""
+    place = RunFolder(open_folder / "run")
+    policy = place.checkpoints("policy")
+    place.path.mkdir()
+    write_checkpoint(policy, "update-1", {}, {}, 1)
+    assert place.how_to_go_on().endswith(f" resume {place.path}")
+    for folder, mode in ((place.path, 0o755), (policy.parent, 0o755), (policy, 0)):
+        folder.chmod(mode)
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.seteuid(65534)
+        assert place.how_to_go_on() == ""
+    finally:
+        if root:
+            os.seteuid(0)
+        policy.chmod(0o700)
 
 
 def test_a_folder_that_is_read_only_for_a_while_stops_nothing(open_folder: Path) -> None:

@@ -254,9 +254,9 @@ def can_go_on(folder: RunFolder, experiment: Experiment) -> bool:
     resumes exactly, a whole cut."""
     try:
         newest_whole_cut(folder, experiment)
-    except CheckpointError:
+        return folder.has_checkpoints(experiment.trained())
+    except (CheckpointError, OSError):
         return False
-    return folder.has_checkpoints(experiment.trained())
 
 
 def go_back_to_cut(folder: RunFolder, experiment: Experiment, or_begin: bool = False) -> None:

@@ -384,8 +384,12 @@ class RunFolder:
         return all(checkpoints(self.checkpoints(policy)) for policy in policies)
 
     def how_to_go_on(self) -> str:
-        """Return what to type to go on with the run; "" where it has no checkpoint."""
-        if not any(map(checkpoints, self.path.glob("checkpoints/*"))):
+        """Return what to type to go on with the run; "" where it has no checkpoint, or
+        none that may be read."""
+        written = False
+        with suppress(OSError):
+            written = any(map(checkpoints, self.path.glob("checkpoints/*")))
+        if not written:
             return ""
         summary: Any = None
         with suppress(RunError):
