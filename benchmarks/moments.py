@@ -12,12 +12,11 @@ killed, is to leave nothing but a checkpoint (after a signal that of its last up
 the same command is to go on from there to the limit: where the newest is damaged then
 (`damaged`) from the one before. A run that begins while its server is away, or its disk
 full, is to end at once, with an error that says so, and to come to its limit later. Of
-runs with a replay memory the ratio is to be exact (without slots they may end up to three
-steps beyond their limit, which lanes are in as it is reached); of `rows` and `equal-rows`
-every row that was trained on one that was played, and none trained on twice
-(`identified.py`). It prints how many went so, what became of the others, and how long
-those that were to end took for it. It ends with 1 where any did not go so, or was over
-before its fault could come.
+runs with a replay memory the ratio is to be exact; of `rows` and `equal-rows` every row
+that was trained on one that was played, and none trained on twice (`identified.py`). It
+prints how many went so, what became of the others, and how long those that were to end
+took for it. It ends with 1 where any did not go so, or was over before its fault could
+come.
 """
 
 import argparse
@@ -72,7 +71,6 @@ class Work:
     watchers: who evaluates
     trainers: what comes before the names of metrics, of each trainer
     beside: function that returns what the run needs beside itself, given a folder
-    beyond: the most that may be done beyond that: what lanes are in when it is reached
     check: function that returns what is wrong with a run that came to its limit
     """
 
@@ -84,7 +82,6 @@ class Work:
     watchers: tuple[str, ...] = ("judge", "evaluation")
     trainers: tuple[str, ...] = ("",)
     beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
-    beyond: int = 0
     check: Callable[[Run], list[str]] = lambda run: []
 
     def reached(self, run: Run) -> float:
@@ -187,7 +184,7 @@ WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
     "slots-threads": (replace(SLOTS, launch="threads"), SLOT_FAULTS),
     "server-slots": (replace(SLOTS, function=outside.in_slots_of_server, beside=outside.server), SERVERS),
     "memory": (
-        replace(SLOTS, function=outside.without_slots, beyond=3, check=check_ratio),
+        replace(SLOTS, function=outside.without_slots),
         {"kill": SUFFERED["kill"], "trainer": _kill("trainer")} | ENDINGS,
     ),
     "buffers": (Work(buffered), {"kill": _kill("buffers"), "stop": SUFFERED["stop"], "main": None}),
@@ -292,7 +289,7 @@ def goes_on(run: Run, work: Work, ended: bool = False) -> list[str]:
         return wrong + again(run, work)
     if ended:
         reached = max(reached, at_last)
-    if (status != 0 and not complete(run)) or not 0 <= reached - work.length <= work.beyond:
+    if (status != 0 and not complete(run)) or reached != work.length:
         return [f"status {status} at {work.unit} {reached:.0f}: {run.said()}", *wrong]
     for name in (f"{trainer}update" for trainer in work.trainers):
         updates = [record[name] for record in read_metrics(run.path) if name in record]

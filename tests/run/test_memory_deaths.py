@@ -8,15 +8,13 @@ from fractions import Fraction
 from math import floor
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tests.run.environments import Numbered
+from tests.run.journaled import journaled_steps
 from tests.run.test_deaths import with_deaths
 from tests.run.watching import EXPERIMENTS, leftovers
 
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.replay.retrain_journal import JournalReader, journal_path
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import read_newest
 
@@ -24,38 +22,6 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
 ]
 experiments = load_file(EXPERIMENTS, "test")
-
-Where = tuple[int, ...]
-"""A copy of the environment, its episode, and how many steps that has had."""
-
-
-def steps_of(journal: Path) -> tuple[list[Where], list[Where]]:
-    """Return the steps in a journal, by where they led, and where a seat was as an
-    episode of it was cut; rows fit those before them."""
-    reader = JournalReader(journal)
-    steps, cut, seen = list[Where](), list[Where](), dict[tuple[int, int], np.ndarray]()
-    open_ = set[tuple[int, int]]()
-    for record in reader.records():
-        sample = reader.consume() if record is None else None
-        for seat in range(0 if sample is None else sample["version"].shape[1]):
-            assert sample is not None
-            row, key = {name: array[0, seat] for name, array in sample.items()}, (sample.channel, seat)
-            where = row["obs"].astype(np.int64)
-            if row["on_reset"]:
-                assert where[2] == 0 and not row["voided"]
-                cut += [tuple(seen[key].tolist())] if key in open_ else []
-                open_.add(key)
-            elif row["version"] < 0:
-                continue  # a filler
-            else:
-                assert key in open_ and (where - seen[key] == [0, 0, 1]).all()
-                assert row["reward"] == Numbered.paid(*where)
-                steps.append(tuple(where.tolist()))
-                if row["done"] or row["truncated"]:
-                    open_.remove(key)
-            seen[key] = where
-    reader.close()
-    return steps, cut
 
 
 @pytest.mark.parametrize("slots", [False, True])
@@ -82,7 +48,7 @@ def test_an_actor_that_dies_loses_its_steps_in_flight_and_undoes_nothing(tmp_pat
     flying = [record["limiter/in_flight"] for record in read_metrics(path) if "update" in record]
     assert max(flying) <= 6  # those of the dead are void by the time that others come
     # it was lived, once; of each lane of the dead an episode is cut, if one was open
-    steps, cut = steps_of(journal_path(path, "policy"))
+    steps, cut = journaled_steps(path)
     assert len(steps) == len(set(steps)) == n["committed"]
     if not slots:
         assert n["voided"] == sum(void)

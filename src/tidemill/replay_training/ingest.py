@@ -19,6 +19,7 @@ from tidemill.replay_training.open_episodes import FILE as SLOTS
 from tidemill.replay_training.open_episodes import OpenEpisodes, OpenEpisodeTracker, read_slots
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
+from tidemill.replay_training.step_limit import StepLimit
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.store.checkpoint import FoundCheckpoint
 from tidemill.streams.samples import ChannelSampleConsumer
@@ -66,6 +67,9 @@ class ReplayIngest:
             source = self._open = OpenEpisodes(source, len(seats))
             if slots is not None:
                 self._open.restore(*read_slots(slots))
+        limit, facts = context.experiment.limits.steps, {} if found is None else found.facts
+        if limit is not None and self.grants.holding:
+            source = StepLimit(source, limit - int(facts.get("steps", 0)))
         unfinished = None
         if config.finish_episodes:
             if self.grants.holding:
@@ -89,12 +93,11 @@ class ReplayIngest:
         build = config.buffer.build
         self.buffer = returned(build(self.policy_lag, demand), ReplayBuffer, build)
         self.limiter = self._limit(found, slots is not None, tell)
-        facts = {} if found is None else found.facts
         self.phases = Phases(
             self.limiter,
             self.grants,
             config.iteration_steps,
-            context.experiment.limits.steps,
+            limit,
             unfinished,
             facts,
         )
