@@ -518,7 +518,7 @@ def test_a_killed_run_goes_on_from_its_newest_whole_cut(tmp_path: Path) -> None:
     result = resume(killed, limits={"updates": updates}, quiet=True, trust=True)
     assert result.summary["status"] == "completed"
     made = experiment(0, updates, count=2, trainers=2)
-    train(made, launch="processes", run_dir=whole, quiet=True)
+    train(made, launch="threads", run_dir=whole, quiet=True)
     assert differences(whole, killed, "cuts/trainer-1") == []
     # it was put aside, and the run has come beyond it since
     assert not [*killed.glob("checkpoints/*/later-*"), *killed.glob("cuts/*/later-*")]
