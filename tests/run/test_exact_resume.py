@@ -49,6 +49,12 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.fixture(autouse=True)
+def patient_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in flight as a run is stopped comes, however busy the machine is."""
+    monkeypatch.setattr("tidemill.replay_training.trainer.DRAIN", 60.0)
+
+
 FAILING = Slots(
     environment=Gymnasium(make=f"{FILE}:Failing"),
     backoff_s=0.0001,

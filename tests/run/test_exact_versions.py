@@ -125,11 +125,11 @@ def late_as_the_trainer_ends(patch: pytest.MonkeyPatch, version: int) -> Event:
         frozen, channels = worker._frozen, worker._consumer._channels
         if frozen is not None and frozen.version == version and any(each.waiting() for each in channels):
             late.set()
-            assert rests.wait(30)
+            assert rests.wait(120)
         return poll(worker)
 
     def finish_then(worker: Any) -> None:
-        assert late.wait(30)
+        assert late.wait(120)
         finish(worker)
         ended.set()
 
