@@ -44,7 +44,7 @@ from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run import interrupts
+from tidemill.run import equal_lives, interrupts
 from tidemill.run.controller import Controller
 from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
@@ -86,10 +86,11 @@ def nothing_left() -> Iterator[None]:
 
 
 # However busy the machine is, trainers and the run as a whole have long enough to end
-# well. Those that hang are ended by force as soon as ever.
+# well, and equal trainers to say that they live. Those that hang are ended by force as
+# soon as ever.
 PATIENT = """
-from tidemill.run import ending, interrupts
-ending.EXIT_DEADLINE, interrupts.GRACE = 60.0, 180.0
+from tidemill.run import ending, equal_lives, interrupts
+ending.EXIT_DEADLINE, equal_lives.ANSWER, interrupts.GRACE = 60.0, 100.0, 180.0
 """
 # More than that passes at once as a next life begins.
 LATE = f"""{PATIENT}
@@ -484,8 +485,9 @@ KILLS = 2  # one at random within each half of the first 1.2 s
 
 @pytest.mark.parametrize(("function", "worker"), KILLED)
 def test_a_worker_that_is_killed_at_any_point_lives_again_and_the_run_goes_on(
-    tmp_path: Path, function: str, worker: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, worker: str
 ) -> None:
+    monkeypatch.setattr(equal_lives, "ANSWER", 100.0)
     draw = random.Random(worker)
     made = getattr(experiments, function)()
     killed = worker.split("+")
