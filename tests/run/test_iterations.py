@@ -2,6 +2,7 @@
 and that training is what it is without them."""
 
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.run.watching import wait_until
 from tidemill import Asynchronous, Experiment, Gymnasium, Slots
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.replay_training import iteration_evaluation
 from tidemill.replay_training.iteration_evaluation import _counted
 from tidemill.replay_training.trainer import ReplayTrainerWorker
 
@@ -114,6 +116,15 @@ def test_an_evaluation_goes_on_without_an_environment_that_fails(
 ) -> None:
     # it is an evaluation's patience that is looked at, and not training's
     monkeypatch.setattr(ReplayTrainerWorker, "_look_for_progress", lambda worker: None)
+    passed, looked = 0.0, monotonic()
+
+    def awake() -> float:  # a machine that is busy elsewhere tries nobody's patience
+        nonlocal passed, looked
+        before, looked = looked, monotonic()
+        passed += min(looked - before, 0.2)
+        return passed
+
+    monkeypatch.setattr(iteration_evaluation, "awake", awake)
     walk = Gymnasium(make=f"{FILE}:Walk", kwargs=kwargs, threads=1)
     environment = Slots(environment=walk, failures=1)
     made = limited.experiment(
