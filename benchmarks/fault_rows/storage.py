@@ -1,18 +1,23 @@
-"""Disks that are full, checkpoints that are damaged, and trackers that are away."""
+"""Disks that are full, shares that hang, checkpoints that are damaged, and trackers that
+are away."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 
 from fault_rows.row import Impossible, Row, Seen
 from fault_rows.runs import EXPERIMENTS, BrokenPromise, marked, run_of
+from shares import NoShare, share_in
 
+from tidemill.run.folder import RunFolder
 from tidemill.store.checkpoint import read_newest
 
 MEGABYTES = 8  # of the disk
@@ -72,6 +77,52 @@ def disk_is_full(launch: str, draw: Random) -> Iterator[Seen]:
         yield Seen(
             {"noticed": noticed - at, "written again": again - freed},
             {"records lost": missing, "updates lost": updates[-1] - done},
+        )
+
+
+def share_hangs(launch: str, draw: Random) -> Iterator[Seen]:
+    """The share of the run's folder does not answer for some seconds, and then as the run
+    is to end."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-share-")))
+        try:
+            share = stack.enter_context(share_in(folder))
+        except NoShare as error:
+            raise Impossible(str(error)) from None
+        run = stack.enter_context(run_of("plain", launch, path=share.place / "run"))
+        stack.callback(share.go_on)
+        time.sleep(draw.uniform(1.0, 3.0))
+        at = time.time()
+        share.stop()
+        told = "checkpoint .* cannot be written: its disk, or share, does not answer"
+        run.wait_for(lambda: re.search(told, run.output), "that is told")
+        noticed = time.time()
+        time.sleep(3.0)
+        share.go_on()
+        back = time.time()
+        again = r"metrics.jsonl is written again, with the ([\d,]+) records that waited"
+        run.wait_for(lambda: "checkpoints are written again" in run.output, "checkpoints are written again")
+        waited = run.wait_for(lambda: re.search(again, run.output), "metrics are written again")
+        caught_up = time.time()
+        if (trained := int(waited[1].replace(",", ""))) < 10:
+            raise BrokenPromise(f"training stands still while a share hangs: {trained} updates")
+        run.wait_for_updates(2)
+        share.stop()
+        time.sleep(draw.uniform(0.0, 2.0))
+        ending = time.time()
+        run.end()
+        ended = time.time()
+        share.go_on()
+        RunFolder(run.path).tidy()  # what was being written as its process ended; a resume does the same
+        updates = run.updates_told()
+        (refuge,) = (run.folder / "tmp").glob("tidemill-run-*")
+        summary = json.loads((refuge / "summary.json").read_text())
+        kept = int(read_newest(refuge / "checkpoints" / "policy").facts["updates"])
+        shutil.rmtree(refuge)
+        missing = set(range(1, updates[-1] + 1)) - set(updates) if updates[-1] < 900 else ()
+        yield Seen(
+            {"noticed": noticed - at, "caught up": caught_up - back, "ended": ended - ending},
+            {"records lost": len(missing), "updates lost": summary["updates"] - kept},
         )
 
 
@@ -190,6 +241,11 @@ WEIGHTS = "policy.safetensors"
 ROWS = {
     "disk-full": Row(
         "the disk is full for some seconds", disk_is_full, {"noticed": 10.0, "written again": 10.0},
+        {"records lost": 0, "updates lost": 0}, times=1,
+    ),
+    "share-hangs": Row(
+        "the share of the run's folder does not answer for some seconds, and then as the run is to end",
+        share_hangs, {"noticed": 11.0, "caught up": 10.0, "ended": 20.0},
         {"records lost": 0, "updates lost": 0}, times=1,
     ),
     "corrupt-checkpoint": Row(

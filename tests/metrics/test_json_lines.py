@@ -270,6 +270,27 @@ def test_a_share_that_was_away_is_written_to_again(tmp_path: Path, monkeypatch: 
     assert steps(tmp_path) == [2, 3, 4]
 
 
+def test_one_whose_file_cannot_be_opened_at_the_first_try_is_written_to_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, write, wrong = JSONLines(LoggedRun(tmp_path)), os.pwrite, [errno.ESTALE]
+
+    def fails(file: int, data: bytes, offset: int) -> int:
+        if wrong:
+            raise OSError(wrong.pop(), "Stale file handle")
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    writer.write({"step": 1})
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "away")
+    (tmp_path / "metrics.jsonl").mkdir()
+    writer.write({"step": 2})
+    (tmp_path / "metrics.jsonl").rmdir()
+    writer.write({"step": 3})
+    writer.close()
+    assert steps(tmp_path) == [1, 2, 3]
+
+
 LIMITED = """
 import resource, sys
 from pathlib import Path

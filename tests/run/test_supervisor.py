@@ -15,6 +15,7 @@ from tests.run.watching import EXPERIMENTS, leftovers, log_of, wait_until
 from tidemill import Experiment, Gymnasium, populate
 from tidemill.api.control_messages import State
 from tidemill.core.errors import RunError
+from tidemill.core.folder_thread import FolderThread
 from tidemill.core.user_code_loading import load_file
 from tidemill.run.events import Event, EventLog, read_events
 from tidemill.run.run_control import RunControl
@@ -224,7 +225,8 @@ def test_who_dies_after_a_signal_dies_as_the_run_ends(tmp_path: Path) -> None:
 
 def test_events_are_read_back_but_for_torn_lines(tmp_path: Path) -> None:
     told = [Event(time.time(), "died", "actor-0", 1, cause="it was killed"), Event(1.0, "ended", cause="…")]
-    log = EventLog(tmp_path)
+    thread = FolderThread(tmp_path, 60.0)
+    log = EventLog(tmp_path, thread)
     log.write(told[:1])
     log.write([])
     log.write(told[1:])
@@ -239,5 +241,6 @@ def test_events_are_read_back_but_for_torn_lines(tmp_path: Path) -> None:
     told.append(Event(2.0, "told", cause="later"))
     with path.open("ab") as file:
         file.write(b'{"time":2.0,"wh')
+    thread.close()
     assert read_events(tmp_path) == told
     assert read_events(tmp_path / "nowhere") == []

@@ -1,8 +1,11 @@
 """Checkpoints: whole or not there."""
 
+import errno
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ import numpy as np
 import pytest
 
 from tidemill.core.errors import CheckpointError, NewerCheckpoint
+from tidemill.core.folder_thread import FolderThread
 from tidemill.store import checkpoint
 from tidemill.store.checkpoint import (
     MANIFEST,
     MOST_LATER,
     checkpoint_name,
     checkpoints,
+    hangs,
     put_aside,
     read_checkpoint,
     read_newest,
@@ -399,3 +404,52 @@ def test_a_folder_of_files_is_kept_with_its_checksums(tmp_path: Path) -> None:
     (path / "buffer" / "rows.bin").write_bytes(b"rowz")
     with pytest.raises(CheckpointError, match=r"buffer/rows\.bin is damaged"):
         read_checkpoint(path)
+
+
+def test_a_share_whose_folders_cannot_be_listed_takes_no_checkpoint_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    monkeypatch.setattr("tidemill.store.checkpoint.check", stale)
+    with pytest.raises(CheckpointError, match="update-1 cannot be written: Stale file handle"):
+        write_checkpoint(tmp_path / "run/checkpoints/policy", "update-1", ARRAYS, {}, 3)
+
+
+def test_a_checkpoint_that_hangs_is_given_up_and_none_is_written_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    folder, other = run / "checkpoints/policy", tmp_path / "other/checkpoints/policy"
+    (tmp_path / "other").mkdir()
+    write_checkpoint(folder, "update-1", ARRAYS, {}, 3)
+    back, real, made = threading.Event(), os.fsync, list[FolderThread]()
+
+    def make(folder: Path, seconds: float) -> FolderThread:
+        made.append(FolderThread(folder, 60.0))
+        return made[-1]
+
+    def hangs_there(file: int) -> None:
+        if not back.is_set() and len(made) == 1:
+            made[0]._call.until = 0.0  # type: ignore[union-attr]
+            assert back.wait(60)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", hangs_there)
+    monkeypatch.setattr(checkpoint, "FolderThread", make)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"update-2 cannot be .* does not answer since \d"):
+            write_checkpoint(folder, "update-2", ARRAYS, {}, 3)
+    assert hangs(run)
+    write_checkpoint(other, "update-2", ARRAYS, {}, 3)  # where its run's last one goes
+    with pytest.raises(CheckpointError, match="does not answer since"):
+        write_checkpoint(run / "cuts/actor-0", "update-2", ARRAYS, {}, 3)
+    back.set()
+    until = time.monotonic() + 60
+    while hangs(run):
+        assert time.monotonic() < until
+    assert [path.name for path in folder.iterdir()] == ["update-1"]  # the other never got its name
+    write_checkpoint(folder, "update-3", ARRAYS, {}, 3)
+    assert [path.name for path in checkpoints(folder)] == ["update-1", "update-3"]

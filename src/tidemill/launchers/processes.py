@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -35,6 +36,7 @@ from tidemill.core.config import encode
 from tidemill.core.control_groups import MemoryKills, memory_kills
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, DeadlineError, RunError, returned
+from tidemill.core.folder_thread import FolderThread
 from tidemill.core.killed_processes import KILLED, await_end, kill_session
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
@@ -59,6 +61,7 @@ _STACK = 0.5  # seconds that a process has to write down where its threads are
 ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
 """The signal upon which a worker's process does so, if need be in the midst of what holds
 Python's lock. None of those that environments and batch systems use."""
+_AWAY = 2.0  # seconds that the disk has on which logs are
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -490,13 +493,20 @@ class ProcessesLauncher(Launcher):
             os.close(self._descriptors.pop())
 
     def _remove_empty_logs(self) -> None:
-        logs = {group.log for group in self._group_of.values()}
-        for log in logs:
-            if log.exists() and log.stat().st_size == 0:
-                log.unlink()
-        for folder in {log.parent for log in logs}:
+        for folder in {group.log.parent for group in self._group_of.values()}:
+            logs = [group.log for group in self._group_of.values() if group.log.parent == folder]
+            thread = FolderThread(folder, _AWAY)
             with contextlib.suppress(OSError):
-                folder.rmdir()  # nobody had anything to say
+                thread.do(partial(_remove_empty, logs, folder))
+            thread.close()
+
+
+def _remove_empty(logs: Sequence[Path], folder: Path) -> None:
+    for log in logs:
+        if log.exists() and log.stat().st_size == 0:
+            log.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # nobody had anything to say
 
 
 class RunnerBell(EventBell):

@@ -11,6 +11,7 @@ import errno
 import logging
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,14 +19,17 @@ from pathlib import Path
 import msgspec
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
-from tidemill.core.errors import RunError
+from tidemill.core.errors import Overtaken, RunError
+from tidemill.core.folder_thread import FolderThread
 from tidemill.core.private_files import private
 from tidemill.core.resource_shortage import why
 from tidemill.core.untrusted_files import open_plain
+from tidemill.store.fence import check
 
 FILE = "metrics.jsonl"
 LONGEST = 1 << 20  # bytes of a line
 WAITING = 2_000  # records that wait while they cannot be written; one has 1 to 2 KB
+PATIENCE = 2.0  # seconds that whoever writes one waits for the disk
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger(__name__)
@@ -37,20 +41,25 @@ class JSONLines(MetricSink):
     What an earlier life of a resumed run wrote about later steps is dropped, and what it
     told of others than updates is not written again, where that is the same in every
     word: an evaluation that a killed run has played, and an exact one plays again, has
-    one line. A disk that
-    is full, or a share that went away, does not stop training: the newest records wait in
-    memory until they can be written, and a warning is logged once, and once when that is
-    over.
+    one line. A disk that is full, or a share that went away, or hangs, does not stop
+    training: the newest records wait in memory until they can be written, and a warning
+    is logged once, and once when that is over.
+
+    thread: in which it writes; None: one of its own
     """
 
     title = FILE
 
-    def __init__(self, run: LoggedRun) -> None:
+    def __init__(self, run: LoggedRun, thread: FolderThread | None = None) -> None:
         super().__init__(run)
         self._path = run.folder / FILE
-        self._waiting: deque[bytes] = deque(maxlen=WAITING)
+        self._thread, self._own = thread or FolderThread(run.folder, PATIENCE), thread is None
+        # what follows is changed with this held
+        self._changed = threading.Lock()
+        self._waiting: deque[bytes] = deque(maxlen=WAITING)  # the first may be just being written
+        self._closed = self._left = False  # what waits is never written
         self._failed: OSError | None = None  # why the first of them is not in the file
-        self._lost = 0
+        self._waited = self._lost = 0  # of them, since then
         self._told = deque[bytes](maxlen=WAITING)  # before the run was resumed, not of updates
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -66,17 +75,15 @@ class JSONLines(MetricSink):
         self._end = os.lseek(self._file, 0, os.SEEK_END)
 
     def write(self, record: Mapping[str, float]) -> None:
+        """See `MetricSink.write`. Raises `Overtaken`."""
         line = msgspec.json.encode(record) + b"\n"
         if line in self._told:
             return
-        if len(self._waiting) == WAITING:
-            self._lost += 1
-        self._waiting.append(line)
-        waited = len(self._waiting) - 1
+        with self._changed:
+            self._lost += len(self._waiting) == WAITING
+            self._waiting.append(line)
         try:
-            while self._waiting:
-                self._append(self._waiting[0])
-                self._waiting.popleft()
+            self._thread.do(self._write_all)
         except OSError as error:
             if self._failed is None:
                 log.warning(
@@ -86,28 +93,53 @@ class JSONLines(MetricSink):
                     f"{WAITING:,}",
                 )
             self._failed = error
+            self._waited += 1
             return
         if self._failed is not None:
             lost = f"; {self._lost:,} before them are lost" if self._lost else ""
             log.warning(
-                "%s is written again, with the %s records that waited%s", self._path, f"{waited:,}", lost
+                "%s is written again, with the %s records that waited%s",
+                self._path,
+                f"{self._waited - self._lost:,}",
+                lost,
             )
-            self._failed, self._lost = None, 0
+            self._failed, self._waited, self._lost = None, 0, 0
+
+    def _write_all(self) -> None:
+        """Append all that waits, unless another runner leads the run by now. Raises
+        `OSError`, and `Overtaken`."""
+        check(self._path)
+        while self._waiting and not self._left:
+            line = self._waiting[0]
+            self._append(line)
+            with self._changed:
+                self._end += len(line)
+                if self._waiting and self._waiting[0] is line:
+                    self._waiting.popleft()
+                else:
+                    self._lost -= 1  # it was given up meanwhile
 
     @property
     def whole(self) -> bool:
-        """All records so far are in the file."""
-        return self._failed is None
+        """All records so far are in the file, or just being written."""
+        return self._failed is None or not self._waiting
+
+    @property
+    def hangs(self) -> bool:
+        """The run's folder does not answer."""
+        return self._thread.hangs
 
     @property
     def end(self) -> int:
-        """How many bytes of the file the records so far take."""
-        return self._end
+        """How many bytes of the file the records so far take, once all are in it."""
+        with self._changed:
+            return self._end + sum(map(len, self._waiting))
 
     def _append(self, line: bytes) -> None:
         """Append a whole line, or nothing. Raises `OSError`."""
         if self._failed is not None and self._failed.errno not in FULL:  # a share may be another one now
-            os.close(self._file)
+            if self._file >= 0:
+                os.close(self._file)
             self._file = -1
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._end = min(self._end, os.lseek(self._file, 0, os.SEEK_END))
@@ -124,23 +156,29 @@ class JSONLines(MetricSink):
                 # disk
                 os.ftruncate(self._file, self._end)
             raise
-        self._end += len(line)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._waiting:  # the disk may have room by now
-                self._append(self._waiting[0])
-                self._waiting.popleft()
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError, Overtaken):
+            self._thread.do(self._write_last)
         if self._waiting:
             log.warning(
                 "%s lacks the last %s records, which could not be written",
                 self._path,
                 f"{len(self._waiting):,}",
             )
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
-        self._waiting.clear()
+        self._left = bool(self._waiting)
+        if self._own:
+            self._thread.close()
+
+    def _write_last(self) -> None:
+        try:
+            self._write_all()  # the disk may have room by now
+        finally:
+            if self._file >= 0:
+                os.close(self._file)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, float]]:

@@ -168,14 +168,14 @@ class Spool:
     def _next(self) -> _Record | None:
         """Wait for a record, and return it; None: no more is to be written."""
         with self._changed:
-            rereads = self._away and self._sink is not None and self._sink.rereads
+            rereads = self._sink is not None and self._sink.rereads
             # what is not in `metrics.jsonl` yet would be missed
             self._changed.wait_for(
                 lambda: (self._waiting and (not rereads or self._whole())) or self._closing or self._over
             )
             if not self._waiting:
                 return None
-            if rereads:
+            if rereads and self._away:
                 newest = self._waiting[-1]._replace(recorded=self._recorded)
                 self._waiting.clear()
                 self._waiting.append(newest)

@@ -3,10 +3,12 @@ that the run was given."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
+from time import sleep
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError
+from tidemill.core.folder_thread import FolderThread
 from tidemill.core.named_class import named_class
 from tidemill.core.secrets import says_secret
 from tidemill.metrics.json_lines import JSONLines
@@ -22,6 +24,7 @@ here."""
 DEFAULT = "tensorboard"
 
 HURRIED = 10.0  # seconds that sinks have at the end of a run that a signal ends
+AWAY = 2.0  # seconds of these where the run's folder hangs
 LOOK = 0.1  # seconds between looks at whether one has come
 
 Sinks = str | Sequence[str | type[MetricSink]]
@@ -46,10 +49,18 @@ class MetricsWriter:
     """The writer writes the records of one run into its folder, and has those of `sinks`
     written besides, each in a thread of its own (`Spool`): training goes on whatever they
     do, and what they do is warned of. Raises what making a sink raises.
+
+    thread: in which it writes into the folder; None: one of its own
     """
 
-    def __init__(self, run: LoggedRun, sinks: Collection[type[MetricSink]] = ()) -> None:
-        self._run, self._lines = run, JSONLines(run)
+    def __init__(
+        self,
+        run: LoggedRun,
+        sinks: Collection[type[MetricSink]] = (),
+        thread: FolderThread | None = None,
+    ) -> None:
+        self._thread = thread
+        self._run, self._lines = run, JSONLines(run, thread)
         self._spools: list[Spool] = []
         try:
             for sink in sinks:
@@ -59,7 +70,8 @@ class MetricsWriter:
             raise
 
     def write(self, record: Mapping[str, float]) -> None:
-        """Append one record. It needs a ``step``; the other names are free."""
+        """Append one record. It needs a ``step``; the other names are free. Raises
+        `Overtaken`."""
         plain = {
             k: v if isinstance(v, int) else float(v)
             for k, v in record.items()
@@ -71,9 +83,12 @@ class MetricsWriter:
 
     def go_back(self, run: LoggedRun) -> None:
         """Have the records of the run go on from where it goes back to. Each sink is made
-        anew before the next one."""
+        anew before the next one. Where the folder hangs it waits for that: what is being
+        written there is to be dropped."""
+        while self._lines.hangs:
+            sleep(LOOK)
         self._lines.close()
-        self._run, self._lines = run, JSONLines(run)
+        self._run, self._lines = run, JSONLines(run, self._thread)
 
     def look(self) -> None:
         """Tell which sinks do not come back."""
@@ -83,8 +98,9 @@ class MetricsWriter:
     def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Close the files, and wait for the sinks, which write what waits for them and
         are closed: as long as each asks for (`MetricSink.closing_s`), all at a time, or
-        `HURRIED` seconds once `hurry` says that a signal has come. Those that have not
-        come back then are left, and told. May be called twice."""
+        `HURRIED` seconds once `hurry` says that a signal has come, and `AWAY` where the
+        folder hangs besides. Those that have not come back then are left, and told. May
+        be called twice."""
         self._lines.close()
         for spool in self._spools:
             spool.end(self._lines.end)
@@ -94,6 +110,6 @@ class MetricsWriter:
                 self._spools.pop(0)
                 continue
             if hurry():
-                until = min(until, awake() + HURRIED)
+                until = min(until, awake() + (AWAY if self._lines.hangs else HURRIED))
             if awake() > min(until, began + self._spools[0].closing_s):
                 self._spools.pop(0).leave(awake() - began)

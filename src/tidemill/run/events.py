@@ -5,12 +5,15 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import msgspec
 
+from tidemill.core.folder_thread import FolderThread
 from tidemill.core.private_files import private
 from tidemill.core.untrusted_files import open_plain
+from tidemill.store.fence import check
 
 FILE = "events.jsonl"
 LONGEST = 1 << 20  # bytes of a line
@@ -50,30 +53,42 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EventLog:
-    """The log writes the events of the run in `folder`. What a disk cannot take waits
-    until there is room; that it cannot is told by whoever writes more than this."""
+    """The log writes the events of the run in `folder`, in `thread`. What a disk cannot
+    take waits until there is room, or until it answers again; that it cannot is told by
+    whoever writes more than this."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+    def __init__(self, folder: Path, thread: FolderThread) -> None:
+        self._path, self._thread = folder / FILE, thread
+        self._changed = Lock()
         self._lines = deque[bytes](maxlen=MOST_WAITING)  # that are not in the file yet
 
     def write(self, events: Iterable[Event]) -> None:
         """Append events. They go to the file in one write: a kill tears at most the last
-        line."""
-        self._lines += [msgspec.json.encode(event) + b"\n" for event in events]
-        if not self._lines:
-            return
-        data = b"".join(self._lines)
-        with suppress(OSError), open(self._path, "ab", buffering=0, opener=private) as file:
+        line. Raises `Overtaken`."""
+        with self._changed:
+            self._lines += [msgspec.json.encode(event) + b"\n" for event in events]
+        if self._lines:
+            with suppress(OSError):
+                self._thread.do(self._write_all)
+
+    def _write_all(self) -> None:
+        check(self._path)
+        with self._changed:
+            lines = list(self._lines)
+        data = b"".join(lines)
+        with open(self._path, "ab", buffering=0, opener=private) as file:
             end = file.tell()
             try:
                 written = file.write(data)
             except OSError:
                 written = 0
-            if written == len(data):
-                self._lines.clear()
-            else:
+            if written < len(data):
                 file.truncate(end)  # no half of a line in the middle of the file
+                return
+        with self._changed:
+            for line in lines:
+                if self._lines and self._lines[0] is line:  # else it was given up meanwhile
+                    self._lines.popleft()
 
 
 def read_events(folder: Path) -> list[Event]:

@@ -3,13 +3,13 @@ do on the way, and summed up at its end."""
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -20,10 +20,11 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.config import encode
 from tidemill.core.errors import Overtaken, RunError, TidemillError
+from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.forgiving_output import printable, unawaited_output
 from tidemill.core.private_files import private
 from tidemill.core.secrets import hide
-from tidemill.metrics.json_lines import each_record
+from tidemill.metrics.json_lines import PATIENCE, each_record
 from tidemill.metrics.writer import MetricsWriter
 from tidemill.run.control_folder import ControlFolder
 from tidemill.run.control_socket import ControlSocket
@@ -45,8 +46,11 @@ from tidemill.store.refuge import kept_in, refuge_of
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.fault_records import FAULTS
 
+T = TypeVar("T")
+
 LOGS = "logs"
 TRACEBACKS = f"{LOGS}/traceback.log"
+LAST = 6.0  # seconds that the disk has for what is written once the run is over
 
 
 class RunLifecycle:
@@ -74,7 +78,8 @@ class RunLifecycle:
         self._refuge: Path | None = None  # where workers write what the folder does not take at the end
         self._kept_before: set[tuple[Path, int]] = set()  # what an earlier life left there
         self._elsewhere = ""  # what to do with the last checkpoint that its own folder did not take
-        self._events = EventLog(folder.path)
+        self._thread = FolderThread(folder.path, PATIENCE)  # in which this process writes there
+        self._events = EventLog(folder.path, self._thread)
         # lost: nothing is there that is worth keeping, but for what is called kept
         self._lost = resumed is None
         self._discard_except: Sequence[str] = ()
@@ -87,7 +92,12 @@ class RunLifecycle:
         folder, resumed, view = self._folder, self._resumed, self._view
         check(folder.path)
         with ExitStack() as stack:
-            stack.callback(lambda: folder.discard(self._discard_except) if self._lost else folder.unlock())
+            stack.callback(self._thread.close)
+            stack.callback(
+                lambda: self._in_folder(
+                    partial(folder.discard, self._discard_except) if self._lost else folder.unlock, LAST
+                )
+            )
             try:
                 for name in (SUMMARY, PLACES):  # of the life before
                     if (folder.path / name).exists():
@@ -97,14 +107,14 @@ class RunLifecycle:
             with suppress(OSError):
                 self._refuge = refuge_of(folder.path)
                 self._kept_before = kept_in(self._refuge)
-            self._metrics = metrics = MetricsWriter(self._logged(job.experiment), self._sinks)
+            self._metrics = metrics = MetricsWriter(self._logged(job.experiment), self._sinks, self._thread)
             close_metrics = partial(metrics.close, lambda: bool(interrupts.first))
             stack.callback(close_metrics)
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
-            self._orders = stack.enter_context(closing(ControlFolder(folder.path)))
+            self._orders = ControlFolder(folder.path)
+            stack.callback(self._in_folder, self._orders.close)
 
             def record(values: dict[str, float]) -> None:
-                check(folder.path)
                 metrics.write(values)
                 if self._on_update is not None and "update" in values:
                     control = RunControl(controller, metrics.write)
@@ -148,7 +158,7 @@ class RunLifecycle:
             if later is not None:
                 controller.state.report.notices.append(f"besides: {type(later).__name__}: {later}")
             try:
-                check(folder.path)
+                self._in_folder(partial(check, folder.path))
             except Overtaken:
                 self._lost = False  # all of it is the other one's
                 raise
@@ -170,8 +180,7 @@ class RunLifecycle:
             self._lost = resumed is None and (failed_first or not controller.state.began)
             self._discard_except = (LOGS, FAULTS) if controller.state.began else ()
             error = self._write_down(controller, summary, error)
-            with suppress(OSError):  # its disk has become read-only
-                folder.tidy()
+            self._in_folder(folder.tidy, LAST)
             if not self._lost:
                 controller.state.report.events.append(Event(time(), "ended", cause=f"{status}: {reason}"))
                 self._keep_events(controller)
@@ -200,8 +209,9 @@ class RunLifecycle:
         folder, progress = self._folder, self._resumed or Progress()
         with ExitStack() as stack:
             stack.callback(folder.unlock)
+            stack.callback(self._thread.close)
             progress.begin(job.experiment)
-            with closing(MetricsWriter(self._logged(job.experiment), self._sinks)) as metrics:
+            with closing(MetricsWriter(self._logged(job.experiment), self._sinks, self._thread)) as metrics:
                 told = max((record.get("update", 0) for record in each_record(folder.path)), default=0)
                 if told < progress.updates:  # killed before its last line
                     metrics.write(progress.record({}))
@@ -231,8 +241,7 @@ class RunLifecycle:
     def _watch(self, controller: Controller) -> None:
         if controller.state.plan is not None and not self._planned:
             self._planned = True
-            with suppress(OSError):  # a full disk does not stop training
-                self._folder.write(MEMORY, controller.state.plan)
+            self._in_folder(partial(self._folder.write, MEMORY, controller.state.plan))
         if controller.places != self._places:
             self._keep_places(controller.places)
         self._metrics.look()
@@ -247,7 +256,8 @@ class RunLifecycle:
 
     def _alarm(self, text: str) -> None:
         """Tell what the controller cannot, which hangs. Called in another thread."""
-        self._events.write([Event(time(), "told", cause=text)])
+        with suppress(Overtaken):  # whoever leads the run finds it out, too
+            self._events.write([Event(time(), "told", cause=text)])
         print(f"note: {printable(text)}", file=sys.stderr)
 
     def _keep_places(self, places: Mapping[str, HostPlace]) -> None:
@@ -255,22 +265,25 @@ class RunLifecycle:
         if not self._places and self._view is not None:
             self._console.print(Text(printable(table_of_places(places))), soft_wrap=True)
         self._places = places
-        with suppress(OSError):  # a full disk does not stop training
-            self._folder.write(PLACES, msgspec.to_builtins(places))
+        self._in_folder(partial(self._folder.write, PLACES, msgspec.to_builtins(places)))
 
     def _keep_episodes(self, progress: Progress) -> None:
-        if progress.unsaved:
+        if progress.unsaved and not self._thread.hangs:
             progress.unsaved = False
-            with suppress(OSError):  # a full disk does not stop training
-                self._folder.write(EPISODES, progress.checkpoint_episodes)
+            self._in_folder(partial(self._folder.write, EPISODES, progress.checkpoint_episodes))
+
+    def _in_folder(self, work: Callable[[], T], seconds: float = PATIENCE) -> T | None:
+        """Do what is to be done in the folder, and need not: a disk that is full, or that
+        hangs for so many seconds, does not stop training. Raises `Overtaken`."""
+        with suppress(OSError):
+            return self._thread.do(work, seconds)
+        return None
 
     def _keep_events(self, controller: Controller) -> None:
         """Write down what has happened, and what the user is about to be told."""
         report = controller.state.report
         new = report.notices[self._noticed :]
         told = [Event(time(), "told", cause=text) for text in new if text not in report.of_events]
-        if told or report.events:
-            check(self._folder.path)
         self._events.write([*report.events, *told])
         report.events.clear()
 
@@ -286,8 +299,9 @@ class RunLifecycle:
     def _obey(self, controller: Controller) -> None:
         for order, connection in self._control.commands():
             self._control.reply(connection, self._answer(controller, order))
-        for request in self._orders.commands():
-            self._orders.reply(request.number, self._answer(controller, request.order))
+        for request in self._in_folder(lambda: [*self._orders.commands()]) or ():
+            answer = self._answer(controller, request.order)
+            self._in_folder(partial(self._orders.reply, request.number, answer))
 
     def _answer(self, controller: Controller, order: str) -> str:
         """Do what an order says, and return what is answered."""
@@ -323,16 +337,20 @@ class RunLifecycle:
         cause."""
         job, path, refuge, text = controller.job, self._folder.path, self._refuge, ""
         elsewhere = refuge is not None and kept_in(refuge) != self._kept_before
-        try:
+
+        def write() -> None:
             if controller.state.report.tracebacks and (controller.state.began or self._resumed is not None):
                 (path / LOGS).mkdir(mode=0o700, exist_ok=True)
                 with open(path / TRACEBACKS, "a", opener=private) as log:
                     log.writelines(each + "\n" for each in controller.state.report.tracebacks)
-            if elsewhere:  # there was room for this alone
-                text = f"{path} did not take the run's last checkpoint"
             if not self._lost:
                 said = {"status": "failed", "reason": text} if text and error is None else {}
                 self._folder.write(SUMMARY, summary | said)
+
+        if elsewhere:  # there was room for this alone
+            text = f"{path} did not take the run's last checkpoint"
+        try:
+            self._thread.do(write, LAST)
         except OSError as broken:
             text = _unwritable(broken, path)
         if not text:
@@ -353,6 +371,8 @@ class RunLifecycle:
         path = as_typed(self._folder.path)
         if self._elsewhere:
             return f"\n{self._elsewhere}"
+        if self._thread.hangs:
+            return ""
         resumable = can_go_on(self._folder, controller.job.experiment)
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"
@@ -384,10 +404,10 @@ class RunLifecycle:
 
 
 def _unwritable(error: OSError, path: Path) -> str:
-    return (
-        f"{error.filename or path} cannot be written: {error.strerror}; free the disk, or let yourself "
-        "write there"
-    )
+    cure = "free the disk, or let yourself write there"
+    if isinstance(error, Unanswered):
+        cure = "look whether its server, or device, is well"
+    return f"{error.filename or path} cannot be written: {error.strerror}; {cure}"
 
 
 def _in_refuge(refuge: Path, complete: bool) -> str:

@@ -9,6 +9,11 @@ Those of a newer epoch of the run count as newer, whatever their numbers (`fence
 Records of faults (`workers/fault_records.py`) are written, numbered and removed likewise.
 One that is undone, since its run has gone back behind it, is put aside (`LATER`) until
 the run has come as far again: what it went back to might turn out to be damaged.
+
+A disk, or a network share, may hang without an error: each is written in a thread, and
+given up where that does not come back. What it has written then never gets its name, but
+where it was about to be renamed: that one is whole, and comes late. Until it is back
+nothing else is written into that run's folder.
 """
 
 import errno
@@ -22,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidemill.core.errors import CheckpointError, NewerCheckpoint, Overtaken, SchemaError
+from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.private_files import private, private_folder
 from tidemill.core.resource_shortage import why
 from tidemill.core.safetensors_io import pack, unpack
@@ -34,10 +40,19 @@ REPLACED = "replaced"
 LATER = "later-"
 MOST_LATER = 4  # that are put aside in a folder, the newest ones
 AWAY = "the run's folder was removed or renamed, or its disk is away"
+PATIENCE = 8.0
+"""Seconds that a piece of a checkpoint may take to be written, and one more for each
+`SLOW` bytes of it: a disk, or share, that takes longer hangs. A signal leaves a run 18
+s."""
+SLOW = 10_000_000
+FILLING = 3600.0
+"""Seconds that a folder of a checkpoint may take to be filled: a replay memory may be
+tens of GB."""
 FORMAT = 1
 ENDED = "ended"
 """What checkpoints in a run of several policies have among their facts: the epoch in a
 policy's last one, 0 in those before."""
+_hanging = dict[str, FolderThread]()  # by the run's folder: what was given up there
 STEP = "step"
 """What records of an actor are called by; those of a trainer are by their update, as
 checkpoints are."""
@@ -74,11 +89,47 @@ def write_checkpoint(
     then remove all but the newest `keep`, and what was put aside of as far as this one.
 
     Raises `CheckpointError` (with the folder and the system's reason) when it cannot be
-    written, and `Overtaken`; the checkpoints before it stay.
+    written, also since the disk does not answer, and `Overtaken`; the checkpoints before
+    it stay.
     """
-    check(folder)
-    target, aside = folder / name, folder / f".{name}.{os.getpid()}"
+    run, target = str(folder.parent.parent), folder / name
+    if not hangs(folder.parent.parent):
+        _hanging.pop(run, None)
+    thread = _hanging.get(run) or FolderThread(folder, PATIENCE)
     try:
+        return thread.do(lambda: _write(thread, target, arrays, facts, keep, folders or {}))
+    except Unanswered as error:
+        raise CheckpointError(
+            f"checkpoint {target} cannot be written: {error.strerror}, and nothing more is written there "
+            "until it does; look whether its server, or device, is well"
+        ) from None
+    finally:
+        if thread.hangs:
+            _hanging[run] = thread
+        thread.close()
+
+
+def hangs(run: Path) -> bool:
+    """Return whether a checkpoint in a run's folder was given up, since its disk, or
+    share, did not answer, and still does not."""
+    thread = _hanging.get(str(run))
+    return thread is not None and thread.hangs
+
+
+def _write(
+    thread: FolderThread,
+    target: Path,
+    arrays: Mapping[str, Mapping[str, Array]],
+    facts: Mapping[str, Any],
+    keep: int,
+    folders: Mapping[str, Callable[[Path], None]],
+) -> Path:
+    """See `write_checkpoint`. It is called in `thread`, and stops where nobody waits for
+    it any more."""
+    folder, name = target.parent, target.name
+    aside = folder / f".{name}.{os.getpid()}"
+    try:
+        check(folder)
         if not folder.parent.parent.is_dir():  # else a folder would be made that is no run's
             raise FileNotFoundError(errno.ENOENT, AWAY)
         for place in (folder.parent, folder):
@@ -88,23 +139,27 @@ def write_checkpoint(
         sums = {}
         for file, content in arrays.items():
             data = pack(content)
+            thread.go_on(len(data) / SLOW)
             write_synced(aside / f"{file}.safetensors", data)
             sums[f"{file}.safetensors"] = sha256(data).hexdigest()
-        for inner, write in (folders or {}).items():
+        for inner, write in folders.items():
+            thread.go_on(FILLING)
             (aside / inner).mkdir(mode=0o700)
             write(aside / inner)
             sums |= {f"{inner}/{file.name}": _digest(file) for file in _synced(aside / inner)}
+        thread.go_on()
         manifest = {"format": FORMAT, "epoch": epoch_of(folder), "facts": dict(facts), "sha256": sums}
         write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
         replaced = target.with_name(f"{name}.{REPLACED}")
         check(folder)
+        thread.go_on()  # from here on it counts, although nobody may wait for it any more
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             target.rename(replaced)
         aside.rename(target)
         sync(folder)
         _remove(replaced)
-    except (Overtaken, CheckpointError):  # or what writes a folder has said what it was
+    except (Overtaken, CheckpointError, Unanswered):  # or what writes a folder has said what it was
         shutil.rmtree(aside, ignore_errors=True)
         raise
     except OSError as error:

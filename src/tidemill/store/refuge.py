@@ -34,15 +34,18 @@ def refuge_of(run: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"tidemill-{run.name[:40]}-{digest}"
 
 
-def copy_of_run(run: Path, refuge: Path, policies: Collection[str], own: str) -> None:
-    """Make the `refuge_of` a run, with copies of `COPIED` and of the newest checkpoint of
-    each of `policies` but the caller's `own`, which is about to be written. Raises
-    `OSError`."""
+def make_refuge(refuge: Path) -> None:
+    """Make the `refuge_of` a run, unless it is there. Raises `OSError`."""
     with suppress(FileExistsError):
         refuge.mkdir(mode=0o700)
     found = refuge.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(1, "this folder is not the user's own", str(refuge))
+
+
+def copy_of_run(run: Path, refuge: Path, policies: Collection[str], own: str) -> None:
+    """Copy `COPIED` into a run's refuge, and the newest checkpoint of each of `policies`
+    but the caller's `own`, which is about to be written. Raises `OSError`."""
     for name in COPIED:
         with suppress(FileNotFoundError):
             _copy(run / name, refuge / name)

@@ -48,6 +48,7 @@ from tidemill.store.checkpoint import (
     FoundCheckpoint,
     checkpoint_name,
     checkpoints,
+    hangs,
     put_aside,
     read_newest,
     readable,
@@ -56,7 +57,7 @@ from tidemill.store.checkpoint import (
 from tidemill.store.database_watch import DatabaseWatch
 from tidemill.store.fence import epoch_of
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
-from tidemill.store.refuge import abandon, copy_metrics, copy_of_run, refuge_of
+from tidemill.store.refuge import abandon, copy_metrics, copy_of_run, make_refuge, refuge_of
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult
@@ -668,14 +669,17 @@ class Learner:
             raise error
         run = Path(self._context.folder)
         try:
-            copy_of_run(run, refuge, [*self._context.experiment.trained()], self._config.policy)
+            make_refuge(refuge)
+            if there := not self._folder_hangs:
+                copy_of_run(run, refuge, [*self._context.experiment.trained()], self._config.policy)
             self._write(refuge / "checkpoints" / self._config.policy)
         except PermissionError:  # what is there is not the user's own
             raise error from None
         except (CheckpointError, OSError):
             abandon(refuge)
             raise error from None
-        copy_metrics(run, refuge)
+        if there:
+            copy_metrics(run, refuge)
         higher = " with a higher limit" if self.limits.limit_reached("") else ""
         anew = " with new episodes, not exactly," if self._context.experiment.exact_resume else ""
         self.notice(
@@ -730,13 +734,13 @@ class Learner:
         self._ends = self._several
         if not (self.equal_trainers.stands_in and self._saved_by_first()):
             self.save(final=True, again=self._ends)
-        if self._versions is not None and self.equal_trainers.first:
+        if self._versions is not None and self.equal_trainers.first and not self._folder_hangs:
             self._versions.end(self.policy, self.metadata())
 
     def _saved_by_first(self) -> bool:
         """True where the newest checkpoint is of now. One that is being written in this
         process is waited for."""
-        if self._folder is None:
+        if self._folder is None or self._folder_hangs:
             return False
         with _writing.setdefault(str(self._folder), Lock()), suppress(CheckpointError):
             facts, ended = read_newest(self._folder).facts, epoch_of(self._folder.parents[1]) * self._ends
@@ -746,5 +750,9 @@ class Learner:
 
     def close(self) -> None:
         """Wait until what is being pushed is on the disk, for a while."""
-        if self._versions is not None:
+        if self._versions is not None and not self._folder_hangs:
             self._versions.wait(LAST_PUSH)
+
+    @property
+    def _folder_hangs(self) -> bool:
+        return self._context.folder is not None and hangs(Path(self._context.folder))

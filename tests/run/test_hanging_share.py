@@ -1,0 +1,91 @@
+"""Shares, and disks, that hang without an error: training goes on, what was missed is
+caught up with, and a run can be ended all the while."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.shares import NoShare, Share, share_in
+from tests.run.watching import Run, leftovers, wait_until
+
+import tidemill
+from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.events import read_events
+from tidemill.store.checkpoint import read_newest
+
+SILENT = "its disk, or share, does not answer since"
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Iterator[Share]:
+    try:
+        with share_in(tmp_path) as made:
+            yield made
+    except NoShare as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_share_that_hangs_stops_no_training_and_has_all_once_it_answers(
+    exact: bool,
+    share: Share,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("tidemill.store.checkpoint.PATIENCE", 1.0)
+    monkeypatch.setattr("tidemill.run.run_lifecycle.PATIENCE", 1.0)
+    monkeypatch.setattr("tidemill.workers.checkpoint_pace.AGAIN", 1e-9)
+    told, without = "", 0
+
+    def on_update(metrics: dict[str, float], control: tidemill.RunControl) -> None:
+        nonlocal told, without
+        told += capsys.readouterr().err
+        if metrics["update"] == 3:
+            share.stop()
+        elif SILENT in told and SILENT in caplog.text:
+            without += 1
+            if without == 10:
+                share.go_on()
+            if "checkpoints are written again" in told and "is written again, with" in caplog.text:
+                control.stop("it is back")
+
+    done = tidemill.train(
+        "CartPole-v1", steps=10**6, launch="inline", layout="given", run_dir=share.place / "run", log="csv",
+        quiet=True, on_update=on_update, lanes=4, sample_steps=16, minibatch_size=32,
+        checkpoint_seconds=1e-9, checkpoint_share=1, exact_resume=exact, **{"limits.updates": 900},
+    )  # fmt: skip
+    assert done.summary.reason == "it is back", told + caplog.text
+    assert without > 10
+    updates = int(done.summary.updates)
+    assert [record["update"] for record in read_metrics(done.folder)] == [*range(1, updates + 1)]
+    assert (done.folder / "metrics.csv").read_text().count("\n") == updates + 1
+    assert read_newest(done.folder / "checkpoints/policy").facts["updates"] == updates
+    assert f"checkpoint {done.folder}/checkpoints/policy/update-" in told
+    assert [event for event in read_events(done.folder) if SILENT in event.cause]
+    assert leftovers(done.folder) == []
+
+
+def test_while_a_share_hangs_a_signal_ends_the_run_and_its_last_weights_go_elsewhere(
+    share: Share, tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    run = Run(folder, "cartpole", "--run-dir", str(share.place / "run"))
+    try:
+        run.wait_for_file(share.place / "run/metrics.jsonl", "the first update")
+        share.stop()
+        wait_until(lambda: SILENT in (folder / "output.txt").read_text(), 120, "that is told")
+        os.kill(run.main.pid, signal.SIGTERM)
+        status, text = run.ended()
+    finally:
+        share.go_on()
+        run.kill_all()
+    assert status == 1 and f"{share.place}/run cannot be written: {SILENT}" in text, text
+    (refuge,) = run.temporary.glob("tidemill-run-*")
+    assert f"The last checkpoint is in {refuge} instead" in text
+    newest = read_newest(refuge / "checkpoints/policy")
+    assert (newest.arrays["policy"]["w"] == newest.facts["updates"]).all()
+    assert {path.name for path in refuge.iterdir()} >= {"config.json", "summary.json"}
+    assert not run.processes()
