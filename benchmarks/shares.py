@@ -1,8 +1,7 @@
 """A network share that can hang: a file system of the kernel's FUSE, which a process of
-its own serves from a folder. Stopped, it is a share that hangs: what is asked
-of it does not come back, without an error. It stops between two requests: who waits for
-one that a server has not taken can be killed, as with NFS. Needs the right to mount
-(root).
+its own serves from a folder. Stopped, it is a share that hangs: what is asked of it does
+not come back, without an error. It stops between two requests: who waits for one that the
+server has not taken can be killed, as with NFS. Needs the right to mount (root).
 
 Run as ``python shares.py PLACE FOLDER`` it mounts FOLDER at PLACE, and serves it until
 its standard input ends, so that nothing is left, however its user ends. The protocol is
@@ -230,6 +229,8 @@ def main(place: str, folder: str) -> None:
         raise OSError(ctypes.get_errno(), "it cannot be mounted", place)
     server = Server(device, folder)
     signal.signal(signal.SIGUSR1, server.stop)
+    # whoever is left behind stopped is woken with it, and finds its standard input ended
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     print("mounted", flush=True)
     try:
         server.serve()

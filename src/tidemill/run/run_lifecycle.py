@@ -175,7 +175,8 @@ class RunLifecycle:
             )
             reason = (str(error) or type(error).__name__) if error is not None else controller.state.reason
             summary = _summary(controller.state.progress, status, reason)
-            undone = any(folder.path.glob(f"checkpoints/*/{LATER}*"))  # all began anew, and failed then
+            # all began anew, and failed then; what cannot be looked at is kept, too
+            undone = self._in_folder(lambda: any(folder.path.glob(f"checkpoints/*/{LATER}*"))) is not False
             failed_first = error is not None and not controller.state.progress.updates and not undone
             self._lost = resumed is None and (failed_first or not controller.state.began)
             self._discard_except = (LOGS, FAULTS) if controller.state.began else ()
