@@ -54,6 +54,14 @@ def weights(folder: Path) -> bytes:
     return data
 
 
+@pytest.fixture
+def no_regular_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is due between two iterations, however long they take: where no update came
+    since, it would be written in the place of the iteration's."""
+    monkeypatch.setattr(checkpoint_pace, "LEAST", 3600.0)
+
+
+@pytest.mark.usefixtures("no_regular_checkpoints")
 def test_each_iteration_trains_evaluates_saves_and_tells(tmp_path: Path) -> None:
     runner = AsyncTrainRunner(
         plain(None), num_slots=3, ratio="1/2", num_iterations=3, training_steps=40, evaluation_steps=30
@@ -150,6 +158,7 @@ def test_an_evaluation_whose_environment_fails_is_given_up_and_training_goes_on(
     assert re.search(f"the evaluation of iteration 1 was given up; {why}", said.out + said.err)
 
 
+@pytest.mark.usefixtures("no_regular_checkpoints")
 @pytest.mark.parametrize(
     ("settings", "launch"),
     [
