@@ -107,6 +107,21 @@ def test_what_was_collected_meanwhile_is_gone_there_too(copied: Copied) -> None:
     assert copied.copy.read("p", 2) == copied.database.read("p", 2)
 
 
+def test_what_has_come_is_not_sent_again_though_its_reader_asks_late_but_what_is_damaged(
+    copied: Copied,
+) -> None:
+    copied.push(1)
+    copied.look()
+    read = copied.copy.read("p", 1)
+    asked = copied.copy.folder / database_mirror._ASKED / "p" / "1"
+    wait_until(lambda: not asked.exists(), 60, "it is known to have come")
+    asked.touch()  # as by a reader that looked a moment before it came
+    wait_until(lambda: not asked.exists(), 60, "that is taken back")
+    assert len(copied.parts) == 1
+    (copied.copy.folder / "p" / "1.safetensors").write_bytes(b"damaged")
+    assert copied.copy.read("p", 1) == read and len(copied.parts) == 2
+
+
 def test_what_was_not_read_for_longest_makes_room(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database_mirror, "MOST_CACHED_BYTES", 9000)
     for version in (1, 2, 3):

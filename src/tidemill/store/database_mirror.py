@@ -47,6 +47,7 @@ class MirroredDatabase(ParameterDatabase):
                     now = time_ns()  # the kernel's own clock would have two reads in 4 ms at once
                     os.utime(path, ns=(now, now))
                     return data, version
+                path.unlink()  # it is damaged: what is there is not sent
             asked = self.folder / _ASKED / policy
             asked.mkdir(mode=0o700, exist_ok=True)
             (asked / str(version)).touch(mode=0o600)
@@ -81,7 +82,11 @@ class DatabaseMirror:
         None."""
         if self._coming is None:
             for path in (self._folder / _ASKED).glob("*/*"):
-                self._coming = path.parent.name, int(path.name)
+                policy, version = path.parent.name, int(path.name)
+                if file_of(self._folder / policy, version).exists():  # it came as its reader asked again
+                    path.unlink(missing_ok=True)
+                    continue
+                self._coming = policy, version
                 self._parts.clear()
                 return *self._coming, 0
         return None
