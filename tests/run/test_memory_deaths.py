@@ -8,20 +8,67 @@ from fractions import Fraction
 from math import floor
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.run.journaled import journaled_steps
 from tests.run.test_deaths import with_deaths
-from tests.run.watching import EXPERIMENTS, leftovers
+from tests.run.watching import EXPERIMENTS, leftovers, log_of
 
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
+from tidemill.run.run_control import RunControl
 from tidemill.store.checkpoint import read_newest
+from tidemill.training.train import train
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
 ]
 experiments = load_file(EXPERIMENTS, "test")
+
+
+def test_a_policy_worker_without_a_life_left_stays_dead_where_the_trainer_lives_again(
+    tmp_path: Path,
+) -> None:
+    """With the trainer begin those again who play its policy, but for that one: another
+    one answers for it."""
+    path, struck, since = tmp_path / "run", list[str](), list[float]()
+    made = experiments.numbered_memory(False)
+    servers = made.workers["server"].replace(count=2, restarts=1)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        events = read_events(path)
+        lives = Counter(event.worker for event in events if event.what == "lives")
+        answered = any("Server-1 answers for it" in event.cause for event in events)
+        followed = [True, lives["server-0"] == 1, answered, lives["trainer-0"] == 1]
+        if not followed[len(struck)]:
+            return
+        if len(struck) == 3:
+            since.append(metrics["update"])
+            if len(since) > 20:
+                control.stop()
+            return
+        struck.append(["server-0", "server-0", "trainer-0"][len(struck)])
+        log = path / "logs" / f"{struck[-1]}.log"
+        for process in [p for p in psutil.Process().children() if log_of(p) == log]:
+            process.kill()
+
+    result = train(
+        made.replace(workers={**made.workers, "server": servers}),
+        run_dir=path,
+        source=EXPERIMENTS,
+        quiet=True,
+        layout="given",
+        on_update=on_update,
+    )
+    assert result.summary["status"] == "completed"
+    events = read_events(path)
+    assert [event.worker for event in events if event.what == "died"] == struck
+    lives = Counter(event.worker for event in events if event.what == "lives")
+    assert lives == Counter(["server-0", "server-1", "actor-0", "actor-1", "trainer-0"])
+    steps, _ = journaled_steps(path)
+    assert len(steps) == len(set(steps))
+    assert leftovers(path) == []
 
 
 @pytest.mark.parametrize("slots", [False, True])

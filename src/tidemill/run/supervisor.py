@@ -207,7 +207,7 @@ class Supervisor:
                 if not self._awaited.isdisjoint(names):
                     raise NoLifeLeft(f"{error}{WAITED_FOR}") from None
                 raise
-            self.given_up.update(names)
+            self._give_up(names)
             self._have_answer(heirs)
             why = (self._goes_on_without[name] or _answer_for(heirs)).capitalize()
             said = f"{error}. {why}: the run goes on without {', '.join(names)}"
@@ -223,6 +223,13 @@ class Supervisor:
         self._state.report.notify_of_event(
             f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}"
         )
+
+    def _give_up(self, names: Collection[str]) -> None:
+        """Have the run go on without these: they begin no other life with anybody."""
+        self.given_up.update(names)
+        for name, mates in self._together.items():
+            if name not in names:
+                self._together[name] = [mate for mate in mates if mate not in names]
 
     def _heirs(self, names: Collection[str]) -> list[AnsweredBy]:
         """Return who could answer what these are asked: see `WhoAnswers.heirs`."""
