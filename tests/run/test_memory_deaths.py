@@ -93,15 +93,15 @@ def test_an_actor_that_dies_loses_its_steps_in_flight_and_undoes_nothing(tmp_pat
     owed = floor((n["committed"] - n["waived"]) * Fraction(1, 2))
     assert n["tasks"] == facts["updates"] == owed == result.summary["updates"]
     void = [int(word) for event in events for word in re.findall(r"(\d+) env steps that actor", event.cause)]
-    assert max(void) <= 3  # of an actor that had three lanes
+    assert max(void, default=0) <= 3  # of an actor that had three lanes
     flying = [record["limiter/in_flight"] for record in read_metrics(path) if "update" in record]
     assert max(flying) <= 6  # those of the dead are void by the time that others come
     # it was lived, once; of each lane of the dead an episode is cut, if one was open
     steps, cut = journaled_steps(path)
     assert len(steps) == len(set(steps)) == n["committed"]
     if not slots:
-        # and what was granted at the end, too little for all lanes of an actor
-        assert sum(void) <= n["voided"] <= sum(void) + 2 * (3 - 1)
+        # and what was granted as the run ended, and could not be used, or came too late
+        assert sum(void) <= n["voided"] <= sum(void) + 2 * 3
         # one may have been killed before it took a step
-        assert len({copy for copy, _, _ in steps}) in (3 * 4, 3 * 5) and len(cut) <= 3 * len(void)
+        assert len({copy for copy, _, _ in steps}) in (3 * 4, 3 * 5) and len(cut) <= 3 * 3
     assert leftovers(path) == []
