@@ -19,7 +19,7 @@ from tidemill.replay_training.open_episodes import FILE as SLOTS
 from tidemill.replay_training.open_episodes import OpenEpisodes, OpenEpisodeTracker, read_slots
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
-from tidemill.replay_training.step_limit import StepLimit
+from tidemill.replay_training.steps_within_limit import StepsWithinLimit
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.store.checkpoint import FoundCheckpoint
 from tidemill.streams.samples import ChannelSampleConsumer
@@ -69,7 +69,7 @@ class ReplayIngest:
                 self._open.restore(*read_slots(slots))
         limit, facts = context.experiment.limits.steps, {} if found is None else found.facts
         if limit is not None and self.grants.holding:
-            source = StepLimit(source, limit - int(facts.get("steps", 0)))
+            source = StepsWithinLimit(source, limit - int(facts.get("steps", 0)))
         unfinished = None
         if config.finish_episodes:
             if self.grants.holding:

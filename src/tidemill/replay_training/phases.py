@@ -53,7 +53,7 @@ class Phases:
 
     def begin(self, steps: int) -> None:
         """Grant up to the end. Where the lanes of a target step together more may come:
-        of an iteration they count, of the run they are void (`StepLimit`)."""
+        of an iteration they count, of the run they are void (`StepsWithinLimit`)."""
         if self._each is not None and self.iteration_end is None:
             self.iteration_end = (steps // self._each + 1) * self._each
         self._end = min((end for end in (self._limit, self.iteration_end) if end is not None), default=None)

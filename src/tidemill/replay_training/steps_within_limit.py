@@ -10,7 +10,7 @@ from tidemill.api.stream import SampleConsumer, WatchedConsumer
 _NOTHING: dict[str, Any] = {**FILLER, "voided": True, "done": False, "truncated": False, "info_mask": False}
 
 
-class StepLimit(WatchedConsumer):
+class StepsWithinLimit(WatchedConsumer):
     """A sample stream of which so many steps are taken as are `left`: all that come after
     these are void."""
 

@@ -13,7 +13,7 @@ from tests.run.watching import EXPERIMENTS
 from tidemill.api.algorithm import Sample
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.user_code_loading import load_file
-from tidemill.replay_training.step_limit import StepLimit
+from tidemill.replay_training.steps_within_limit import StepsWithinLimit
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.train import train
 
@@ -48,7 +48,7 @@ class Ticks(SampleConsumer):
 
 def test_steps_beyond_the_limit_are_void_and_the_slot_stays_as_it_was() -> None:
     every, source = (True,) * 3, Ticks((True, False, True), (True,) * 3, (True,) * 3)
-    limited = StepLimit(source, 4)
+    limited = StepsWithinLimit(source, 4)
     ticks = [limited.consume() for _ in range(3)]
     assert [(tick["version"] >= 0)[0].tolist() for tick in ticks if tick is not None] == [
         [True, False, True],
