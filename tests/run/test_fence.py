@@ -76,7 +76,7 @@ def test_a_runner_that_was_stopped_while_another_one_resumed_ends_and_writes_not
     old = Elsewhere(tmp_path, "train", f"{EXPERIMENTS}:cartpole", "--run-dir", "run", "--layout", "given")
     new = None
     try:
-        old.wait_for_file(tmp_path / "run" / "checkpoints" / "policy", "a checkpoint")
+        wait_until(lambda: checkpoints(old.path / "checkpoints" / "policy"), 60, "a checkpoint")
         old.wait_for_updates()
         (tmp_path / "stop").touch()
         stopped = psutil.Process(old.main.pid)

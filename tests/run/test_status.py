@@ -19,6 +19,7 @@ from tidemill.core.errors import RunError
 from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.folder import RunFolder
 from tidemill.run.status import read_status, render_status
+from tidemill.store.checkpoint import checkpoints
 from tidemill.training.train import train
 from tidemill.workers.learner import Learner
 
@@ -79,7 +80,7 @@ def test_a_run_tells_how_it_is_while_it_goes_on_and_how_it_ended(start: Callable
 
 def test_a_run_that_was_killed_says_what_to_type(start: Callable[..., Run]) -> None:
     run = start("cartpole")
-    run.wait_for_updates()
+    wait_until(lambda: checkpoints(run.path / "checkpoints" / "policy"), 60, "a checkpoint")
     run.main.kill()
     run.ended()
     text = shown(run.path)
