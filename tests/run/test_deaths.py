@@ -234,13 +234,14 @@ def test_another_policy_worker_answers_for_one_that_has_no_life_left(
 
 
 def with_deaths(made: Experiment, path: Path, turns: Sequence[Sequence[str]], seed: int) -> Result:
-    """Train until 20 updates after all who were killed live again."""
+    """Train until 20 updates after all who were killed live again, and have done
+    something."""
     over, more = threading.Event(), [20]
     killer = threading.Thread(target=kill_in_turn, args=(path, over, random.Random(seed), turns))
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         more[0] -= not killer.is_alive()
-        if more[0] < 0:
+        if more[0] < 0 and all(member.progress for member in control._controller.state.members.values()):
             control.stop()
 
     killer.start()

@@ -35,12 +35,13 @@ def test_a_policy_worker_without_a_life_left_stays_dead_where_the_trainer_lives_
     path, struck, since = tmp_path / "run", list[str](), list[float]()
     made = experiments.numbered_memory(False)
     servers = made.workers["server"].replace(count=2, restarts=1)
+    expected = Counter(["server-0", "server-1", "actor-0", "actor-1", "trainer-0"])
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         events = read_events(path)
         lives = Counter(event.worker for event in events if event.what == "lives")
         answered = any("Server-1 answers for it" in event.cause for event in events)
-        followed = [True, lives["server-0"] == 1, answered, lives["trainer-0"] == 1]
+        followed = [True, lives["server-0"] == 1, answered, lives >= expected]
         if not followed[len(struck)]:
             return
         if len(struck) == 3:
@@ -64,8 +65,7 @@ def test_a_policy_worker_without_a_life_left_stays_dead_where_the_trainer_lives_
     assert result.summary["status"] == "completed"
     events = read_events(path)
     assert [event.worker for event in events if event.what == "died"] == struck
-    lives = Counter(event.worker for event in events if event.what == "lives")
-    assert lives == Counter(["server-0", "server-1", "actor-0", "actor-1", "trainer-0"])
+    assert Counter(event.worker for event in events if event.what == "lives") == expected
     steps, _ = journaled_steps(path)
     assert len(steps) == len(set(steps))
     assert leftovers(path) == []
@@ -102,6 +102,6 @@ def test_an_actor_that_dies_loses_its_steps_in_flight_and_undoes_nothing(tmp_pat
     if not slots:
         # and what was granted as the run ended, and could not be used, or came too late
         assert sum(void) <= n["voided"] <= sum(void) + 2 * 3
-        # one may have been killed before it took a step
-        assert len({copy for copy, _, _ in steps}) in (3 * 4, 3 * 5) and len(cut) <= 3 * 3
+        # who was killed may not have taken a step before, and both that live have
+        assert len({copy for copy, _, _ in steps}) in range(3 * 2, 3 * 5 + 1, 3) and len(cut) <= 3 * 3
     assert leftovers(path) == []
