@@ -70,16 +70,16 @@ class ReplayIngest:
         limit, facts = context.experiment.limits.steps, {} if found is None else found.facts
         if limit is not None and self.grants.holding:
             source = StepsWithinLimit(source, limit - int(facts.get("steps", 0)))
-        unfinished = None
+        self._unfinished: OpenEpisodeTracker | None = None
         if config.finish_episodes:
             if self.grants.holding:
                 raise ConfigError(
                     "finish_episodes = True needs targets of one lane, which begin and end their episodes "
                     "alone; take lanes = 1, and ring more"
                 )
-            source = unfinished = OpenEpisodeTracker(source, seats)
+            source = self._unfinished = OpenEpisodeTracker(source, seats)
             if self._open is not None:
-                unfinished.restore(self._open.slots)
+                self._unfinished.restore(self._open.slots)
         self.journal: JournalWriter | None = None
         if config.journal and demand.folder is not None:
             end = None if found is None else _journal_end(found)
@@ -98,7 +98,7 @@ class ReplayIngest:
             self.grants,
             config.iteration_steps,
             limit,
-            unfinished,
+            self._unfinished,
             facts,
         )
 
@@ -180,6 +180,8 @@ class ReplayIngest:
             actor = self.producers[channel]
             lost = self.grants.begin_life(channel, self._endpoints.writer(self._cells[actor]))
             self.limiter.void(lost)
+            if self._unfinished is not None:  # else its new life is granted steps of them
+                self._unfinished.cut(channel)
             if lost:
                 self._tell(f"{lost:,} env steps that {actor} had not sent as it died are void")
 

@@ -179,6 +179,11 @@ class OpenEpisodeTracker(WatchedConsumer):
         flags |= sample["version"][0] >= 0
         flags &= ~(sample["on_reset"] | sample["done"] | sample["truncated"] | sample["voided"])[0]
 
+    def cut(self, channel: int) -> None:
+        """The actor behind `channel` lives again: none of its episodes is open any
+        more."""
+        self.open[channel][:] = False
+
     def restore(self, slots: Sequence[OpenEpisode]) -> None:
         """Take back what is known of each channel's slot."""
         for flags, slot in zip(self.open, slots, strict=True):

@@ -1,0 +1,134 @@
+"""The trainer of a replay memory whose actors die and live again: real workers, which
+take turns here."""
+
+from collections import deque
+from random import Random
+
+import pytest
+from tests.run.watching import EXPERIMENTS
+
+from tidemill import Gymnasium
+from tidemill.api.control_messages import Facts, State, Status, unpack_up
+from tidemill.api.transport import Handle
+from tidemill.api.worker import Context
+from tidemill.core.memory import LocalSegment
+from tidemill.core.user_code_loading import load_file
+from tidemill.replay_training.trainer import ReplayTrainerWorker
+from tidemill.transports.local import LocalBell, LocalLink
+from tidemill.transports.slots import SlotEndpoints
+from tidemill.workers.actor import ActorWorker
+
+experiments = load_file(EXPERIMENTS, "test")
+ENVIRONMENT = f"{EXPERIMENTS.with_name('environments.py')}:Numbered"
+
+
+class Lives:
+    """Actors of `ring` slots, and the trainer of a replay memory, which has `settings`
+    besides."""
+
+    def __init__(self, actors: int, ring: int = 1, **settings: object) -> None:
+        made = experiments.from_memory(Gymnasium(make=ENVIRONMENT))
+        gathers, trains = made.workers["actor"], made.workers["trainer"]
+        algorithm = trains.algorithm.replace(seconds=0.0)
+        workers = {
+            "actor": gathers.replace(count=actors, ring=ring),
+            "trainer": trains.replace(algorithm=algorithm, **settings),
+        }
+        self.experiment = made.replace(workers=workers)
+        self._segments = {edge.name: LocalSegment() for edge in self.experiment.edges()}
+        self._renewed = deque[LocalSegment]()
+        self._lives = dict.fromkeys((f"actor-{number}" for number in range(actors)), 0)
+        self.actors = dict[str, ActorWorker]()
+        facts = [self.make(name) for name in self._lives]
+        context, _ = self._context("trainer-0", 0)
+        self.trainer = ReplayTrainerWorker(context, context.config)  # type: ignore[arg-type]
+        self.trainer.configure(facts[0])
+        for worker in (self.trainer, *self.actors.values()):
+            worker.start()
+
+    def _context(self, name: str, life: int) -> tuple[Context, LocalLink]:
+        ours, runners = LocalLink.pair(LocalBell(), LocalBell())
+        edges = {
+            edge.name: (self._segments[edge.name], [LocalBell() for _ in edge.targets])
+            for edge in self.experiment.edges()
+            if name in (edge.source, *edge.targets)
+        }
+        ends = SlotEndpoints(ours.bell, ours, edges, lambda _: self._renewed.popleft())
+        config = dict(self.experiment.members())[name]
+        return Context(self.experiment, name, config, ends, life=life), runners
+
+    def make(self, name: str) -> Facts:
+        """Have an actor make its environment, and offer samples."""
+        context, runners = self._context(name, self._lives[name])
+        actor = self.actors[name] = ActorWorker(context, context.config)  # type: ignore[arg-type]
+        while not (told := [unpack_up(data) for data in runners.receive() or ()]):
+            actor.configure(Facts())
+        (status,) = told
+        assert isinstance(status, Status) and status.facts is not None
+        return status.facts
+
+    def die(self, name: str) -> None:
+        """Have an actor die. Its next life begins, and has made nothing yet."""
+        self.actors.pop(name)._close()
+        self._lives[name] += 1
+        anew = [edge.name for edge in self.experiment.edges() if edge.begins_with == name]
+        self._segments |= {edge: LocalSegment() for edge in anew}
+        self._renewed.extend(self._segments[edge] for edge in anew)
+        self.trainer.context.endpoints.renew(dict.fromkeys(anew, Handle()))
+
+    def turn(self) -> None:
+        """Give all a turn."""
+        for worker in (self.trainer, *self.actors.values()):
+            worker.run_once()
+            assert not worker.ended
+
+    def gather(self, steps: int) -> None:
+        """Give turns until so many steps are stored, and what they owe is trained."""
+        counts = self.trainer.limiter.counts
+        for _ in range(50 * steps):
+            if counts.committed >= steps and not self.trainer.limiter.owed:
+                return
+            self.turn()
+            counts = self.trainer.limiter.counts
+        raise AssertionError(f"all stand still: {counts}")
+
+
+def test_who_dies_as_open_episodes_are_awaited_goes_on_in_the_next_iteration() -> None:
+    lives = Lives(1, iteration_steps=2, finish_episodes=True)
+    lives.gather(2)
+    while not lives.trainer._phases.finishing:
+        lives.turn()
+    lives.die("actor-0")
+    lives.make("actor-0")
+    lives.turn()  # its new life is known before it takes a step
+    lives.actors["actor-0"].start()
+    lives.gather(20)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_step_that_was_begun_is_stored_or_void_whoever_dies(seed: int) -> None:
+    """Also while the memory warms up, and where one step alone may be begun at a time."""
+    draw = Random(seed)
+    lives = Lives(2, ring=2, slack=draw.choice([1, None]), iteration_steps=draw.choice([7, None]))
+    made, trainer, deaths = lives.actors, lives.trainer, 0
+    limiter = trainer.limiter
+    for _ in range(3000):
+        if limiter.counts.committed >= 60 and deaths == 8 and len(made) == 2:
+            break
+        lives.turn()
+        assert 0 <= limiter.owed <= limiter.queue
+        assert limiter.in_flight == sum(grant.outstanding for grant in trainer._grants._grants)
+        if made and deaths < 8 and draw.random() < 0.2:
+            deaths += 1
+            lives.die(draw.choice(list(made)))
+        elif len(made) < 2 and draw.random() < 0.3:
+            name = next(name for name in ("actor-0", "actor-1") if name not in made)
+            lives.make(name)
+            if draw.random() < 0.7:  # else it dies, or waits, before it has begun
+                made[name].start()
+        for actor in made.values():
+            if actor.state is State.READY and draw.random() < 0.3:
+                actor.start()
+    counts = limiter.counts
+    assert counts.committed >= 60 and 1 <= counts.voided <= 2 * deaths
+    assert counts.started == counts.committed + counts.voided + limiter.in_flight
