@@ -11,6 +11,8 @@ from tidemill import Gymnasium
 from tidemill.api.control_messages import Facts, State, Status, unpack_up
 from tidemill.api.transport import Handle
 from tidemill.api.worker import Context
+from tidemill.core.clock import awake
+from tidemill.core.errors import NoProgress
 from tidemill.core.memory import LocalSegment
 from tidemill.core.user_code_loading import load_file
 from tidemill.replay_training.trainer import ReplayTrainerWorker
@@ -103,6 +105,27 @@ def test_who_dies_as_open_episodes_are_awaited_goes_on_in_the_next_iteration() -
     lives.turn()  # its new life is known before it takes a step
     lives.actors["actor-0"].start()
     lives.gather(20)
+
+
+def test_however_long_an_actor_makes_its_environments_anew_that_is_no_want_of_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once they are made it may be."""
+    lives, later = Lives(1, max_no_progress_s=100.0), [0.0]
+    monkeypatch.setattr("tidemill.replay_training.trainer.awake", lambda: awake() + later[0])
+    lives.gather(20)
+    lives.die("actor-0")
+    for _ in range(3):
+        later[0] += 101.0
+        lives.turn()
+    assert lives.trainer.limiter.in_flight == 1
+    lives.make("actor-0")
+    lives.turn()
+    lives.turn()
+    assert lives.trainer.limiter.in_flight == 1
+    later[0] += 101.0
+    with pytest.raises(NoProgress, match=r"no step was stored for 100 s"):
+        lives.trainer._poll()
 
 
 @pytest.mark.parametrize("seed", range(6))

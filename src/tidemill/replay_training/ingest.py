@@ -169,6 +169,11 @@ class ReplayIngest:
             self._begin_lives(lives)
         return arrivals
 
+    @property
+    def awaits_life(self) -> bool:
+        """True while an actor that lives again makes its environments."""
+        return None in self._channels.lives()
+
     def _begin_lives(self, lives: Sequence[int | None]) -> None:
         """Count the steps that were in flight of actors which live again as lost, and
         grant their new lives steps of their own. Their open episodes are cut by the rows

@@ -327,8 +327,11 @@ class ReplayTrainerWorker(Worker):
 
     def _look_for_progress(self) -> None:
         """Fail when nothing has come for long. Actors have told what their slots suffer
-        from, and the controller adds that."""
+        from, and the controller adds that. For one that lives again the controller has
+        deadlines of its own."""
         limit = self._config.max_no_progress_s
+        if self._ingest.awaits_life:
+            self._progress_at = awake()
         if awake() - self._progress_at > limit and self.limiter.in_flight:
             try:
                 self._save(final=True)
