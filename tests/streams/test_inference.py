@@ -339,6 +339,25 @@ def test_a_client_asks_another_server_for_what_the_dead_one_has_not_answered() -
         check(client.consume_result(number), identity, 2, 4)
 
 
+def test_what_a_life_before_had_asked_is_no_answer_for_the_next_one() -> None:
+    requests, again, answers = LocalSegment(), LocalSegment(), LocalSegment()
+    taking = SlotConsumer(requests, Silent())
+    server = ChannelInferenceServer([(taking, SlotProducer(answers, Silent()))], OBSERVATION, STATE, ANSWER)
+    numbers = list[int]()
+    for life, segment in enumerate((requests, again)):
+        if life:
+            assert taking.attach()
+            taking.renew(segment)
+        asking = SlotProducer(segment, Silent()), SlotConsumer(answers, Silent())
+        client = ChannelInferenceClient(*asking, OBSERVATION, STATE, ROWS, 2, life)
+        numbers.append(client.post_request(*request(7 + life, 2 + life)))
+        client.flush()
+    while batch := server.poll_requests(1):
+        server.respond(batch, echo(batch), 0, 0)
+    assert not client.is_ready(numbers[0]) and client.is_ready(numbers[1])
+    check(client.consume_result(numbers[1]), 8, 3)
+
+
 def test_an_answer_of_another_size_is_an_error() -> None:
     (client,), server, _ = joined(1, 2)
     number = client.post_request(*request(1, 3))

@@ -3,8 +3,9 @@
 A pair of channels joins one asker and one server for one policy. A request slot holds up
 to `rows` rows and a header (number, rows, whether the rows' flags count); an answer slot
 as many answers and (number, rows, version, policy). Answers are matched by number, and no
-number is used twice: an answer that nobody waits for, because it is late or a repetition,
-is dropped. A server takes a request only when there is room for its answer.
+number is used twice, nor by a later life of the asker: an answer that nobody waits for,
+because it is late, a repetition, or for who is dead, is dropped. A server takes a request
+only when there is room for its answer.
 
 So `respond` never waits and never fails, however often is asked. A policy worker that
 dies and lives again takes what it had not answered once more, since a request is given
@@ -66,6 +67,7 @@ class ChannelInferenceClient(InferenceClient):
 
     observation, state: schemas of a request's row; `rows` the most rows of one request,
         `in_flight` the most requests that wait at a time
+    life: number of the asker's life
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ChannelInferenceClient(InferenceClient):
         state: Schema,
         rows: int,
         in_flight: int,
+        life: int = 0,
     ) -> None:
         self._slot, self._slots = _slot(rows, {**observation, **state, **_FLAGS}), _SLOTS * in_flight
         self._join(requests, answers)
@@ -84,7 +87,7 @@ class ChannelInferenceClient(InferenceClient):
         self._arrived: dict[int, _TakenAnswer] = {}
         self._taken: deque[_TakenAnswer] = deque()  # in the order in which they were taken
         self._reading: list[_TakenAnswer] = []  # those that the next post gives back
-        self._number = 0
+        self._number = life << 32  # what a life before has asked may still be answered
 
     def _join(self, requests: Producer, answers: Consumer) -> None:
         self._requests, self._answers = requests, answers

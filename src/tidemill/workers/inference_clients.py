@@ -90,7 +90,9 @@ def _make(
     if key.inference != INLINE:
         requests, answers = _channels(context, key.inference, name)
         in_flight = config.ring * len(config.agents)
-        return ChannelInferenceClient(requests, answers, observation, state, rows, in_flight)
+        # all of a run that resumes exactly live again together: nobody is asked any more
+        life = 0 if context.experiment.exact_resume else context.life
+        return ChannelInferenceClient(requests, answers, observation, state, rows, in_flight, life)
     with placeholder_weights() if key.parameters.from_start else nullcontext():
         built = policy.build(spaces, context.seed("policy", name))
     if (name, key.parameters) not in sources:
