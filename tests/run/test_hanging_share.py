@@ -3,6 +3,8 @@ caught up with, and a run can be ended all the while."""
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +13,10 @@ from benchmarks.shares import NoShare, Share, share_in
 from tests.run.watching import Run, leftovers, wait_until
 
 import tidemill
+from tidemill.core.errors import RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
+from tidemill.run.folder import RunFolder
 from tidemill.store.checkpoint import read_newest
 
 SILENT = "its disk, or share, does not answer since"
@@ -66,6 +70,57 @@ def test_a_share_that_hangs_stops_no_training_and_has_all_once_it_answers(
     assert f"checkpoint {done.folder}/checkpoints/policy/update-" in told
     assert [event for event in read_events(done.folder) if SILENT in event.cause]
     assert leftovers(done.folder) == []
+
+
+def test_a_disk_that_is_slow_as_the_run_ends_fails_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, slow = os.pwrite, list[float]()
+
+    def write(file: int, data: bytes, offset: int) -> int:
+        if b'"update":3.0,' in data and not slow:
+            slow.append(time.monotonic())
+            time.sleep(0.3)
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr("tidemill.run.run_lifecycle.PATIENCE", 0.01)
+    done = short(tmp_path / "run")
+    assert slow and done.summary.status == "completed", caplog.text
+    assert [record["update"] for record in read_metrics(done.folder)] == [1, 2, 3]
+    assert "lacks" not in caplog.text
+
+
+def test_a_disk_that_hangs_as_the_run_ends_leaves_nothing_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real, back, hangs = RunFolder(tmp_path / "run"), os.pwrite, threading.Event(), list[int]()
+
+    def write(file: int, data: bytes, offset: int) -> int:
+        if b'"update":3.0,' in data:
+            hangs.append(file)
+            assert back.wait(60)
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr("tidemill.run.run_lifecycle.PATIENCE", 0.1)
+    monkeypatch.setattr("tidemill.run.run_lifecycle.LAST", 0.1)
+    before = set(os.listdir("/proc/self/fd"))
+    try:
+        with pytest.raises(RunError, match=SILENT):
+            short(folder.path)
+        assert hangs and folder.led()
+    finally:
+        back.set()
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "folder run"], 60, "it is")
+    assert not folder.led() and set(os.listdir("/proc/self/fd")) == before
+
+
+def short(folder: Path) -> tidemill.Result:
+    return tidemill.train(
+        "CartPole-v1", steps=10**6, launch="inline", layout="given", run_dir=folder, log="", quiet=True,
+        lanes=4, sample_steps=16, minibatch_size=32, **{"limits.updates": 3},
+    )  # fmt: skip
 
 
 def test_while_a_share_hangs_a_signal_ends_the_run_and_its_last_weights_go_elsewhere(

@@ -22,17 +22,23 @@ class Unanswered(TimeoutError):
 
 
 class _Call:
-    """A call: until when its caller waits for it, since when for what it does now,
-    whether that has given it up, and whether it did so since it is late."""
+    """A call: since when it does what it does now, and how many seconds that may take
+    besides, whether its caller has given it up, and whether it did so since it is
+    late."""
 
-    def __init__(self, work: Callable[[], Any], seconds: float) -> None:
-        self.work, self.since, self.until = work, time(), awake() + seconds
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
         self.given_up = self.late = False
         self.over = threading.Event()
         self.result: Any = None
         self.raised: BaseException | None = None
+        self.begin()
+
+    def begin(self, seconds: float = 0.0) -> None:
+        self.since, self.began, self.besides = time(), awake(), seconds
 
     def make(self) -> None:
+        self.begin()
         try:
             self.result = self.work()
         except BaseException as error:
@@ -41,13 +47,15 @@ class _Call:
 
 
 class FolderThread:
-    """A folder thread makes calls into `folder`, one at a time. A caller waits `seconds`
-    for its own, and goes on without one that does not come back; until it has, no other
-    one is made. Several threads may call.
+    """A folder thread makes calls into `folder`, one at a time. A caller waits for its
+    own, and goes on without one that does not come back; until it has, no other one is
+    made. Several threads may call.
+
+    seconds: that what a call does may take. It may be changed meanwhile
     """
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self._folder, self._seconds = folder, seconds
+        self._folder, self.seconds = folder, seconds
         self._one = threading.Lock()
         self._calls = SimpleQueue[_Call | None]()
         self._thread: threading.Thread | None = None
@@ -59,14 +67,26 @@ class FolderThread:
         call = self._call
         return call is not None and call.late and not call.over.is_set()
 
-    def do(self, work: Callable[[], T], seconds: float | None = None) -> T:
+    @property
+    def busy(self) -> bool:
+        """True while a call that was given up, in time or not, has not come back."""
+        call = self._call
+        return call is not None and call.given_up and not call.over.is_set()
+
+    def do(self, work: Callable[[], T], anyway: bool = False) -> T:
         """Return what `work` returns, or raise what it raises; `Unanswered` where it does
         not come back in time, or one before has not yet. What comes of it then, nobody
-        learns. `seconds`: that this one has."""
+        learns. `anyway`: it is made all the same, once the one before has come back."""
         with self._one:
-            if self._call is not None:  # a signal may have come while it was waited for
-                self._await(self._call)
-            call = self._call = _Call(work, self._seconds if seconds is None else seconds)
+            before, call = self._call, _Call(work)
+            if before is not None:  # a signal may have come while it was waited for
+                try:
+                    self._await(before)
+                except Unanswered:
+                    if not anyway:
+                        raise
+                    call.since, call.late = before.since, True
+            self._call = call
             try:
                 if self._begin():
                     self._calls.put(call)
@@ -81,25 +101,30 @@ class FolderThread:
         return result
 
     def _await(self, call: _Call) -> None:
-        while not call.over.wait(min(max(0.0, call.until - awake()), LOOK)):
-            call.late = call.late or awake() >= call.until
+        while not call.over.wait(min(max(0.0, self._left(call)), LOOK)):
+            call.late = call.late or self._left(call) <= 0.0
             if call.late:
                 raise self._unanswered()
 
+    def _left(self, call: _Call) -> float:
+        return call.began + self.seconds + call.besides - awake()
+
     def go_on(self, seconds: float = 0.0) -> None:
-        """Called within `work`: say that what is done next may take so long, and the time
-        that each has. Raises `Unanswered` where nobody waits for it any more."""
+        """Called within `work`: say that what is done next may take so many seconds
+        besides. Raises `Unanswered` where nobody waits for it any more."""
         call = self._call
         if call is not None and call.given_up:
             raise self._unanswered()
         if call is not None:
-            call.since, call.until = time(), awake() + self._seconds + seconds
+            call.begin(seconds)
 
     def close(self) -> None:
         """Let the thread end, once it has come back."""
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._calls.put(None)
-        self._thread = None
+            if not self.busy:
+                thread.join(self.seconds)
 
     def _begin(self) -> bool:
         """Return whether there is a thread."""

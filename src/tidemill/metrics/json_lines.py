@@ -162,7 +162,7 @@ class JSONLines(MetricSink):
             return
         self._closed = True
         with contextlib.suppress(OSError, Overtaken):
-            self._thread.do(self._write_last)
+            self._thread.do(self._write_last, anyway=True)
         if self._waiting:
             log.warning(
                 "%s lacks the last %s records, which could not be written",

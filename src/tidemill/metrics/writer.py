@@ -85,10 +85,14 @@ class MetricsWriter:
         """Have the records of the run go on from where it goes back to. Each sink is made
         anew before the next one. Where the folder hangs it waits for that: what is being
         written there is to be dropped."""
+        self._await_folder()
+        self._lines.close()
+        self._await_folder()  # it may hang since
+        self._run, self._lines = run, JSONLines(run, self._thread)
+
+    def _await_folder(self) -> None:
         while self._lines.hangs:
             sleep(LOOK)
-        self._lines.close()
-        self._run, self._lines = run, JSONLines(run, self._thread)
 
     def look(self) -> None:
         """Tell which sinks do not come back."""

@@ -50,7 +50,9 @@ T = TypeVar("T")
 
 LOGS = "logs"
 TRACEBACKS = f"{LOGS}/traceback.log"
-LAST = 6.0  # seconds that the disk has for what is written once the run is over
+LAST, HURRIED = 30.0, 6.0
+"""Seconds that the disk has for each call once the run is over, and once a signal has
+come."""
 
 
 class RunLifecycle:
@@ -95,7 +97,8 @@ class RunLifecycle:
             stack.callback(self._thread.close)
             stack.callback(
                 lambda: self._in_folder(
-                    partial(folder.discard, self._discard_except) if self._lost else folder.unlock, LAST
+                    partial(folder.discard, self._discard_except) if self._lost else folder.unlock,
+                    anyway=True,
                 )
             )
             try:
@@ -152,6 +155,7 @@ class RunLifecycle:
                         view.show(snapshot(controller))  # what was told last
             except BaseException as caught:
                 error = caught
+            self._thread.seconds = HURRIED if interrupts.first else LAST
             later = self._raised
             if later is not None and (error is None or self._raised_first):
                 error, later = later, error
@@ -181,7 +185,7 @@ class RunLifecycle:
             self._lost = resumed is None and (failed_first or not controller.state.began)
             self._discard_except = (LOGS, FAULTS) if controller.state.began else ()
             error = self._write_down(controller, summary, error)
-            self._in_folder(folder.tidy, LAST)
+            self._in_folder(folder.tidy)
             if not self._lost:
                 controller.state.report.events.append(Event(time(), "ended", cause=f"{status}: {reason}"))
                 self._keep_events(controller)
@@ -211,6 +215,7 @@ class RunLifecycle:
         with ExitStack() as stack:
             stack.callback(folder.unlock)
             stack.callback(self._thread.close)
+            self._thread.seconds = LAST
             progress.begin(job.experiment)
             with closing(MetricsWriter(self._logged(job.experiment), self._sinks, self._thread)) as metrics:
                 told = max((record.get("update", 0) for record in each_record(folder.path)), default=0)
@@ -273,11 +278,12 @@ class RunLifecycle:
             progress.unsaved = False
             self._in_folder(partial(self._folder.write, EPISODES, progress.checkpoint_episodes))
 
-    def _in_folder(self, work: Callable[[], T], seconds: float = PATIENCE) -> T | None:
+    def _in_folder(self, work: Callable[[], T], anyway: bool = False) -> T | None:
         """Do what is to be done in the folder, and need not: a disk that is full, or that
-        hangs for so many seconds, does not stop training. Raises `Overtaken`."""
+        hangs, does not stop training. `anyway`: it is done once it answers. Raises
+        `Overtaken`."""
         with suppress(OSError):
-            return self._thread.do(work, seconds)
+            return self._thread.do(work, anyway)
         return None
 
     def _keep_events(self, controller: Controller) -> None:
@@ -351,7 +357,7 @@ class RunLifecycle:
         if elsewhere:  # there was room for this alone
             text = f"{path} did not take the run's last checkpoint"
         try:
-            self._thread.do(write, LAST)
+            self._thread.do(write)
         except OSError as broken:
             text = _unwritable(broken, path)
         if not text:
