@@ -2,10 +2,12 @@
 run."""
 
 import errno
+import json
 import math
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +19,15 @@ import msgspec
 import pytest
 
 from tidemill.api.metric_sink import LoggedRun
-from tidemill.core.errors import RunError
+from tidemill.core.errors import Overtaken, RunError
+from tidemill.core.folder_thread import FolderThread
 from tidemill.metrics import json_lines, record_pace
 from tidemill.metrics.csv_file import CSV
 from tidemill.metrics.json_lines import JSONLines, each_record, read_metrics
 from tidemill.metrics.record_pace import BURST, RATE, RecordPace
 from tidemill.metrics.tensorboard import TensorBoard
 from tidemill.metrics.writer import MetricsWriter
+from tidemill.store.fence import let_go, take
 
 
 def write(folder: Path, *steps: int, resume_at: int | None = None) -> None:
@@ -289,6 +293,59 @@ def test_one_whose_file_cannot_be_opened_at_the_first_try_is_written_to_again_to
     writer.write({"step": 3})
     writer.close()
     assert steps(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_hung_is_not_written_into_what_another_runner_has_written_since(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real, hung, back = tmp_path / "run", os.pwrite, threading.Event(), threading.Event()
+    run.mkdir()
+    take(run)
+    thread = FolderThread(run, 60.0)
+    writer = JSONLines(LoggedRun(run), thread)
+    writer.write({"step": 1})
+
+    def write(file: int, data: bytes, offset: int) -> int:
+        hung.set()
+        thread.seconds = 0.0
+        assert back.wait(60)
+        if fails:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    for step in (2, 3):
+        writer.write({"step": step})
+    assert hung.is_set() and writer.hangs
+    (run / "epochs/2").touch()
+    newer = "".join(json.dumps({"step": step, "update": 7}) + "\n" for step in (1, 2, 30))
+    (run / "metrics.jsonl").write_text(newer)
+    back.set()
+    until = monotonic() + 60
+    while writer.hangs:
+        assert monotonic() < until
+        sleep(0.001)
+    thread.seconds = 60.0
+    with pytest.raises(Overtaken):
+        writer.write({"step": 4})
+    writer.close()
+    thread.close()
+    let_go(run)
+    late = "" if fails else '{"step":2}\n'  # was in the kernel: nothing can keep it from being written
+    at = len('{"step":1}\n')
+    assert (run / "metrics.jsonl").read_text() == newer[:at] + late + newer[at + len(late) :]
+
+
+def test_who_is_closed_writes_into_nobody_elses_file(tmp_path: Path) -> None:
+    writer = JSONLines(LoggedRun(tmp_path))
+    writer.write({"step": 1})
+    writer.close()
+    with open(tmp_path / "other", "w+b") as other:  # it has the number of the one that was closed
+        writer.write({"step": 2})
+        assert other.read() == b""
+    assert steps(tmp_path) == [1]
+    assert not [thread for thread in threading.enumerate() if thread.name == f"folder {tmp_path.name}"]
 
 
 LIMITED = """

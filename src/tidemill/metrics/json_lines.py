@@ -75,9 +75,9 @@ class JSONLines(MetricSink):
         self._end = os.lseek(self._file, 0, os.SEEK_END)
 
     def write(self, record: Mapping[str, float]) -> None:
-        """See `MetricSink.write`. Raises `Overtaken`."""
+        """See `MetricSink.write`; once closed it writes no more. Raises `Overtaken`."""
         line = msgspec.json.encode(record) + b"\n"
-        if line in self._told:
+        if line in self._told or self._closed:
             return
         with self._changed:
             self._lost += len(self._waiting) == WAITING
@@ -106,10 +106,14 @@ class JSONLines(MetricSink):
             self._failed, self._waited, self._lost = None, 0, 0
 
     def _write_all(self) -> None:
-        """Append all that waits, unless another runner leads the run by now. Raises
-        `OSError`, and `Overtaken`."""
-        check(self._path)
+        """Append all that waits, unless another runner leads the run by now, which may
+        have begun while one of them hung. Raises `OSError`, and `Overtaken`."""
+        if self._failed is not None and self._failed.errno not in FULL:  # a share may be another one now
+            self._close_file()
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._end = min(self._end, os.lseek(self._file, 0, os.SEEK_END))
         while self._waiting and not self._left:
+            check(self._path)
             line = self._waiting[0]
             self._append(line)
             with self._changed:
@@ -136,13 +140,7 @@ class JSONLines(MetricSink):
             return self._end + sum(map(len, self._waiting))
 
     def _append(self, line: bytes) -> None:
-        """Append a whole line, or nothing. Raises `OSError`."""
-        if self._failed is not None and self._failed.errno not in FULL:  # a share may be another one now
-            if self._file >= 0:
-                os.close(self._file)
-            self._file = -1
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._end = min(self._end, os.lseek(self._file, 0, os.SEEK_END))
+        """Append a whole line, or nothing. Raises `OSError`, and `Overtaken`."""
         try:
             written = os.pwrite(self._file, line, self._end)
             # the second one says why the first was short
@@ -152,6 +150,7 @@ class JSONLines(MetricSink):
                 raise OSError(errno.ENOSPC, "the disk is full")
         except OSError:
             with contextlib.suppress(OSError):
+                check(self._path)  # else what is behind may be the other runner's
                 # no half of a line in the middle of the file; shrinking works on a full
                 # disk
                 os.ftruncate(self._file, self._end)
@@ -177,8 +176,12 @@ class JSONLines(MetricSink):
         try:
             self._write_all()  # the disk may have room by now
         finally:
-            if self._file >= 0:
-                os.close(self._file)
+            self._close_file()
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, float]]:
