@@ -348,10 +348,11 @@ def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(
     done: list[str] = []
     write_synced, rename = checkpoint.write_synced, Path.rename
 
-    def written(path: Path, data: bytes) -> None:
+    def written(path: Path, data: bytes, *go_on: Callable[[], None]) -> str:
         assert not checkpoints(tmp_path)
-        write_synced(path, data)
+        checksum = write_synced(path, data, *go_on)
         done.append(path.name)
+        return checksum
 
     def renamed(path: Path, target: Path) -> Path:
         done.append(f"rename {target.name}")
@@ -371,11 +372,11 @@ def test_a_write_that_fails_leaves_what_was_there(
     write(tmp_path, 1)
     write_synced, count = checkpoint.write_synced, [0]
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, *go_on: Callable[[], None]) -> str:
         count[0] += 1
         if count[0] > at:
             raise OSError(28, "No space left on device")
-        write_synced(path, data)
+        return write_synced(path, data, *go_on)
 
     monkeypatch.setattr(checkpoint, "write_synced", full)
     with pytest.raises(CheckpointError, match="No space left on device; free space"):
@@ -415,6 +416,28 @@ def test_a_share_whose_folders_cannot_be_listed_takes_no_checkpoint_and_says_why
     monkeypatch.setattr("tidemill.store.checkpoint.check", stale)
     with pytest.raises(CheckpointError, match="update-1 cannot be written: Stale file handle"):
         write_checkpoint(tmp_path / "run/checkpoints/policy", "update-1", ARRAYS, {}, 3)
+
+
+def test_a_large_checkpoint_has_time_for_each_piece_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, real, go_on = list[int](), os.fsync, FolderThread.go_on
+
+    def synced(file: int) -> None:
+        pieces.append(os.fstat(file).st_size)
+        real(file)
+
+    def goes_on(thread: FolderThread, seconds: float = 0.0) -> None:
+        pieces.append(0)
+        go_on(thread, seconds)
+
+    monkeypatch.setattr(checkpoint, "PIECE", 100)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(FolderThread, "go_on", goes_on)
+    write_checkpoint(tmp_path, "update-1", {"policy": {"w": np.arange(40)}}, {}, 3)
+    # packed; each piece; the manifest, whose beginning is as long as any piece; its name
+    assert pieces[:9] == [0, 0, 100, 0, 200, 0, 300, 0, (size := pieces[8])] and 300 < size <= 400
+    assert (read_newest(tmp_path).arrays["policy"]["w"] == np.arange(40)).all()
 
 
 def test_a_checkpoint_that_hangs_is_given_up_and_none_is_written_until_it_is_back(

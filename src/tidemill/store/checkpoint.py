@@ -41,10 +41,12 @@ LATER = "later-"
 MOST_LATER = 4  # that are put aside in a folder, the newest ones
 AWAY = "the run's folder was removed or renamed, or its disk is away"
 PATIENCE = 8.0
-"""Seconds that a piece of a checkpoint may take to be written, and one more for each
-`SLOW` bytes of it: a disk, or share, that takes longer hangs. A signal leaves a run 18
-s."""
-SLOW = 10_000_000
+"""Seconds that a piece of a checkpoint may take to be written: a disk, or share, that
+takes longer hangs. A signal leaves a run 18 s."""
+PIECE = 1 << 23
+"""Bytes of a piece."""
+PACKED = 10_000_000
+"""Bytes that are packed in memory in a second, if need be."""
 FILLING = 3600.0
 """Seconds that a folder of a checkpoint may take to be filled: a replay memory may be
 tens of GB."""
@@ -93,8 +95,9 @@ def write_checkpoint(
     it stay.
     """
     run, target = str(folder.parent.parent), folder / name
-    if not hangs(folder.parent.parent):
-        _hanging.pop(run, None)
+    for other, hung in _hanging.copy().items():  # what they were about to write is held in memory
+        if not hung.busy:
+            _hanging.pop(other, None)
     thread = _hanging.get(run) or FolderThread(folder, PATIENCE)
     try:
         return thread.do(lambda: _write(thread, target, arrays, facts, keep, folders or {}))
@@ -104,7 +107,7 @@ def write_checkpoint(
             "until it does; look whether its server, or device, is well"
         ) from None
     finally:
-        if thread.hangs:
+        if thread.busy:
             _hanging[run] = thread
         thread.close()
 
@@ -138,10 +141,9 @@ def _write(
         aside.mkdir(mode=0o700)
         sums = {}
         for file, content in arrays.items():
+            thread.go_on(sum(array.nbytes for array in content.values()) / PACKED)
             data = pack(content)
-            thread.go_on(len(data) / SLOW)
-            write_synced(aside / f"{file}.safetensors", data)
-            sums[f"{file}.safetensors"] = sha256(data).hexdigest()
+            sums[f"{file}.safetensors"] = write_synced(aside / f"{file}.safetensors", data, thread.go_on)
         for inner, write in folders.items():
             thread.go_on(FILLING)
             (aside / inner).mkdir(mode=0o700)
@@ -168,6 +170,7 @@ def _write(
             f"checkpoint {target} cannot be written: {why(error)}; free space or make the folder writable"
         ) from None
     for old in checkpoints(folder)[:-keep]:
+        thread.go_on()
         _remove(old)
     for number, later in _later(folder):
         if number <= _place(target)[0]:
@@ -317,12 +320,19 @@ def readable(folder: Path) -> Iterator[FoundCheckpoint]:
             continue
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner may read, and have it on the disk."""
+def write_synced(path: Path, data: bytes, go_on: Callable[[], None] = lambda: None) -> str:
+    """Write a new file that only its owner may read, and have it on the disk; return its
+    checksum. `go_on` is called before each piece."""
+    digest, whole = sha256(), memoryview(data)
     with open(path, "xb", opener=private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        for start in range(0, max(len(data), 1), PIECE):
+            go_on()
+            piece = whole[start : start + PIECE]
+            digest.update(piece)
+            file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 def sync(folder: Path) -> None:
