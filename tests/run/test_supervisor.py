@@ -1,12 +1,15 @@
 """What follows from a worker's death: who dies with it, how often a group lives again,
 and what is said."""
 
+import errno
+import io
 import re
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,12 +17,13 @@ from tests.run.watching import EXPERIMENTS, leftovers, log_of, wait_until
 
 from tidemill import Experiment, Gymnasium, populate
 from tidemill.api.control_messages import State
-from tidemill.core.errors import RunError
+from tidemill.core.errors import Overtaken, RunError
 from tidemill.core.folder_thread import FolderThread
 from tidemill.core.user_code_loading import load_file
 from tidemill.run.events import Event, EventLog, read_events
 from tidemill.run.run_control import RunControl
 from tidemill.run.supervisor import live_together
+from tidemill.store.fence import let_go, take
 from tidemill.training.train import train
 
 pytestmark = [
@@ -244,3 +248,27 @@ def test_events_are_read_back_but_for_torn_lines(tmp_path: Path) -> None:
     thread.close()
     assert read_events(tmp_path) == told
     assert read_events(tmp_path / "nowhere") == []
+
+
+def test_events_that_fail_late_cut_off_none_that_another_runner_has_written_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(io.FileIO):
+        def write(self, data: object) -> int:
+            (tmp_path / "epochs/2").touch()
+            with path.open("ab") as other:
+                other.write(b"another runner's\n")
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    def late(path: Path, mode: str, buffering: int, opener: Any) -> io.FileIO:
+        return Late(path, mode, opener=opener)
+
+    path, thread = tmp_path / "events.jsonl", FolderThread(tmp_path, 60.0)
+    take(tmp_path)
+    log = EventLog(tmp_path, thread)
+    monkeypatch.setattr("tidemill.run.events.open", late, raising=False)
+    with pytest.raises(Overtaken):
+        log.write([Event(1.0, "told", cause="…")])
+    thread.close()
+    let_go(tmp_path)
+    assert path.read_bytes() == b"another runner's\n"

@@ -72,6 +72,7 @@ class EventLog:
                 self._thread.do(self._write_all)
 
     def _write_all(self) -> None:
+        """See `write`. Raises `OSError`, and `Overtaken`."""
         check(self._path)
         with self._changed:
             lines = list(self._lines)
@@ -83,6 +84,7 @@ class EventLog:
             except OSError:
                 written = 0
             if written < len(data):
+                check(self._path)  # else what is behind may be the other runner's
                 file.truncate(end)  # no half of a line in the middle of the file
                 return
         with self._changed:
