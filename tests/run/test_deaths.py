@@ -176,7 +176,8 @@ def test_another_policy_worker_answers_for_one_that_has_no_life_left(
             before = Counter(done)
 
             def both_go_on(before: Counter[str] = before) -> bool:
-                return all(done[actor] not in (0, before[actor]) for actor in ("actor-0", "actor-1"))
+                # after five samples, 16 ticks of 4 steps each, some is trained
+                return all(400 < done[actor] != before[actor] for actor in ("actor-0", "actor-1"))
 
             wait_until(lambda: over.is_set() or both_go_on(), 60, f"steps, before {name} dies")
             log = path / "logs" / f"{name}.log"
