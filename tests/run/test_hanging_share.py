@@ -134,6 +134,7 @@ def test_while_a_share_hangs_a_signal_ends_the_run_and_its_last_weights_go_elsew
         wait_until(lambda: SILENT in (folder / "output.txt").read_text(), 120, "that is told")
         os.kill(run.main.pid, signal.SIGTERM)
         status, text = run.ended()
+        wait_until(lambda: not run.processes(), 60, "no process of the run is left")
     finally:
         share.go_on()
         run.kill_all()
@@ -143,4 +144,3 @@ def test_while_a_share_hangs_a_signal_ends_the_run_and_its_last_weights_go_elsew
     newest = read_newest(refuge / "checkpoints/policy")
     assert (newest.arrays["policy"]["w"] == newest.facts["updates"]).all()
     assert {path.name for path in refuge.iterdir()} >= {"config.json", "summary.json"}
-    assert not run.processes()
