@@ -91,6 +91,21 @@ def test_faults_are_told_now_and_then_and_what_was_kept_back_at_the_end(clock: A
     assert told[2:] == ["slot 3: it is gone"]
 
 
+def test_what_is_waited_for_where_all_slots_rest_is_said_with_the_last_fault(clock: Any) -> None:
+    several = slots(2)
+    health = SlotFaults(several, False, lambda text: None)
+    for number, slot in enumerate(several):
+        slot.faults.append(f"fault {number}\nin detail")
+        assert health.rest() == ""
+        slot.resting = True
+        clock.now += 2 * LOOK
+        health.look()
+    assert health.rest() == "its slots, which all fail again and again, and rest: slot 1: fault 1"
+    several[0].resting = False
+    assert health.rest() == ""
+    assert SlotFaults([], False, lambda text: None).rest() == ""
+
+
 def test_each_slots_first_rest_is_told_at_once_by_itself(clock: Any) -> None:
     several, told = slots(5), list[str]()
     health = SlotFaults(several, False, told.append)

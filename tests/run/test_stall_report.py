@@ -1,13 +1,17 @@
 """A run that makes no progress says who waits for whom."""
 
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 from tests.run.watching import EXPERIMENTS, wait_until
 
-from tidemill import Gymnasium, ReplayActors, ReplayTrainer, Slots, populate
+from tidemill import Gymnasium, Limits, ReplayActors, ReplayTrainer, Slots, populate
 from tidemill.api.control_messages import State, WorkerStatistics
 from tidemill.core.clock import awake
 from tidemill.core.errors import ConfigError, RunError
@@ -141,6 +145,63 @@ def test_a_pause_excuses_no_stall_of_who_does_not_wait_for_it(now: float) -> Non
     actor.heard = now
     other.bury("it was killed")  # the supervisor has deadlines for its next life
     assert excused("trainer-0", "trainer-1")
+
+
+class Licensed(gymnasium.Env[np.ndarray, int]):
+    """Fails after some steps, and cannot be made a second time."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)  # type: ignore[assignment]
+
+    def __init__(self, licence: str) -> None:
+        Path(licence).touch(exist_ok=False)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self._steps += 1
+        if self._steps == 50:
+            raise RuntimeError("the arm is stuck")
+        return np.zeros(2, np.float32), 1.0, self._steps % 10 == 0, False, {}
+
+
+@pytest.mark.timeout(180)
+def test_a_chain_ends_with_slots_that_all_rest_and_says_why(tmp_path: Path) -> None:
+    """How long a stall may last is cut short once they do."""
+    watchers = list[threading.Thread]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        controller = control._controller
+
+        def watch() -> None:
+            wait_until(lambda: controller.state.members["actor-0"].away, 120, "all slots rest")
+            controller.stalls.watches["trainer-0"]._most = SILENT
+
+        if not watchers:
+            watchers.append(threading.Thread(target=watch, daemon=True))
+            watchers[0].start()
+
+    licensed = Gymnasium(
+        make=f"{__file__}:Licensed", kwargs={"licence": str(tmp_path / "licence")}, threads=1
+    )
+    made = experiments.from_memory(Slots(environment=licensed, backoff_s=0.3))
+    workers = {**made.workers, "actor": made.workers["actor"].replace(ring=1)}
+    with pytest.raises(RunError) as raised:
+        train(
+            made.replace(workers=workers, limits=Limits(steps=10_000)),
+            run_dir=tmp_path / "run",
+            source=EXPERIMENTS,
+            quiet=True,
+            launch="threads",
+            on_update=on_update,
+        )
+    assert (
+        "trainer-0 waits for samples ← actor-0 waits for its slots, which all fail again and again, and "
+        "rest: slot 0: a reset is lost: " in str(raised.value)
+    )
+    assert "FileExistsError" in str(raised.value)
 
 
 def test_the_pause_of_one_that_has_died_excuses_no_stall() -> None:

@@ -220,9 +220,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     equal runs. `polls` counts the turns of the poll loop, the heartbeat; `progress` what
     the worker has done, in units of its own: it stands still while that only waits;
     `unsent` the env steps that it has begun samples with, and that nobody has yet. While
-    what its environment connects to is away, `away` is how that failed last, and `pauses`
-    says that a pause is made before it is tried again, or that the try lasts no longer
-    than it may. A trainer sends one per update with `update` set."""
+    what its environment needs is away, `away` says so, and how that failed last, and
+    `pauses` that a pause is made before it is tried again, or that the try lasts no
+    longer than it may. A trainer sends one per update with `update` set."""
 
     polls: int
     values: dict[str, float] = {}

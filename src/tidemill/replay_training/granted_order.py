@@ -34,6 +34,9 @@ class GrantedOrder(ServiceOrder):
     def stats(self) -> dict[str, float]:
         return {**self.faults.stats(), "slots/waited": self.waited}
 
+    def rest(self) -> str:
+        return self.faults.rest()
+
     def end(self) -> None:
         self.faults.end()
 

@@ -80,6 +80,13 @@ class SlotFaults:
             self._unreported.clear()
             self._reported_at = self._looked_at
 
+    def rest(self) -> str:
+        """Return in words what is waited for where all slots rest, with the last fault;
+        "" where any goes on."""
+        if not self._slots or not all(slot.resting for _, slot in self._slots):
+            return ""
+        return f"its slots, which all fail again and again, and rest: {self._last.partition(chr(10))[0]}"
+
     def stats(self) -> dict[str, float]:
         """Return the faults of each slot that had any, which rest now, how many of both
         there are, and how many are healthy."""

@@ -166,7 +166,7 @@ def doing(member: _Member, awaited: Mapping[str, str], condition: str) -> str:
     if condition:
         return condition
     if member.away and _busiest(member) == "wait":
-        return f"waits for what its environment connects to, which is away: {member.away}"
+        return f"waits for {member.away}"
     if member.state is not State.RUNNING:
         return f"is {member.state.value}"
     if silent > SILENT:

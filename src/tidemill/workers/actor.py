@@ -55,6 +55,7 @@ __all__ = ["INLINE", "MAX_POLL_STEPS", "ActorWorker", "Actors", "AgentSpec", "ma
 
 MAX_POLL_STEPS = 16
 TELL = 5.0  # seconds between notices of how many environments are made
+CONNECTS_TO = "what its environment connects to, which is away: {}"  # and how that failed last
 
 
 def _check(config: ActorConfig, spaces: Sequence[Spaces]) -> None:
@@ -213,7 +214,8 @@ class ActorWorker(Worker):
             return True
         if (again.pauses or not self._tries) and awake() - self._last_beat > HEARTBEAT:
             self._last_beat = awake()
-            self.report(WorkerStatistics(self.polls, progress=again.tries, away=again.away, pauses=True))
+            away = CONNECTS_TO.format(again.away) if again.away else ""
+            self.report(WorkerStatistics(self.polls, progress=again.tries, away=away, pauses=True))
         return False
 
     def _permit_again(self, fault: Exception) -> int:
@@ -332,13 +334,13 @@ class ActorWorker(Worker):
         restarts = self._restarts
         gone = {self._where(n): each for n, each in enumerate(self._environments) if each.away}
         if restarts is None or not gone:
-            return "", False
+            return self.order.rest(), False
         # a try may take as long as one makes such an environment, and resets it
         longest = max(
             (each.deadline(resetting=True) for every in gone.values() for each in every.times), default=0.0
         )
         away = next(filter(None, (restarts.away.get(where, "") for where in gone)), "")
-        return away, restarts.pauses(longest + max(FIRST, longest))
+        return away and CONNECTS_TO.format(away), restarts.pauses(longest + max(FIRST, longest))
 
     def _unsent(self) -> int:
         return self.order.unsent()

@@ -125,9 +125,9 @@ class Worker(WorkerHandle):
         return 0
 
     def _away(self) -> tuple[str, bool]:
-        """Return how what the worker's environment connects to has failed last, while
-        that is away, "" else; and whether it makes a pause before it tries again, or
-        tries no longer than that may take."""
+        """Return what the worker's environment waits for while that is away, and how it
+        has failed last, in words, "" else; and whether it makes a pause before it tries
+        again, or tries no longer than that may take."""
         return "", False
 
     def _paces(self) -> dict[str, float]:

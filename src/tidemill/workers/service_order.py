@@ -65,6 +65,11 @@ class ServiceOrder(ABC):
         """Return numbers for the actor's statistics."""
         return {}
 
+    def rest(self) -> str:
+        """Return what all environments wait for, in words, which have failed and rest; ""
+        where any goes on."""
+        return ""
+
     def end(self) -> None:
         """The actor ends: tell what was kept back until now."""
 
