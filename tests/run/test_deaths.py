@@ -83,6 +83,8 @@ def acted_rows(file: Path, versions: set[int]) -> list[tuple[int, ...]]:
     where = rows["obs"].astype(np.int64)
     final = rows["done"] | rows["truncated"]
     assert (rows["version"][~final] >= 0).all()
+    # each was answered for what it saw: see `experiments.ByObservation`
+    assert (rows["action"] == (1000 * where @ (1, 2, 3)) % 7 % 2)[~final].all()
     versions |= set((rows["version"][~final] >> 32).tolist())
     acted, following = where[:-1][~final[:-1]], where[1:][~final[:-1]]
     assert (following - acted == [0, 0, 1]).all()
