@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -416,6 +418,34 @@ def test_a_share_whose_folders_cannot_be_listed_takes_no_checkpoint_and_says_why
     monkeypatch.setattr("tidemill.store.checkpoint.check", stale)
     with pytest.raises(CheckpointError, match="update-1 cannot be written: Stale file handle"):
         write_checkpoint(tmp_path / "run/checkpoints/policy", "update-1", ARRAYS, {}, 3)
+
+
+def test_one_that_a_signal_broke_off_is_over_before_the_next_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupts(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def synced(file: int) -> None:
+        done.append("next")
+        if len(done) == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            assert back.wait(60)
+            done[0] = "broken off"
+        real(file)
+
+    back, real, done = threading.Event(), os.fsync, list[str]()
+    monkeypatch.setattr(os, "fsync", synced)
+    before = signal.signal(signal.SIGUSR1, interrupts)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path, 2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    threading.Timer(0.1, back.set).start()
+    path = write(tmp_path, 2)
+    assert done[0] == "broken off" and read_checkpoint(path)[1] == {"updates": 2}
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_a_large_checkpoint_has_time_for_each_piece_of_it(
