@@ -295,6 +295,32 @@ def test_one_whose_file_cannot_be_opened_at_the_first_try_is_written_to_again_to
     assert steps(tmp_path) == [1, 2, 3]
 
 
+def test_a_disk_that_comes_and_goes_is_told_of_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, away, real = [1e6], list[bool](), os.pwrite
+
+    def write(file: int, data: bytes, offset: int) -> int:
+        if away:
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(json_lines, "awake", lambda: now[0])
+    writer, told = JSONLines(LoggedRun(tmp_path)), list[int]()
+    for step, (seconds, gone) in enumerate(
+        [(0, 1), (0, 0), (1, 1), (1, 0), (58, 1), (0, 0), (0, 1), (60, 1)]
+    ):
+        now[0] += seconds
+        away[:] = [True] * gone
+        writer.write({"step": step})
+        told.append(len(caplog.records))
+    assert told == [1, 2, 2, 2, 3, 4, 4, 5]
+    away.clear()
+    writer.close()
+    assert steps(tmp_path) == [*range(8)]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_hung_is_not_written_into_what_another_runner_has_written_since(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

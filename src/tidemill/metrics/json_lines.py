@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
+from tidemill.core.clock import awake
 from tidemill.core.errors import Overtaken, RunError
 from tidemill.core.folder_thread import FolderThread
 from tidemill.core.private_files import private
@@ -30,6 +31,7 @@ FILE = "metrics.jsonl"
 LONGEST = 1 << 20  # bytes of a line
 WAITING = 2_000  # records that wait while they cannot be written; one has 1 to 2 KB
 PATIENCE = 2.0  # seconds that whoever writes one waits for the disk
+QUIET = 60.0  # seconds until it is told again that they cannot, of a disk that comes and goes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class JSONLines(MetricSink):
     word: an evaluation that a killed run has played, and an exact one plays again, has
     one line. A disk that is full, or a share that went away, or hangs, does not stop
     training: the newest records wait in memory until they can be written, and a warning
-    is logged once, and once when that is over.
+    is logged once, and once when that is over; once a minute at most, where it is slow.
 
     thread: in which it writes; None: one of its own
     """
@@ -60,6 +62,7 @@ class JSONLines(MetricSink):
         self._closed = self._left = False  # what waits is never written
         self._failed: OSError | None = None  # why the first of them is not in the file
         self._waited = self._lost = 0  # of them, since then
+        self._said, self._quiet = False, 0.0  # that was told; until when no other one is
         self._told = deque[bytes](maxlen=WAITING)  # before the run was resumed, not of updates
         try:
             run.folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +88,8 @@ class JSONLines(MetricSink):
         try:
             self._thread.do(self._write_all)
         except OSError as error:
-            if self._failed is None:
+            if not self._said and awake() >= self._quiet:
+                self._said, self._quiet = True, awake() + QUIET
                 log.warning(
                     "cannot write %s (%s): training goes on, and the last %s records wait until that is over",
                     self._path,
@@ -95,7 +99,7 @@ class JSONLines(MetricSink):
             self._failed = error
             self._waited += 1
             return
-        if self._failed is not None:
+        if self._said:
             lost = f"; {self._lost:,} before them are lost" if self._lost else ""
             log.warning(
                 "%s is written again, with the %s records that waited%s",
@@ -103,7 +107,8 @@ class JSONLines(MetricSink):
                 f"{self._waited - self._lost:,}",
                 lost,
             )
-            self._failed, self._waited, self._lost = None, 0, 0
+        if self._failed is not None:
+            self._failed, self._waited, self._lost, self._said = None, 0, 0, False
 
     def _write_all(self) -> None:
         """Append all that waits, unless another runner leads the run by now, which may
