@@ -26,7 +26,7 @@ import gymnasium
 import numpy as np
 
 import tidemill
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
+from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Trainer
 from tidemill.metrics.json_lines import read_metrics
 
 ENVIRONMENTS, SLEEP, LENGTH = 64, 0.005, 200
@@ -83,7 +83,7 @@ stop.set()
     )
 
 
-def experiment(ring, lanes, seconds, one_core=True):
+def experiment(ring, lanes, one_core=True):
     """Return the whole system on `ring` x `lanes` environments."""
     actors = Actors(
         environment=Gymnasium(make=f"{__file__}:Sleeping", threads=lanes),
@@ -97,15 +97,19 @@ def experiment(ring, lanes, seconds, one_core=True):
         name="sleeping",
         policies={"policy": ActorCritic()},
         workers={"actor": actors, "trainer": trainer},
-        limits=Limits(seconds=STARTUP + seconds),
     )
 
 
 def ours(ring, lanes, seconds, one_core=True):
     """Return (steps/s that entered training, shares of the actor's time)."""
+
+    def end(record, control):
+        if record["time/seconds"] >= STARTUP + seconds:
+            control.stop()
+
     with tempfile.TemporaryDirectory() as folder:
         result = tidemill.train(
-            experiment(ring, lanes, seconds, one_core), run_dir=Path(folder) / "run", quiet=True
+            experiment(ring, lanes, one_core), run_dir=Path(folder) / "run", quiet=True, on_update=end
         )
         records = read_metrics(result.folder)
     first = ([record for record in records if record["time/seconds"] >= STARTUP] or records)[0]
