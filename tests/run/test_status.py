@@ -3,6 +3,7 @@ that was killed."""
 
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -125,6 +126,28 @@ def test_what_stands_in_a_folder_is_shown_whatever_it_is(tmp_path: Path) -> None
     text = shown(tmp_path)
     assert r"\x1b[2Jcompleted" in text and r"\x1b[31mred" in text and "[red]arm[/red]" in text
     assert "\x1b" not in text
+
+
+def test_who_died_before_all_had_begun_is_shown_and_who_died_in_a_command_before_is_not(
+    tmp_path: Path,
+) -> None:
+    made = cartpole()
+    folder = RunFolder.create(tmp_path / "run", made, None)
+    folder.unlock()
+    told = [
+        {"time": 10.0, "what": "began"},
+        {"time": 11.0, "what": "died", "worker": "server-0", "life": 1, "cause": "it was killed before"},
+        {"time": 21.0, "what": "died", "worker": "actor-0", "life": 1, "cause": "it was killed"},
+        {"time": 22.0, "what": "lives", "worker": "actor-0", "life": 2},
+        {"time": 23.0, "what": "began"},
+    ]
+    (folder.path / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in told))
+    (epoch,) = (folder.path / "epochs").iterdir()
+    os.utime(epoch, (20.0, 20.0))
+    (folder.path / "summary.json").write_text('{"status": "completed"}')
+    text = shown(folder.path).partition("Its workers")[2].partition("What happened last")[0]
+    assert re.search(r"actor-0 +2 +1 +\d\d:\d\d:\d\d it was killed *\n", text)
+    assert re.search(r"server-0 +1 *\n", text)
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

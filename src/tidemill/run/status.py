@@ -25,6 +25,7 @@ from tidemill.run.member import LONGEST_CAUSE
 from tidemill.run.snapshot import short, snapshot
 from tidemill.run.stall_report import doing
 from tidemill.run.waiting import whom_each_awaits
+from tidemill.store.fence import taken_at
 
 EVENTS = 10  # that are shown, the last ones
 MOST = 1000  # workers of a group that are shown of a run that is over
@@ -187,8 +188,9 @@ def _workers(folder: RunFolder, events: list[Event]) -> list[RenderableType]:
     """Return the workers that a run had in its last command: in which life each was, and
     of what it had died last; nothing where none of them has died."""
     began = max((number for number, event in enumerate(events) if event.what == "began"), default=0)
+    since = taken_at(folder.path)  # some may have died before all had begun
     lives, died = Counter[str](), dict[str, list[Event]]()
-    for event in events[began:]:
+    for event in (each for n, each in enumerate(events) if n >= began or each.time >= since):
         if event.what in ("died", "lost", "lives") and event.worker:
             lives[event.worker] = max(lives[event.worker], event.life)
         if event.what == "died":

@@ -10,6 +10,7 @@ metrics, how the run ended) looks whether there is a higher epoch, right before 
 import os
 from contextlib import suppress
 from functools import cache
+from math import inf
 from pathlib import Path
 
 from tidemill.core.errors import Overtaken
@@ -28,6 +29,15 @@ def newest(run: Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         return 0
     return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def taken_at(run: Path) -> float:
+    """Return when the newest epoch was taken, in seconds since 1970, inf where nobody
+    knows."""
+    try:
+        return (run / EPOCHS / str(newest(run))).stat().st_mtime
+    except OSError:
+        return inf
 
 
 def take(run: Path) -> int:
