@@ -53,7 +53,9 @@ def check_env(
 @friendly
 def check_resume(
     what: Trained,
-    updates: Annotated[int, typer.Option(help="Of each run.", min=2)] = 8,
+    updates: Annotated[
+        int | None, typer.Option(help="Of each run: 8, and with a replay memory 200.", min=2)
+    ] = None,
     launch: Annotated[str, typer.Option(help=f"{' | '.join(LAUNCHERS)}.")] = "inline",
     algorithm: Annotated[str | None, typer.Option(help=" | ".join(ALGORITHMS))] = None,
     env_arg: EnvArg = None,
@@ -66,7 +68,7 @@ def check_resume(
 
     experiment, source = experiment_from(what, env_arg, None, algorithm, wrap)
     found = check(changed(experiment, set_), updates=updates, launch=launch, source=source)
-    runs = f"{updates} updates, and {found.ended} resumed for {updates - found.ended} more"
+    runs = f"{found.updates} updates, and {found.ended} resumed for {found.updates - found.ended} more"
     if found.exact:
         print(f"exact: {runs} leave the same in every bit ({found.compared:,} arrays and numbers compared)")
         if found.made_anew:

@@ -28,6 +28,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array
 from tidemill.launchers.table import make_launcher
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import MANIFEST, FoundCheckpoint, checkpoints, read_newest
 from tidemill.store.query import among
@@ -35,11 +36,14 @@ from tidemill.training.train import resume, train
 from tidemill.workers.cut_files import CUTS, actors_with_part, read_part_of
 from tidemill.workers.trainer_config import TrainerConfig
 
-UPDATES = 8
+UPDATES, OF_MEMORY = 8, 200
+"""Updates of each run, and where one trains from a replay memory: these come quickly,
+after a warm-up that is no proof by itself."""
 BEYOND = 2
 """Updates for which both runs go on where workers do not take turns in one thread."""
 TRIES = 10
-"""How often a run is begun anew that was over before its time."""
+"""How often a run is begun anew that ended before its first update, or was over before
+its time."""
 CLOCK = ("seconds",)
 """Facts of checkpoints that tell of the clock."""
 FIRST, SECOND = "straight", "resumed"
@@ -74,19 +78,21 @@ class ResumeCheck:
 def check_resume(
     experiment: Experiment,
     *,
-    updates: int = UPDATES,
+    updates: int | None = None,
     launch: str | type[Launcher] = "inline",
     source: str | Path | None = None,
 ) -> ResumeCheck:
     """Return whether a run of `experiment` that is resumed goes on exactly as one that
     was never ended, by two short runs in a folder of temporary files.
 
-    updates: number of updates of each run, at least 2
+    updates: number of updates of each run, at least 2; None: 8, with a replay memory 200
     launch, source: as of `train`
 
     Raises `ConfigError` for an experiment that cannot be resumed exactly at all, saying
     why, and what `train` raises.
     """
+    if updates is None:
+        updates = OF_MEMORY if experiment.groups(ReplayTrainer) else UPDATES
     if updates < 2:
         raise ConfigError(f"updates = {updates} must be at least 2, so that a run can end before its last")
     limits = Limits(updates=updates, window=experiment.limits.window)
@@ -137,20 +143,25 @@ def compare_runs(
 def _cut_short(
     experiment: Experiment, straight: Path, folder: Path, source: str | Path | None, settings: dict[str, Any]
 ) -> int:
-    """Train into `folder` for about half of the time that the run in `straight` took.
-    Return after how many updates that was."""
+    """Train into `folder` for about half of the time that the run in `straight` took,
+    but for some of its updates and not for all. Return after how many that was."""
     last = experiment.limits.updates
     times = [record["time/seconds"] for record in read_metrics(straight) if "time/seconds" in record]
-    seconds = times[(len(times) - 1) // 2]
+    seconds, too_short, too_long = times[(len(times) - 1) // 2], 0.0, times[-1]
     for _ in range(TRIES):
         limits = experiment.limits.replace(seconds=seconds)
         made = train(experiment.replace(limits=limits), run_dir=folder, source=source, **settings)
-        if made.summary["updates"] != last:
+        if 0 < made.summary["updates"] != last:
             return int(made.summary["updates"])
         rmtree(folder)
-        seconds /= 2
+        if made.summary["updates"]:
+            too_long = seconds
+        else:
+            too_short = seconds
+        seconds = (too_short + too_long) / 2
     raise ConfigError(
-        f"{last} updates are over too soon to end a run before its last one; ask for more of them (--updates)"
+        f"{last} updates are over too soon to end a run between its first and its last one; ask for more of "
+        "them (--updates)"
     )
 
 
