@@ -21,7 +21,7 @@ import pytest
 from tidemill.api.metric_sink import LoggedRun
 from tidemill.core.errors import Overtaken, RunError
 from tidemill.core.folder_thread import FolderThread
-from tidemill.metrics import json_lines, record_pace
+from tidemill.metrics import json_lines, record_pace, writer
 from tidemill.metrics.csv_file import CSV
 from tidemill.metrics.json_lines import JSONLines, each_record, read_metrics
 from tidemill.metrics.record_pace import BURST, RATE, RecordPace
@@ -462,3 +462,30 @@ def test_tensorboard_hides_what_came_after_the_resumed_step(tmp_path: Path) -> N
         path.rename(path.with_name("events.out.tfevents.0000000001.earlier"))
     write(tmp_path, 25, resume_at=20)
     assert [step for step, tag, _ in events(tmp_path) if tag == "update"] == [10, 20, 25]
+
+
+def test_a_run_goes_back_once_its_folder_answers_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, back = os.pwrite, threading.Event()
+    thread = FolderThread(tmp_path, 60.0)
+    records = MetricsWriter(LoggedRun(tmp_path), (), thread)
+
+    def write(file: int, data: bytes, offset: int) -> int:
+        thread.seconds = 0.0
+        assert back.wait(60)
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(writer, "ANSWER", 0.0)
+    records.write({"step": 1})
+    with pytest.raises(RunError, match="has not answered for 0 s, and a worker has died"):
+        records.go_back(LoggedRun(tmp_path, resume_at=1))
+    back.set()
+    thread.seconds = 60.0
+    monkeypatch.setattr(writer, "ANSWER", 60.0)
+    records.go_back(LoggedRun(tmp_path, resume_at=1))
+    records.write({"step": 2})
+    records.close()
+    thread.close()
+    assert steps(tmp_path) == [1, 2]

@@ -158,7 +158,7 @@ def test_another_policy_worker_answers_for_one_that_has_no_life_left(
     path, done, over = tmp_path / "run", Counter[str](), threading.Event()
     made = experiments.numbered(str(tmp_path / "sample"))
     servers = made.workers["server"].replace(count=2, restarts=1)
-    answered = "Server-1 answers for it: the run goes on without server-0"
+    answered = "From now on server-1 answers for it: the run goes on without server-0"
     struck = [
         ("server-0", "lives", ""),
         ("server-0", "told", answered),

@@ -40,7 +40,7 @@ def test_a_policy_worker_without_a_life_left_stays_dead_where_the_trainer_lives_
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         events = read_events(path)
         lives = Counter(event.worker for event in events if event.what == "lives")
-        answered = any("Server-1 answers for it" in event.cause for event in events)
+        answered = any("From now on server-1 answers for it" in event.cause for event in events)
         followed = [True, lives["server-0"] == 1, answered, lives >= expected]
         if not followed[len(struck)]:
             return

@@ -7,7 +7,7 @@ from time import sleep
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.clock import awake
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.folder_thread import FolderThread
 from tidemill.core.named_class import named_class
 from tidemill.core.secrets import says_secret
@@ -26,6 +26,7 @@ DEFAULT = "tensorboard"
 HURRIED = 10.0  # seconds that sinks have at the end of a run that a signal ends
 AWAY = 2.0  # seconds of these where the run's folder hangs
 LOOK = 0.1  # seconds between looks at whether one has come
+ANSWER = 60.0  # seconds for which a run that goes back waits for a folder that hangs
 
 Sinks = str | Sequence[str | type[MetricSink]]
 """What users say of sinks: names, also as one text with commas between, and classes."""
@@ -83,15 +84,23 @@ class MetricsWriter:
 
     def go_back(self, run: LoggedRun) -> None:
         """Have the records of the run go on from where it goes back to. Each sink is made
-        anew before the next one. Where the folder hangs it waits for that: what is being
-        written there is to be dropped."""
+        anew before the next one. Where the folder hangs it waits for that, since what is
+        being written there is to be dropped. Raises `RunError` where it hangs for longer
+        than `ANSWER`."""
         self._await_folder()
         self._lines.close()
         self._await_folder()  # it may hang since
         self._run, self._lines = run, JSONLines(run, self._thread)
 
     def _await_folder(self) -> None:
+        until = awake() + ANSWER
         while self._lines.hangs:
+            if awake() > until:
+                raise RunError(
+                    f"{self._run.folder}: its disk, or share, has not answered for {ANSWER:g} s, and a worker"
+                    " has died that goes back to what lies there; see whether its server, or device, is well,"
+                    " and resume the run then"
+                )
             sleep(LOOK)
 
     def look(self) -> None:

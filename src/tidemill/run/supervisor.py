@@ -124,7 +124,7 @@ def fillers(experiment: Experiment) -> dict[str, list[str]]:
 def _answer_for(heirs: Sequence[AnsweredBy]) -> str:
     """Return who answers from now on, in words."""
     servers = list(dict.fromkeys(order.server for order in heirs))
-    return f"{' and '.join(servers)} answer{'s' * (len(servers) == 1)} for it"
+    return f"From now on {' and '.join(servers)} answer{'s' * (len(servers) == 1)} for it"
 
 
 class Supervisor:
@@ -209,7 +209,7 @@ class Supervisor:
                 raise
             self._give_up(names)
             self._have_answer(heirs)
-            why = (self._goes_on_without[name] or _answer_for(heirs)).capitalize()
+            why = self._goes_on_without[name].capitalize() or _answer_for(heirs)
             said = f"{error}. {why}: the run goes on without {', '.join(names)}"
             self._losses.note(Event(time(), "told", name, member.life + 1, cause=said))
             self._state.report.notify_of_event(said)
