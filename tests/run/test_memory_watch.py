@@ -1,6 +1,7 @@
-"""A worker whose memory grows beyond its plan is told with how fast, before the system
-kills it for that."""
+"""A worker whose memory grows beyond its plan is told with how fast, and what grows in
+it, before the system kills it for that."""
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -23,7 +24,8 @@ from tidemill import (
     Trainer,
     train,
 )
-from tidemill.api.control_messages import State
+from tidemill.api.control_messages import LookAtMemory, State, pack
+from tidemill.core import object_census
 from tidemill.core.memory import Need, own_bytes
 from tidemill.run import memory_watch
 from tidemill.run.events import read_events
@@ -35,15 +37,24 @@ MB = 1 << 20
 
 
 class Clock:
-    """Two processes, their memory, and what is told, on a clock of their own."""
+    """Two processes, their memory, and what is told, on a clock of their own; the actor
+    answers at once, where it `answers`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: bool = True) -> None:
         self.now, self.told, self.own = 0.0, list[str](), {"actor-0": 100 * MB, "trainer-0": 300 * MB}
         monkeypatch.setattr(memory_watch, "awake", lambda: self.now)
         monkeypatch.setattr(memory_watch, "available", lambda: 4000 * MB)
         actor = Member(Actors(environment=Scripted()), Mock(), State.RUNNING)
         trainer = Member(Trainer(algorithm=PPO()), Mock(), State.RUNNING)
         self.members = {"actor-0": actor, "trainer-0": trainer}
+        self.asked = list[bytes]()
+
+        def ask(message: bytes) -> None:
+            self.asked.append(message)
+            if answers and message != pack(LookAtMemory()):
+                actor.grows = "a list grows"
+
+        actor.link.send = ask
         self.watch = MemoryWatch([["actor-0"], ["trainer-0"]], self.own.get, self.told.append)
 
     def minutes(self, count: float, **grows: int) -> None:
@@ -53,6 +64,7 @@ class Clock:
             for name, by in grows.items():
                 self.own[name.replace("_", "-")] += by * MB // 12
             self.watch.look(self.members)
+            self.watch.look(self.members)  # what was answered meanwhile
 
 
 def test_growth_beyond_the_plan_is_told_and_again_at_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +76,44 @@ def test_growth_beyond_the_plan_is_told_and_again_at_twice_as_much(monkeypatch: 
     assert len(clock.told) == 1
     assert clock.told[0].startswith("actor-0 holds 1.7 GB for itself")
     assert "grows by 25 MB a minute" in clock.told[0] and "would last 3 hours" in clock.told[0]
-    assert "its environment, most likely" in clock.told[0] and "0.0 MB were planned" in clock.told[0]
+    assert clock.told[0].endswith("; a list grows") and "0.0 MB were planned" in clock.told[0]
     clock.minutes(6, actor_0=24)
     assert len(clock.told) == 1
     clock.minutes(5, actor_0=24)
     assert len(clock.told) == 2
+    first, *others = clock.asked
+    assert first == pack(LookAtMemory()) and len(others) == 2  # once it was suspected, and when it was told
+
+
+def test_a_process_that_does_not_grow_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.minutes(1, actor_0=1200)
+    clock.minutes(60, actor_0=2)
+    assert not clock.asked and not clock.told
+
+
+def test_one_that_does_not_answer_is_told_in_time_and_its_answer_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, answers=False)
+    clock.minutes(2)
+    clock.minutes(1, actor_0=300)
+    assert not clock.told
+    clock.minutes(0.5)
+    assert len(clock.told) == 1
+    assert clock.told[0].endswith("keeps what it could forget (episodes, lists that only grow)")
+    clock.members["actor-0"].grows = "a list grows"
+    clock.minutes(0.1)
+    assert clock.told[1:] == ["actor-0: a list grows"]
+
+
+def test_one_that_dies_before_it_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, answers=False)
+    clock.minutes(2)
+    clock.minutes(1, actor_0=300)
+    clock.members["actor-0"].bury("killed")
+    clock.watch.look(clock.members)
+    assert len(clock.told) == 1 and "it has not answered what grows" in clock.told[0]
 
 
 def test_what_was_planned_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +123,7 @@ def test_what_was_planned_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.minutes(20, trainer_0=150)
     assert not clock.told
     clock.minutes(3, trainer_0=150)
+    clock.minutes(0.5)
     assert len(clock.told) == 1 and "a list in its algorithm or policy" in clock.told[0]
 
 
@@ -99,42 +145,49 @@ def test_a_process_tells_what_it_holds_for_itself_alone() -> None:
 
 
 class Hoarding(gymnasium.Env[Any, Any]):
-    """Keeps a quarter of a megabyte of each step, once there is a file `flag`."""
+    """Keeps a quarter of a megabyte of each step, once there is a file `flag`, and
+    `natively` in no object of Python."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, flag: str) -> None:
-        self.flag, self.kept = Path(flag), list[Any]()
+    def __init__(self, flag: str, natively: bool = False) -> None:
+        self.flag, self.natively, self.steps = Path(flag), natively, 0
+        self.kept = list[Any]()
+        self.allocate = ctypes.CDLL(None).malloc
+        self.allocate.restype = ctypes.c_void_p
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        if len(self.kept) < 1000 and self.flag.exists():
-            self.kept.append(np.ones(1 << 18, np.uint8))
+        if self.steps < 1000 and self.flag.exists():
+            self.steps += 1
+            if self.natively:
+                ctypes.memset(self.allocate(1 << 18), 1, 1 << 18)
+            else:
+                self.kept.append(np.ones(1 << 18, np.uint8))
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
-@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
-def test_an_environment_that_keeps_all_is_told_while_it_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str
-) -> None:
+def told_of(monkeypatch: pytest.MonkeyPatch, folder: Path, launch: str, natively: bool) -> str:
+    """Return what a run tells whose environment keeps all."""
     if launch == "processes" and not sys.platform.startswith("linux"):
         pytest.skip("processes need Linux")
     for name, value in {"EVERY": 0.05, "SETTLED": 0.1, "MARGIN": 64 * MB, "MARGIN_SHARE": 0.05}.items():
         monkeypatch.setattr(memory_watch, name, value)
-    flag = tmp_path / "flag"
+    for name in ("ANSWER", "ANSWER_SHARE"):  # as long as a busy machine takes
+        monkeypatch.setattr(memory_watch, name, 1e9)
+    for name in ("LOOKING", "WEIGHING", "NAMING"):  # where it is this process
+        monkeypatch.setattr(object_census, name, 60.0)
+    flag = folder / "flag"
+    environment = Gymnasium(make=Hoarding, kwargs={"flag": str(flag), "natively": natively})
     made = Experiment(
         name="hoarding",
         policies={"policy": ActorCritic(hidden=(8,))},
         workers={
-            "actor": Actors(
-                environment=Gymnasium(make=Hoarding, kwargs={"flag": str(flag)}),
-                lanes=1,
-                agents=(AgentSpec(sample_steps=64),),
-            ),
+            "actor": Actors(environment=environment, lanes=1, agents=(AgentSpec(sample_steps=64),)),
             "trainer": Trainer(algorithm=PPO(minibatch_size=64, epochs=1)),
         },
         limits=Limits(steps=10**9),
@@ -150,14 +203,27 @@ def test_an_environment_that_keeps_all_is_told_while_it_runs(
     train(
         made,
         layout="given",
-        run_dir=tmp_path / "run",
+        run_dir=folder / "run",
         quiet=True,
         launch=launch,
         source=Path(__file__),
         on_update=on_update,
     )
-    told, *_ = [event.cause for event in read_events(tmp_path / "run") if " for itself, " in event.cause]
-    if launch == "processes":
-        assert told.startswith("actor-0 holds") and "its environment, most likely" in told
-    else:
-        assert told.startswith("actor-0, trainer-0 holds") and "it is told whose it is" in told
+    told, *_ = [event.cause for event in read_events(folder / "run") if " for itself, " in event.cause]
+    whose = "actor-0" if launch == "processes" else "actor-0, trainer-0"
+    assert told.startswith(f"{whose} holds ")
+    return told
+
+
+@pytest.mark.parametrize("launch", ["inline", "threads", "processes"])
+def test_an_environment_that_keeps_all_is_told_with_the_list_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str
+) -> None:
+    told = told_of(monkeypatch, tmp_path, launch, natively=False)
+    assert "the list `kept` of test_memory_watch.py:Hoarding (" in told
+    assert " MB of numpy arrays)" in told and "no object of Python" not in told
+
+
+def test_memory_that_no_object_has_is_told_as_native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = told_of(monkeypatch, tmp_path, "processes", natively=True)
+    assert " MB in no object of Python" in told and "numpy arrays" not in told

@@ -2,10 +2,10 @@
 else is understood.
 
 Down: `Configure`, `TryAgain`, `Start`, `Pause`, `Hold`, `Exit`, `Hurry`, `Save`,
-`EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `AnsweredBy`, `Stay`, `Rejoin`. Up:
-`Status`, `WorkerStatistics`, `Episodes`, `Measured`, `EnvironmentStatistics`,
-`RoundOver`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`, `Staying`, `Voided`,
-`Notice`.
+`EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `AnsweredBy`, `Stay`, `Rejoin`,
+`LookAtMemory`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
+`EnvironmentStatistics`, `RoundOver`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`,
+`Staying`, `Voided`, `MemoryGrown`, `Notice`.
 """
 
 import enum
@@ -33,6 +33,7 @@ class State(enum.StrEnum):
 
 
 ENDED = frozenset({State.COMPLETED, State.FAILED})
+LONGEST_GROWN = 1_000  # characters of `MemoryGrown.text` that are told
 
 
 class SampleFacts(msgspec.Struct, frozen=True):
@@ -201,6 +202,14 @@ class Rejoin(msgspec.Struct, frozen=True, tag=True):
     least: int
 
 
+class LookAtMemory(msgspec.Struct, frozen=True, tag=True):
+    """The message tells the worker to look at the objects of its process, which is
+    suspected to grow, and, once it has grown by so many bytes, to answer (`MemoryGrown`)
+    what has since it was told so first."""
+
+    grown: int = 0
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """The message says that the worker's state has changed. `error` is one message for
     the user and `details` the traceback, when it failed; `waited` the seconds that it had
@@ -326,6 +335,12 @@ class Voided(msgspec.Struct, frozen=True, tag=True):
     samples: int
 
 
+class MemoryGrown(msgspec.Struct, frozen=True, tag=True):
+    """The message says what has grown in the worker's process, in words."""
+
+    text: str
+
+
 class Notice(msgspec.Struct, frozen=True, tag=True):
     """The message is a text that the user should read although the run goes on."""
 
@@ -333,9 +348,9 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
 
 
 _Orders = Configure | Start | Pause | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings
-Down = _Orders | TryAgain | Renew | AnsweredBy | Stay | Rejoin
+Down = _Orders | TryAgain | Renew | AnsweredBy | Stay | Rejoin | LookAtMemory
 _Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
-Up = _Told | SaveDue | Holding | Saving | Saved | Staying | Voided
+Up = _Told | SaveDue | Holding | Saving | Saved | Staying | Voided | MemoryGrown
 
 
 def _plain(value: Any) -> float:

@@ -156,6 +156,16 @@ def _malloc(name: str, *arguments: int) -> None:
         function(*arguments)
 
 
+def kinds_of_memory() -> dict[str, int]:
+    """Return the bytes that this process holds, by kind; {} where the system does not
+    tell (other than Linux). It costs one small file."""
+    kinds = {"RssAnon": "private memory", "RssShmem": "shared memory", "RssFile": "mapped files"}
+    with suppress(OSError):
+        lines = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
+        return {kinds[key]: int(value.split()[0]) << 10 for key, _, value in lines if key in kinds}
+    return {}
+
+
 def own_bytes(pid: int) -> int | None:
     """Return the bytes that a process holds and shares with no other: what it has
     allocated, without files and shared memory. None where the system does not tell (other

@@ -61,6 +61,7 @@ class Member:
     where: str = ""  # where its thread is, as was seen since it was heard; "" if nobody looked
     saving: bool = False  # it writes a checkpoint
     needs: tuple[Need, ...] = ()  # memory that it is going to fill
+    grows: str = ""  # what does in its process, as it has answered, until that is told
     life: int = 0  # how often it has died
     wanted: State = State.CONFIGURING  # what it was told to become: READY or RUNNING
     buried: bool = False  # it has died, and its next life has not begun
@@ -98,7 +99,7 @@ class Member:
         self.link, self.life, self.buried, self.awaits = link, self.life + 1, False, None
         self.reviving = True
         self.heard, self.saving, self.polls, self.statistics = awake(), False, 0, {}
-        self.where, self.progress = "", 0
+        self.where, self.progress, self.grows = "", 0, ""
 
     @property
     def begins(self) -> bool:

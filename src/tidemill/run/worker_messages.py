@@ -5,11 +5,13 @@ from typing import Any
 
 from tidemill.api.control_messages import (
     ENDED,
+    LONGEST_GROWN,
     EnvironmentStatistics,
     Episodes,
     Facts,
     Holding,
     Measured,
+    MemoryGrown,
     Notice,
     Relay,
     RoundOver,
@@ -112,6 +114,8 @@ class WorkerMessages:
                         other.send(message.message)
             case Voided():
                 self._supervisor.voided(name, message.samples)
+            case MemoryGrown(text=text):
+                member.grows = text[:LONGEST_GROWN]
             case Notice():
                 self._state.report.notify_for(name, message.text)
 

@@ -12,9 +12,11 @@ import traceback
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tidemill.api.control_messages import (
     ENDED,
+    LONGEST_GROWN,
     Adopt,
     AnsweredBy,
     ChangeSettings,
@@ -25,6 +27,8 @@ from tidemill.api.control_messages import (
     Hold,
     Holding,
     Hurry,
+    LookAtMemory,
+    MemoryGrown,
     Notice,
     Pause,
     Rejoin,
@@ -45,6 +49,9 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.errors import SIGNALLED, NoProgress, TidemillError, message_of, place, returned
 from tidemill.core.resource_shortage import why
 from tidemill.workers.cut_files import PartWriter
+
+if TYPE_CHECKING:
+    from tidemill.core.object_census import Census
 
 # seconds: a sleeping worker looks again all the same; `rescues` counts how often that
 # helped
@@ -90,6 +97,7 @@ class Worker(WorkerHandle):
         self._hurry, self._asked_at = False, 0.0
         self._parts = PartWriter(context.folder, context.name, lambda text: self.report(Notice(text)))
         self._answered: list[AnsweredBy] = []  # all that it was told so, each once
+        self._census: Census | None = None  # of its process, once that was suspected to grow
         self.cut = 0
         """Number of the cut that is being made, or comes next."""
         self.stage = 0
@@ -351,6 +359,8 @@ class Worker(WorkerHandle):
                         self._answered.append(message)
                         if self.state is not State.CONFIGURING:
                             self._turn_to(message)
+                case LookAtMemory(grown=grown):
+                    self._look_at_memory(grown)
                 case Stay() as message:
                     self._await(message)
                 case Rejoin() as message:
@@ -361,6 +371,17 @@ class Worker(WorkerHandle):
                         self._close()
                         return False
         return True
+
+    def _look_at_memory(self, grown: int) -> None:
+        """See `LookAtMemory`. It holds the worker up for some tenths of a second."""
+        from tidemill.core.object_census import take_census
+
+        try:
+            self._census, text = take_census(self._census, grown)
+        except Exception as error:  # what users make of objects is not ours to know
+            text = f"what grows could not be found out ({type(error).__name__}: {error})"
+        if grown:
+            self.report(MemoryGrown(text[:LONGEST_GROWN]))
 
     # ---- reports -----------------------------------------------------------------------
 
