@@ -10,10 +10,13 @@ import pytest
 import tidemill.replay_training
 import tidemill.workers
 from tidemill.api.control_messages import (
+    LONGEST_GROWN,
     Configure,
     Episodes,
     Exit,
     Facts,
+    LookAtMemory,
+    MemoryGrown,
     Pause,
     SampleFacts,
     Save,
@@ -27,6 +30,7 @@ from tidemill.api.control_messages import (
 )
 from tidemill.api.experiment import Experiment
 from tidemill.api.worker import Context, WorkerConfig
+from tidemill.core import object_census
 from tidemill.core.asyncio_loops import Loop
 from tidemill.core.errors import EnvironmentFault, PeerLost
 from tidemill.transports.local import local_endpoints
@@ -130,6 +134,21 @@ def test_a_whole_life(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     _, last = (m for m in heard if isinstance(m, WorkerStatistics))
     assert last.polls == worker.polls == 3
     assert last.values == {"calls": 6.0}
+
+
+def test_who_cannot_find_out_what_grows_says_so_and_goes_on(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("x" * 2 * LONGEST_GROWN)
+
+    monkeypatch.setattr(object_census, "take_census", fails)
+    assert life.turns(Configure(FACTS), Start(), LookAtMemory())
+    assert not any(isinstance(m, MemoryGrown) for m in life.heard())
+    assert life.turns(LookAtMemory(1))
+    (text,) = (m.text for m in life.heard() if isinstance(m, MemoryGrown))
+    assert text.startswith("what grows could not be found out (ZeroDivisionError: x")
+    assert len(text) == LONGEST_GROWN
 
 
 def test_nothing_happens_after_the_end(life: Life) -> None:
