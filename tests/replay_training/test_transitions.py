@@ -148,7 +148,7 @@ def test_what_has_come_by_one_moment_leaves_as_one_row_and_is_asked_for_at_once(
 class Purse:
     """Credits of whoever fills it."""
 
-    steps, finishing = 0, False
+    steps, finishing, outlived = 0, False, False
 
     def left(self) -> int:
         return self.steps

@@ -107,6 +107,12 @@ class Numbered(Talker):
         return copy % 97 + 100 * (episode % 100) + 10_000 * (at % 100)
 
 
+class NumberedForces(Numbered):
+    """The same, pushed by a force."""
+
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+
 class DiesInStep(Talker):
     """Kills its process in the middle of training."""
 

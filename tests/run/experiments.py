@@ -201,6 +201,46 @@ class _EachRecorder(_Recorder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiesAgain(Recorder):
+    """Its trainer dies in each life where the next one of `deaths` says: "stored 3", once
+    it has stored 3 samples in that life, or "trained", or "saved", as it is about to for
+    the third time. `flags`: a folder, for a file for each death."""
+
+    deaths: tuple[str, ...]
+    flags: str
+
+    def build(self, policy: Policy, seed: int) -> Algorithm:
+        return _DiesAgain(self, policy)
+
+
+class _DiesAgain(_Recorder):
+    def __init__(self, config: DiesAgain, policy: Policy) -> None:
+        super().__init__(config, policy)
+        self._number = len(os.listdir(config.flags))
+        self._done = dict.fromkeys(("stored", "trained", "saved"), 0)
+
+    def _does(self, what: str) -> None:
+        assert isinstance(self.config, DiesAgain)
+        self._done[what] += 1
+        if f"{what} {self._done[what]}" in self.config.deaths[self._number : self._number + 1]:
+            (Path(self.config.flags) / str(self._number)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def take_in(self, sample: Sample) -> None:
+        self._does("stored")
+
+    def parallel_update(
+        self, samples: Sequence[Sample], steps: int
+    ) -> Generator[Array, None, dict[str, float]]:
+        self._does("trained")
+        return (yield from super().parallel_update(samples, steps))
+
+    def state(self) -> Arrays:
+        self._does("saved")
+        return super().state()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lingering(Recorder):
     """The first one of its trainers that comes to update 4 writes its log's name into a
     file `flag`, and stays in that update until there is a file `flag`.over."""
@@ -504,11 +544,11 @@ def from_memory(environment: EnvironmentConfig) -> Experiment:
     return experiment(environment).replace(workers={"actor": actors, "trainer": trainer})
 
 
-def numbered_memory(slots: bool) -> Experiment:
+def numbered_memory(slots: bool, environment: str = "Numbered") -> Experiment:
     """Two actors, of three slots or of three lanes, a policy worker, and a trainer with a
     replay memory and a journal; each row says where it comes from."""
-    environment = Gymnasium(make=f"{ENVIRONMENTS}:Numbered", threads=int(slots))
-    made = from_memory(tidemill.Slots(environment=environment) if slots else environment)
+    played = Gymnasium(make=f"{ENVIRONMENTS}:{environment}", threads=int(slots))
+    made = from_memory(tidemill.Slots(environment=played) if slots else played)
     actors = made.workers["actor"].replace(count=2, inference="inference")
     workers = {
         "actor": actors if slots else actors.replace(lanes=3, ring=1),
@@ -516,6 +556,18 @@ def numbered_memory(slots: bool) -> Experiment:
         "trainer": made.workers["trainer"].replace(journal=True, checkpoint_seconds=60.0),
     }
     return made.replace(workers={name: config.replace(restarts=50) for name, config in workers.items()})
+
+
+def numbered_learner(sac: bool, slots: bool) -> Experiment:
+    """The same, where SAC learns, or DQN by returns of three steps."""
+    made = numbered_memory(slots, "NumberedForces" if sac else "Numbered")
+    trainer = made.workers["trainer"].replace(
+        algorithm=tidemill.SAC() if sac else tidemill.DQN(),
+        buffer=tidemill.Replay(capacity=60_000, warm_up=10, steps=1 if sac else 3),
+        checkpoint_seconds=0.2,
+    )
+    policy = tidemill.SquashedGaussian(hidden=(16,)) if sac else tidemill.QNetwork(hidden=(16,))
+    return made.replace(workers={**made.workers, "trainer": trainer}, policies={"policy": policy})
 
 
 def rows() -> Experiment:

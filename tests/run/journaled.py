@@ -11,9 +11,10 @@ Where = tuple[int, ...]
 """A copy of the environment, its episode, and how many steps that has had."""
 
 
-def journaled_steps(run: Path) -> tuple[list[Where], list[Where]]:
+def journaled_steps(run: Path, midway: bool = False) -> tuple[list[Where], list[Where]]:
     """Return the steps in the journal of a run, by where they led, and where a seat was
-    as an episode of it was cut; rows fit those before them."""
+    as an episode of it was cut; rows fit those before them. `midway`: an episode may
+    begin there with any of its rows."""
     reader = JournalReader(journal_path(run, "policy"))
     steps, cut, seen = list[Where](), list[Where](), dict[tuple[int, int], np.ndarray]()
     open_ = set[tuple[int, int]]()
@@ -24,7 +25,7 @@ def journaled_steps(run: Path) -> tuple[list[Where], list[Where]]:
             row, key = {name: array[0, seat] for name, array in sample.items()}, (sample.channel, seat)
             where = row["obs"].astype(np.int64)
             if row["on_reset"]:
-                assert where[2] == 0 and not row["voided"]
+                assert (where[2] == 0 or midway) and not row["voided"]
                 cut += [tuple(seen[key].tolist())] if key in open_ else []
                 open_.add(key)
             elif row["version"] < 0:

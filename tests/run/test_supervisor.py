@@ -15,6 +15,7 @@ import psutil
 import pytest
 from tests.run.watching import EXPERIMENTS, leftovers, log_of, wait_until
 
+import tidemill
 from tidemill import Experiment, Gymnasium, populate
 from tidemill.api.control_messages import State
 from tidemill.core.errors import Overtaken, RunError
@@ -33,22 +34,28 @@ experiments = load_file(EXPERIMENTS, "test")
 
 
 def test_who_dies_with_whom() -> None:
-    assert live_together(experiments.cartpole()) == {
+    assert live_together(experiments.cartpole(), outlive=True) == {
         name: [name] for name in ("actor-0", "server-0", "trainer-0")
     }
     # equal trainers, each with the actor of its process; the others wait for it
-    equal = live_together(experiments.equal())
+    equal = live_together(experiments.equal(), outlive=True)
     assert equal["actor-0"] == equal["trainer-0"] == ["actor-0", "trainer-0"]
     assert equal["actor-1"] == equal["trainer-1"] == ["actor-1", "trainer-1"]
-    # who gathers for a replay memory, or plays its policy, goes back with that alone
+    # nobody goes back with a replay memory
     memory = experiments.numbered_memory(slots=True)
-    limited = live_together(memory)
-    assert limited.pop("trainer-0") == ["actor-0", "actor-1", "server-0", "trainer-0"]
-    assert limited == {name: [name] for name in ("actor-0", "actor-1", "server-0")}
-    # unless steps are granted in turn
+    everybody = ["actor-0", "actor-1", "server-0", "trainer-0"]
+    assert live_together(memory, outlive=True) == {name: [name] for name in everybody}
+    # but on several hosts, and where it keeps single frames of stacked ones: who gathers
+    # for it, or plays its policy, and with it alone
+    trainer = memory.workers["trainer"].replace(buffer=tidemill.Replay(capacity=1000, frame_stack=4))
+    stacked = memory.replace(workers={**memory.workers, "trainer": trainer})
+    for limited in (live_together(memory, outlive=False), live_together(stacked, outlive=True)):
+        assert limited.pop("trainer-0") == everybody
+        assert limited == {name: [name] for name in everybody[:-1]}
+    # where steps are granted in turn they do with whomever
     exact = experiments.slots()
     trainer = exact.workers["trainer"].replace(exact=True)
-    limited = live_together(exact.replace(workers={**exact.workers, "trainer": trainer}))
+    limited = live_together(exact.replace(workers={**exact.workers, "trainer": trainer}), outlive=True)
     assert list(limited) == limited["actor-0"] == limited["trainer-0"] == ["actor-0", "trainer-0"]
 
 

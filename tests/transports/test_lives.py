@@ -232,17 +232,26 @@ def test_the_edges_that_the_dead_write_are_joined_anew_and_no_others() -> None:
         assert after["parameters"] == before["actor-0"]["parameters"]
         of_other = transport.handles("actor-1")["samples/b"].descriptors[0]
         assert os.fstat(of_other).st_ino == kept["samples/b"]
-        # credits begin anew with who spends them, and who grants them is told
+        # credits begin anew with who spends them, and who grants them is told, or the
+        # other way round
         told = transport.renew(["actor-1"])
         assert {worker: list(handles) for worker, handles in told.items()} == {
             "trainer-0": ["samples/b", "credits/b"]
         }
         (new,) = told["trainer-0"]["credits/b"].descriptors
         assert transport.handles("actor-1")["credits/b"].descriptors[0] == new
+        told = transport.renew(["trainer-0"])
+        assert {worker: list(handles) for worker, handles in told.items()} == {
+            "actor-0": ["parameters"],
+            "actor-1": ["parameters", "credits/b"],
+        }
         # who dies with whom it writes to is told by its own handles
         told = transport.renew(["actor-0", "trainer-0"])
-        segment = transport.handles("actor-1")["parameters"].descriptors[0]
-        assert told == {"actor-1": {"parameters": Handle((segment,))}}
+        anew = {
+            edge: Handle(transport.handles("actor-1")[edge].descriptors[:1])
+            for edge in ("parameters", "credits/b")
+        }
+        assert told == {"actor-1": anew}
     finally:
         transport.close()
         for bell in bells.values():

@@ -60,7 +60,12 @@ was cut after the row before it. Either that row is the next episode's row 0, to
 on_reset), or nothing else is in it, and the next row of this seat has on_reset. A seat
 that was absent in the tick has a filler: version -1, policy -1,
 neither on_reset nor voided. ``state...`` is what the policy remembers before it acts on
-this row's observation."""
+this row's observation.
+
+Where the trainer that grants the steps has died and lives again, in its `life` n (from
+1), episodes go on: the first row that it takes of one has on_reset, whichever row of the
+episode that is. The first sample that an actor sends to it says so by its versions,
+which are all -1 - n: what came before it was sent to a life before."""
 
 
 FILLER: dict[str, int] = {"version": -1, "policy": -1}

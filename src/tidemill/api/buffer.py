@@ -275,6 +275,12 @@ class BufferConfig(Config):
     replays: ClassVar[bool] = False
     """Its members build a `ReplayBuffer`."""
 
+    @property
+    def begins_midway(self) -> bool:
+        """True when the first row that comes of an episode may be any of its rows: of a
+        replay memory, whose trainer's next life goes on from a checkpoint."""
+        return True
+
     def check(self, max_lag: int | None) -> None:
         """Raise `ConfigError` where samples that lag at most `max_lag` versions would
         never be trained on as often as set."""

@@ -44,6 +44,8 @@ class Port:
         are granted in turn
     lag_bounded: of a consumer: samples whose rows are too many versions behind are
         dropped
+    outlived: of who grants steps: those to whom it does, and who play its policy, may
+        live on as it dies, and its next life grants them steps of its own
     """
 
     stream: str
@@ -54,6 +56,7 @@ class Port:
     in_turn: bool = False
     gathers: bool = False
     lag_bounded: bool = False
+    outlived: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in (roles := get_args(Role)):
@@ -76,10 +79,11 @@ class Edge:
         return "/".join(self.name.split("/")[:2])
 
     @property
-    def begins_with(self) -> str:
-        """The worker with each life of which the edge begins anew: who writes it, but of
-        credits who is granted them, since each of its lives counts from 0."""
-        return self.targets[0] if self.name.startswith("credits/") else self.source
+    def begins_with(self) -> tuple[str, ...]:
+        """The workers with each life of which the edge begins anew: who writes it, and of
+        credits, before that, who is granted them, since each of its lives counts from
+        0."""
+        return (self.targets[0], self.source) if self.name.startswith("credits/") else (self.source,)
 
 
 def ends_by_worker(edges: Iterable[Edge]) -> defaultdict[str, dict[str, tuple[str, ...]]]:

@@ -150,7 +150,8 @@ class Crossing:
         """`lives`: how often workers had died before."""
         self._wire, self.edges, self.places, self.host = wire, edges, places, host
         self.agents = dict(agents)
-        self._lives = [lives.get(edge.begins_with, 0) for edge in edges]  # of each edge
+        # of each edge: on several hosts who grants credits dies with those who spend them
+        self._lives = [lives.get(edge.begins_with[0], 0) for edge in edges]
         self._outgoing: dict[tuple[int, str], Outgoing] = {}  # by edge, and host to which it leads
         self._cells: dict[tuple[str, str], dict[int, OutgoingCell]] = {}  # by who writes, and to which host
         self._channels: dict[int, IncomingChannel] = {}
@@ -162,7 +163,7 @@ class Crossing:
         for number, edge in enumerate(self.edges):
             readers = {places[target] for target in edge.targets}
             crosses = bool(readers - {host}) if places[edge.source] == host else host in readers
-            if edge.begins_with in workers and crosses:
+            if crosses and not {*workers}.isdisjoint(edge.begins_with):
                 found.append(number)
         return found
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tidemill.api.buffer import Demand, ReplayBuffer
+from tidemill.api.policy import number_of
 from tidemill.api.stream import SampleConsumer
 from tidemill.core.config import acting
 from tidemill.core.schema import Array, Arrays
@@ -68,7 +69,7 @@ class Prioritised(UniformReplay):
     def _draw(self, count: int, version: int) -> tuple[Ints, Array]:
         config = self._config
         places, chance = self._priorities.powers.find((np.arange(count) + self._rng.random(count)) / count)
-        beta = config.beta + (1 - config.beta) * min(max(version, 0) / config.beta_updates, 1)
+        beta = config.beta + (1 - config.beta) * min(max(number_of(version), 0) / config.beta_updates, 1)
         weight = (chance * self.sequences.count) ** -beta
         self._weight[0] = weight / weight.max()
         return places, self._weight

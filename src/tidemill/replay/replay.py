@@ -84,6 +84,10 @@ class Replay(BufferConfig):
                 f"{self.capacity:,} rows can hold"
             )
 
+    @property
+    def begins_midway(self) -> bool:
+        return self.frame_stack == 1  # else the frames before that row are not there
+
     def build(self, source: SampleConsumer, demand: Demand) -> ReplayBuffer:
         return UniformReplay(self, source, demand)
 

@@ -37,12 +37,18 @@ class CreditGrants:
     lanes: and the lanes of each of its targets, by its name
     channels: for each channel of the samples, which actor sends through each, and how
         many seats it has
+    life: the trainer's
     """
 
     def __init__(
-        self, cells: Mapping[str, Writer], lanes: Mapping[str, int], channels: Sequence[tuple[str, int]]
+        self,
+        cells: Mapping[str, Writer],
+        lanes: Mapping[str, int],
+        channels: Sequence[tuple[str, int]],
+        life: int = 0,
     ) -> None:
-        shares = {actor: _Grant(CreditWriter(cell), lanes[actor]) for actor, cell in cells.items()}
+        self._life = life
+        shares = {actor: _Grant(CreditWriter(cell, life), lanes[actor]) for actor, cell in cells.items()}
         self._grants, self._channels = [*shares.values()], [shares[actor] for actor, _ in channels]
         for share, (_, seats) in zip(self._channels, channels, strict=True):
             share.slots += seats
@@ -66,7 +72,8 @@ class CreditGrants:
         new life's credits, which begin at 0, it reads from `cell`."""
         share = self._channels[channel]
         lost, finishing = share.outstanding, share.credits.finishing
-        share.credits, share.outstanding, share.granted, share.dealt = CreditWriter(cell), 0, 0, 0
+        share.credits = CreditWriter(cell, self._life)
+        share.outstanding = share.granted = share.dealt = 0
         share.credits.finishing = finishing
         return lost
 

@@ -19,6 +19,7 @@ from tidemill.replay_training.open_episodes import FILE as SLOTS
 from tidemill.replay_training.open_episodes import OpenEpisodes, OpenEpisodeTracker, read_slots
 from tidemill.replay_training.phases import Phases
 from tidemill.replay_training.policy_lag import PolicyLag
+from tidemill.replay_training.since_life import SinceLife
 from tidemill.replay_training.steps_within_limit import StepsWithinLimit
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.store.checkpoint import FoundCheckpoint
@@ -52,6 +53,10 @@ class ReplayIngest:
         self._config, self._endpoints, self._tell = config, context.endpoints, tell
         self._channels, self._lives = channels, channels.lives()
         source: SampleConsumer = channels
+        life = 0 if config.exact else context.life
+        self._since: SinceLife | None = None
+        if life:
+            source = self._since = SinceLife(source, life, len(self._lives))
         seats = [block.lead[1] for block in source.offered() or ()]
         self.producers = [edge.name.split("/")[2] for edge in context.edges(f"samples/{config.samples}/")]
         self._cells = {edge.targets[0]: edge.name for edge in context.edges(f"credits/{config.samples}/")}
@@ -60,7 +65,7 @@ class ReplayIngest:
             name: worker.lanes if isinstance(worker, ActorConfig) else 1
             for name, worker in context.experiment.members()
         }
-        self.grants = CreditGrants(cells, lanes, [*zip(self.producers, seats, strict=True)])
+        self.grants = CreditGrants(cells, lanes, [*zip(self.producers, seats, strict=True)], life)
         slots = None if found is None or not config.exact else found.arrays.get(SLOTS)
         self._open: OpenEpisodes | None = None
         if config.exact:
@@ -156,6 +161,8 @@ class ReplayIngest:
     def receive(self) -> list[Received]:
         """Store what has come, and return that."""
         arrivals = self.buffer.receive()
+        if self._since is not None and (undone := self._since.take_undone()):
+            self._tell(f"{undone:,} env steps that actors had sent to the trainer's life before are undone")
         for channel, committed, voided, returns in arrivals:
             self.grants.receive(channel, committed + voided)
             if committed:

@@ -5,6 +5,7 @@ from collections import deque
 from time import monotonic
 
 from tidemill.api.algorithm import Sample
+from tidemill.api.policy import number_of
 from tidemill.api.stream import SampleConsumer, WatchedConsumer
 
 MOST_VERSIONS = 4096  # versions whose time is known
@@ -37,7 +38,8 @@ class PolicyLag(WatchedConsumer):
         for version in {*versions} - {-1}:
             rows = acted if acted == 1 else versions.count(version)
             self._count += rows
-            self._versions += rows * (self.newest - version)
+            # one that is undone may have come further
+            self._versions += rows * max(number_of(self.newest) - number_of(version), 0)
             self._seconds += rows * (now - self._published.get(version, now))
 
     def take(self) -> dict[str, float]:

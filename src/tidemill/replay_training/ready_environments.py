@@ -249,6 +249,8 @@ class ReadyBatch(GrantedOrder):
         if not self._idle:
             return False
         numbers, granted, left = [], 0, None if self._credits is None else self._credits.left()
+        if self._credits is not None and self._credits.outlived:
+            left = self._begin_anew(self._credits)
         finishing = self._credits is not None and self._credits.finishing
         for number, needs in self._idle.items():
             if not needs:
@@ -272,6 +274,14 @@ class ReadyBatch(GrantedOrder):
         for number in (*numbers, *self._leaving):
             self._idle.pop(number, None)
         return bool(numbers or self._leaving)
+
+    def _begin_anew(self, credits: Credits) -> int:
+        """The trainer lives again: go on from where all are. Return how many steps may
+        start then; none as long as there is no room to say so."""
+        if not self._agent.has_room():
+            return 0
+        self._agent.begin_anew(self._seats(sorted(self._idle)), credits.go_over())
+        return credits.left()
 
     def send(self) -> bool:
         """Send those on their way whose actions are known. False when there is nobody."""

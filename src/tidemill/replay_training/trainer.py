@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from tidemill.api.algorithm import UpdateFault, run_alone
 from tidemill.api.control_messages import Adopt, ChangeSettings, EnterStage, Facts, Measured, Notice, State
 from tidemill.api.plain_spaces import plain_spaces
+from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.api.worker import Context
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import awake
@@ -43,7 +44,11 @@ class ReplayTrainerWorker(Worker):
     def __init__(self, context: Context, config: ReplayTrainer) -> None:
         super().__init__(context)
         self._config = config
-        self.learner = Learner(context, config, self.clock, self.report, self._beat, self._extras)
+        # exact ones go back with all who know the weights that are undone
+        first_version = 0 if config.exact else context.life * VERSIONS_OF_LIFE
+        self.learner = Learner(
+            context, config, self.clock, self.report, self._beat, self._extras, first_version
+        )
         self.learner.goes_back = not (config.exact or config.journal)
         self._loop = self._train()
         self._reason: str | None = None  # why the run ends, once that is known

@@ -159,7 +159,13 @@ class ReplayTrainer(TrainerConfig):
     def ports(self) -> tuple[Port, ...]:
         return (
             Port(self.samples, "consume", policy=self.policy),
-            Port(self.samples, "grant", policy=self.policy, in_turn=self.exact),
+            Port(
+                self.samples,
+                "grant",
+                policy=self.policy,
+                in_turn=self.exact,
+                outlived=not self.exact and self.buffer.begins_midway,
+            ),
             *super().ports(),
         )
 

@@ -5,6 +5,11 @@ Nothing waits for the next action, so that an open episode never holds back what
 of its steps. Where a limiter stands behind the stream, a tick needs a credit for each
 lane that is going to step, before its actions are asked for: so they are those of the
 newest policy. Resets need none.
+
+Where the limiter's trainer has died and lives again, elsewhere in its run, episodes go on
+all the same (`TransitionAgent.begin_anew`). For the memory that is there then each of
+them begins with the row that comes next: no transition reaches over the gap, and a step
+that was in flight is none of those that this life has granted.
 """
 
 from typing import Any
@@ -81,6 +86,11 @@ class TransitionAgent(Agent):
         """Seats that are going to act in their next ticks."""
         self.asked = False
         """Actions were asked for since rows were sent."""
+        # whose step in flight was granted in a life of the trainer before
+        self._ungranted: NDArray[np.bool_] = np.zeros(seats, np.bool_)
+        self._any_ungranted = False
+        # steps of the open episode before the row with which it begins in the memory
+        self._before = np.zeros(seats, np.int32)
         self.begun_in = np.zeros(seats, np.int64)
         """int64 [N]: the stage of the curriculum in which the seat's reset was sent."""
         self.sent = 0
@@ -88,12 +98,37 @@ class TransitionAgent(Agent):
         self.stepped = 0
         """Seats whose steps the newest sample holds, neither lost nor resets."""
 
-    def next_observation(self, tick: Tick) -> None:
+    def _next_row(self) -> Arrays:
         arrays = self.writer.arrays
         row = self._rows.get(id(arrays))
         if row is None:
             row = self._rows[id(arrays)] = {name: array[0] for name, array in arrays.items()}
-        self._row, tick.observation = row, self._newest
+        return row
+
+    def next_observation(self, tick: Tick) -> None:
+        self._row, tick.observation = self._next_row(), self._newest
+
+    def begin_anew(self, seats: Seats, life: int) -> None:
+        """The trainer lives again, in this `life`: say so, and send what `seats`, whose
+        next steps it is to grant, see now, as rows that begin. What others have in flight
+        was granted before: the row that comes of it begins, too, and is no step. Needs
+        `has_room`."""
+        row, here = self._next_row(), np.zeros(self._seats, np.bool_)
+        here[seats] = self._acts[seats]
+        for name in (*self._marks, *self._answer_names, "reward"):
+            row[name].fill(0)
+        for part in (self._newest, self._state):
+            for name, array in part.items():
+                row[name][:] = array
+                row[name][~here] = 0
+        for name, value in {**FILLER, "version": -1 - life}.items():
+            row[name].fill(value)
+        row["on_reset"][:] = here
+        self._before[here] = self._length[here]
+        self._ungranted[:] = ~here
+        self._any_ungranted = True
+        self.writer.send()
+        self.sent += 1
 
     def observe(self, tick: Tick, came: Seats | None = None) -> None:
         """Send the row of a tick in which the seats `came` (increasing; None: all) have
@@ -112,7 +147,7 @@ class TransitionAgent(Agent):
         rewards = tick.reward[at]
         row["reward"][at] = rewards
         ends = count_nonzero(tick.done) or count_nonzero(tick.truncated) or count_nonzero(tick.voided)
-        if ends or count_nonzero(self.finished[at]) or not tick.present[at].all():
+        if self._any_ungranted or ends or count_nonzero(self.finished[at]) or not tick.present[at].all():
             self._observe_rare(tick, row, at)
         else:
             self._return[at] += rewards
@@ -123,7 +158,8 @@ class TransitionAgent(Agent):
         self.sent += 1
 
     def _observe_rare(self, tick: Tick, row: Arrays, at: Any) -> None:
-        """A tick in which an episode begins or ends, or a seat does not act."""
+        """A tick in which an episode begins or ends, a seat does not act, or its step is
+        not the memory's."""
         here = np.zeros(self._seats, np.bool_)
         here[at] = True
         present = tick.present & here
@@ -135,16 +171,19 @@ class TransitionAgent(Agent):
         final = (tick.done | tick.truncated) & stepped
         self._return[stepped] += tick.reward[stepped]
         self._length += stepped
-        self.stepped = int(count_nonzero(stepped))
+        granted = ~self._ungranted
+        kept, again = stepped & granted, stepped & ~granted & ~final
+        self.stepped = int(count_nonzero(kept))
         if begins.any():
             seats = begins.nonzero()[0]
             self._begin(seats)
+            self._before[seats] = 0
             self._stages[seats] = self.begun_in[seats]
             for name in self._state_names:
                 row[name][seats] = 0
-        row["on_reset"][:], row["voided"][:] = begins, voided
-        row["done"][:], row["truncated"][:] = tick.done & stepped, tick.truncated & final
-        idle, nothing = ~stepped, here & ~(stepped | begins)
+        row["on_reset"][:], row["voided"][:] = begins | again, voided & granted
+        row["done"][:], row["truncated"][:] = tick.done & kept, tick.truncated & final & granted
+        idle, nothing = ~kept, here & ~(kept | begins | again)
         for name in (*self._answer_names, "reward"):
             row[name][idle] = 0
         for name, value in FILLER.items():
@@ -154,6 +193,12 @@ class TransitionAgent(Agent):
         if final.any():
             seats = final.nonzero()[0]
             self._end(tick, seats, self._length[seats], row, seats)
+        if self._any_ungranted:
+            for name in self._cleared:  # of an episode whose end is not the memory's
+                row[name][final & ~granted] = 0
+            self._before[again] = self._length[again]
+            self._ungranted &= ~(stepped | voided | begins)
+            self._any_ungranted = bool(self._ungranted.any())
         self.finished[:] = ((self.finished | voided) & ~begins) | final
         self._acts[at] = (present & ~self.finished)[at]
         self.acts = int(count_nonzero(self._acts))
@@ -166,8 +211,9 @@ class TransitionAgent(Agent):
         return {**{name: seen[seats] for name, seen in self._newest.items()}, **answers}
 
     def begins(self, seat: int) -> bool:
-        """True when the seat's next step is the first one of its episode."""
-        return not self._length[seat]
+        """True when the seat's next step is the first one of its episode, as far as the
+        memory has it."""
+        return bool(self._length[seat] == self._before[seat])
 
     def act(self, seats: Seats) -> NDArray[np.bool_]:
         """Return which of `seats` are going to act in their next ticks."""

@@ -3,14 +3,15 @@ end of the run.
 
 A death is the end of a worker's process that nobody asked for; an error that a worker
 reports is none, since it would come again. With a worker die those that cannot go on
-without it: all that share its process, and with the trainer of a replay memory whoever
-gathers for it, or plays its policy; of a run that resumes exactly all workers, which go
-back to its newest cut. All of them begin their next life together. Each is told to be
-what the one before was told to be; trainers go back to their newest checkpoint, but for
-equal ones, of which those that live keep what they know (`run/equal_lives.py`). Where a
-worker has used up its lives (`run/restart_budget.py`) the run ends, or goes on without
-workers that have run before, where it can: `WorkerConfig.goes_on_without` says so, or
-other policy workers answer for them (`run/who_answers.py`).
+without it: all that share its process; with the trainer of a replay memory whoever
+gathers for it, or plays its policy, where these cannot outlive it (`Port.outlived`; on
+several hosts none can); of a run that resumes exactly all workers, which go back to its
+newest cut. All of them begin their next life together. Each is told to be what the one
+before was told to be; trainers go back to their newest checkpoint, but for equal ones, of
+which those that live keep what they know (`run/equal_lives.py`). Where a worker has used
+up its lives (`run/restart_budget.py`) the run ends, or goes on without workers that have
+run before, where it can: `WorkerConfig.goes_on_without` says so, or other policy workers
+answer for them (`run/who_answers.py`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -47,18 +48,19 @@ WAITED_FOR = (
 )
 
 
-def live_together(experiment: Experiment) -> dict[str, list[str]]:
+def live_together(experiment: Experiment, outlive: bool) -> dict[str, list[str]]:
     """Return, by worker, all those that die with it and begin their next life together,
-    in order."""
+    in order. `outlive`: workers may outlive the trainer of a replay memory."""
     taken = {name: {*names} for names in experiment.processes() for name in names}
     ends, edges = [*experiment.ends()], experiment.edges()
-    grants = {name: port.in_turn for name, port in ends if port.role == "grant"}
+    grants = {name: port for name, port in ends if port.role == "grant"}
     for edge in edges:
-        kind = edge.name.partition("/")[0]
-        # of what they know a replay memory that goes back would keep what is undone
-        if edge.source in grants and kind in ("credits", "parameters"):
+        kind, port = edge.name.partition("/")[0], grants.get(edge.source)
+        if port is None or kind not in ("credits", "parameters"):
+            continue
+        if not (outlive and port.outlived):
             taken[edge.source].update(edge.targets)
-        if kind == "credits" and grants[edge.source]:  # in turn: what is in flight cannot be void
+        if kind == "credits" and port.in_turn:  # what is in flight cannot be void
             taken[edge.targets[0]].add(edge.source)
     exact = go_back_together(experiment)
     for name in exact:
@@ -145,7 +147,8 @@ class Supervisor:
         self._launcher, self._state, self._members = launcher, state, state.members
         self._losses, self._next_lives = losses, next_lives
         self._processes = {name: names for names in experiment.processes() for name in names}
-        self._together = live_together(experiment)
+        # on several hosts there are no such edges
+        self._together = live_together(experiment, launcher.lays_spare_edges)
         self._equals = EqualLives(experiment, state.members, launcher.condition, launcher.stack)
         self._budget = RestartBudget(launcher, state.members)
         self._buried: list[Burial] = []

@@ -209,7 +209,7 @@ class SharedTransport(Transport):
     def renew(self, workers: Collection[str], edges: Collection[str] = ()) -> dict[str, dict[str, Handle]]:
         told: dict[str, dict[str, Handle]] = {}
         for edge in self._edges:
-            if edge.begins_with in workers or edge.name in edges:
+            if not {*workers}.isdisjoint(edge.begins_with) or edge.name in edges:
                 segment = _memory(edge)
                 os.close(self._segments[edge.name])
                 self._segments[edge.name] = segment
