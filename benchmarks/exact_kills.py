@@ -13,7 +13,10 @@ of the updates; these go on by themselves. In the end all arrays and facts of th
 checkpoints and of trainers' parts of cuts are compared with those of a run that goes
 straight through (elsewhere than inline: in threads), and the metrics of all updates and
 evaluations; inline, where it is no matter of time how far each worker was and what the
-runner has heard, the parts of all workers and all metrics but times.
+runner has heard, the parts of all workers and all metrics but times. Then the run is
+resumed once more, for two updates beyond its limit, and compared likewise with one that
+goes straight through to there: what workers held at the last cut shows in what comes of
+it.
 
 A line for each: how many cuts (a run may be over before the last ones, since elsewhere
 than inline it goes on while its main process hears of an update), how many of them came
@@ -42,12 +45,12 @@ import psutil
 from exact_experiments import KINDS
 from fault_rows.runs import processes
 
-from tidemill import train
+from tidemill import resume, train
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.run.run_control import RunControl
-from tidemill.training.check_resume import compare_runs
+from tidemill.training.check_resume import BEYOND, compare_runs
 
 UPDATES = 8
 LAUNCHES = ("inline", "threads", "processes")
@@ -87,6 +90,12 @@ def live(folder: Path, kind: str, launch: str, updates: int, cut: str, strikes: 
     return COMPLETED if result.summary["status"] == "completed" else INTERRUPTED
 
 
+def live_on(folder: Path, launch: str, updates: int) -> int:
+    """Go on with a run that is complete to so many updates. Return what it ended with."""
+    result = resume(folder, launch=launch, limits={"updates": updates}, quiet=True, trust=True, log="")
+    return COMPLETED if result.summary["status"] == "completed" else INTERRUPTED
+
+
 def strike(cut: str) -> None:
     """Cut the run that this process leads."""
     if cut in WHOLE:
@@ -99,13 +108,13 @@ def strike(cut: str) -> None:
             return
 
 
-def life(*arguments: Any) -> int:
+def life(lived: Callable[..., int], *arguments: Any) -> int:
     """Return the status, or the signal below 0, with which a life in a process of its own
-    ends."""
+    ends: a call of `lived`."""
     if not (child := os.fork()):
         status = 1
         try:
-            status = live(*arguments)
+            status = lived(*arguments)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -125,12 +134,12 @@ def cut_all(
     otherwise than it is to."""
     expected = INTERRUPTED if cut == "stop" else -signal.SIGKILL
     for at in range(1, updates + 1):
-        status = life(folder, kind, launch, updates, cut, [(at, delay() if cut == "later" else 0.0)])
+        status = life(live, folder, kind, launch, updates, cut, [(at, delay() if cut == "later" else 0.0)])
         if status == COMPLETED:  # it was over before
             return at - 1, ""
         if status != expected:
             return at - 1, f"the life that was to be cut at update {at} ended with {status}"
-    status = life(folder, kind, launch, updates, cut, [])
+    status = life(live, folder, kind, launch, updates, cut, [])
     return updates, "" if status == COMPLETED else f"the last life ended with {status}"
 
 
@@ -140,9 +149,9 @@ def cut_workers(
     """Kill a worker at every other update, from the `first` one on. Return how that ended
     otherwise than it is to."""
     strikes = [(at, delay() if number % 2 else 0.0) for number, at in enumerate(range(first, updates + 1, 2))]
-    status = life(folder, kind, "processes", updates, cut, strikes)
+    status = life(live, folder, kind, "processes", updates, cut, strikes)
     if status != COMPLETED:  # who dies as the run ends leaves it to the next one
-        status = life(folder, kind, "processes", updates, cut, [])
+        status = life(live, folder, kind, "processes", updates, cut, [])
     return "" if status == COMPLETED else f"it ended with {status}"
 
 
@@ -196,10 +205,11 @@ def rows(kind: str, launch: str, given: argparse.Namespace) -> Iterator[bool]:
     equal."""
     draw = random.Random(f"{given.seed} {kind} {launch}")
     with tempfile.TemporaryDirectory(prefix="tidemill-exact-kills-") as place:
-        straight = Path(place) / "straight"
-        by = "inline" if launch == "inline" else "threads"
-        if status := life(straight, kind, by, given.updates, "", []):
-            raise SystemExit(f"{kind}, straight through, in {by} ended with {status}")
+        straight, beyond = Path(place) / "straight", Path(place) / "beyond"
+        by, further = "inline" if launch == "inline" else "threads", given.updates + BEYOND
+        for folder, updates in ((straight, given.updates), (beyond, further)):
+            if status := life(live, folder, kind, by, updates, "", []):
+                raise SystemExit(f"{kind}, straight through, in {by} ended with {status}")
         times = [record["time/seconds"] for record in read_metrics(straight) if "update" in record]
         pace = statistics.median(after - before for before, after in pairwise(times))
 
@@ -221,6 +231,12 @@ def rows(kind: str, launch: str, given: argparse.Namespace) -> Iterator[bool]:
                 if not wrong:
                     count, wrong = differences(kind, launch, given.updates, straight, folder)
                     compared += count
+                if not wrong and (status := life(live_on, folder, launch, further)):
+                    wrong = f"resumed once more it ended with {status}"
+                if not wrong:
+                    count, wrong = differences(kind, launch, further, beyond, folder)
+                    compared += count
+                    wrong = wrong and f"resumed once more: {wrong}"
             print(
                 f"| {kind} | {launch} | {cut} | {cuts} | {anew} | {compared:,} | {wrong or 'equal'} |",
                 flush=True,

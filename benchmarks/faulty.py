@@ -4,7 +4,6 @@ or tells what nobody can learn from, where a file asks for that."""
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -16,8 +15,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-from fault_rows.runs import processes
+from fault_rows.hoard import take_all_memory
+from fault_rows.runs import begin, processes
 from gymnasium.envs.classic_control import CartPoleEnv
+from memory_groups import MemoryGroup
+from shares import Share
 
 from tidemill import (
     PPO,
@@ -68,6 +70,8 @@ class Faulty(CartPoleEnv):
             raise RuntimeError("the pole is gone")
         if fault == "hang":
             time.sleep(1e6)
+        if fault == "eat":
+            take_all_memory()
         if fault == "nan":
             return np.full_like(observation, np.nan), reward
         return observation, 3e38
@@ -189,7 +193,8 @@ LAYOUTS = {"apart": apart, "equal": equal}
 
 class Run:
     """A run of an experiment in a folder of its own, begun by `tidemill train`; what is
-    beside it may be a disk for its results, or somebody whom it needs."""
+    beside it may be a disk, or a share, for its results, the control group that it is in,
+    or somebody whom it needs."""
 
     def __init__(
         self,
@@ -200,13 +205,16 @@ class Run:
         beside: Any = None,
     ) -> None:
         self.folder, self.beside = folder, beside
-        self.path = (beside if isinstance(beside, Path) else folder) / "run"
+        place = beside.place if isinstance(beside, Share) else beside
+        self.path = (place if isinstance(place, Path) else folder) / "run"
+        self._group = beside.folder if isinstance(beside, MemoryGroup) else None
         self.faults, self.temporary, self.output = folder / "faults", folder / "tmp", folder / "output.txt"
         for made in (self.faults, self.temporary):
             made.mkdir()
         file = Path(function.__code__.co_filename).resolve()
         # nothing said, the command has processes begin before it knows whose they will be
         where = [] if launch == "processes" else ["--launch", launch]
+        words = words if "--log" in words else (*words, "--log", "")
         self._words = [f"{file}:{function.__name__}", *where, "--layout", "given", *words]
         self.begin()
 
@@ -216,8 +224,8 @@ class Run:
         variables = {**os.environ, "TMPDIR": str(self.temporary), "FAULTS": str(self.faults)}
         with self.output.open("ab") as output:
             self.main = subprocess.Popen(
-                [*command, "--run-dir", str(self.path), "--log", ""],
-                stdout=output, stderr=output, env=variables, preexec_fn=_hear_signals,
+                [*command, "--run-dir", str(self.path)],
+                stdout=output, stderr=output, env=variables, preexec_fn=lambda: begin(self._group),
             )  # fmt: skip
 
     def suffer(self, fault: str, draw: random.Random, whose: str = "") -> None:
@@ -314,12 +322,11 @@ def stop_for(process: psutil.Process, seconds: float) -> None:
             process.resume()
 
     process.suspend()
-    back = threading.Timer(seconds, resume)
-    back.daemon = True
-    back.start()
+    later(seconds, resume)
 
 
-def _hear_signals() -> None:
-    """As in a terminal, whoever started this: a child of nohup is born deaf to some."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+def later(seconds: float, call: Callable[[], object]) -> None:
+    """Call it after so many seconds, unless this process is over."""
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()

@@ -6,12 +6,15 @@ any.
     python benchmarks/moments.py --times 1 apart/main rows/kill
     python benchmarks/moments.py --moment any --moment saving buffers population
 
-Faults of workers, environments, disks, simulators and servers are to change nothing: the
-run comes to its limit. One that is told to end by a signal, or whose main process is
-killed, is to leave nothing but a checkpoint (after a signal that of its last update), and
-the same command is to go on from there to the limit: where the newest is damaged then
-(`damaged`) from the one before. A run that begins while its server is away, or its disk
-full, is to end at once, with an error that says so, and to come to its limit later. Of
+Faults of workers, environments, memory, disks, shares, trackers, simulators and servers
+are to change nothing: the run comes to its limit. Where a disk is full then, or a share
+hangs, its last weights are in `$TMPDIR`; what kills for want of memory is told as that,
+and a tracker has every record, or the run says that it lacks some. One that is told to
+end by a signal, or whose main process is killed, is to leave nothing but a checkpoint
+(after a signal that of its last update), and the same command is to go on from there to
+the limit: where the newest is damaged then (`damaged`) from the one before. A run that
+begins while its server is away, or its disk full, is to end at once, with an error that
+says so, and to come to its limit later. Of
 runs with a replay memory the ratio is to be exact; of `rows` and `equal-rows` every row
 that was trained on one that was played, and none trained on twice (`identified.py`). It
 prints how many went so, what became of the others, and how long those that were to end
@@ -41,7 +44,7 @@ from typing import Any
 
 import identified
 import outside
-from fault_rows.runs import processes
+from fault_rows.runs import EXPERIMENTS, processes
 from fault_rows.storage import WEIGHTS, cut, flip
 from faulty import FAULTS, LONGEST, Run, apart, buffered, equal, in_threads, population, stop_for
 
@@ -49,7 +52,7 @@ from tidemill import Experiment
 from tidemill.core.errors import TidemillError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
-from tidemill.run.folder import SUMMARY
+from tidemill.run.folder import SUMMARY, RunFolder
 from tidemill.store.checkpoint import checkpoints, read_newest
 
 SHORT = 100  # updates of a run
@@ -62,6 +65,13 @@ SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=w
 WELL = "as it is to be"
 AWAY = ("nothing answers there", "is no environment server", "free space or make")
 """What a run says that begins without its server, or its disk."""
+AT_LAST = ("summary.json cannot be written", "did not take the run's last checkpoint")
+"""What one says that has its last weights, and cannot write how it ended."""
+LEFT = {
+    "hangs": "has not come back within .* of the run's end, and is left",
+    "broken": "the tracker: no more is written there",
+}
+"""What is said of a tracker that lacks records, by the file that spoils it."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,24 @@ def check_rows(run: Run) -> list[str]:
     return rows.wrong
 
 
+def check_shortage(run: Run) -> list[str]:
+    """Return what is wrong with what a run says of a kill for want of memory."""
+    said = [run.output.read_text(), *(event.cause for event in read_events(run.path))]
+    told = any("out of memory: its control group has no more" in text for text in said)
+    return [] if told or not run.beside.kills else ["it did not tell that memory was short"]
+
+
+def check_tracked(run: Run) -> list[str]:
+    """Return what is wrong with what a run's tracker has been told."""
+    told = [int(record["update"]) for record in read_metrics(run.path) if "update" in record]
+    file = run.folder / "tracked"
+    tracked = [int(line) for line in file.read_text().split()] if file.exists() else []
+    spoilt = [words for name, words in LEFT.items() if (run.folder / name).exists()]
+    if tracked == told or any(re.search(words, run.output.read_text()) for words in spoilt):
+        return []
+    return [f"the tracker has {len(tracked)} of {len(told)} records"]
+
+
 ROWS: list[identified.Rows] = []
 """Those of all runs that were looked at."""
 
@@ -164,6 +192,12 @@ SERVERS: dict[str, Strike | None] = {
     "stop": outside.stop_server,
     "rubbish": outside.confuse_server,
 }
+TRACKER: dict[str, Strike | None] = {
+    "hang": partial(outside.strike_tracker, how="hangs", longest=15.0),
+    "stuck": partial(outside.strike_tracker, how="hangs"),
+    "away": partial(outside.strike_tracker, how="away", longest=8.0),
+    "break": partial(outside.strike_tracker, how="broken"),
+}
 IDENTIFIED: dict[str, Strike | None] = {"kill": SUFFERED["kill"], "TERM": None, "main": None}
 KILL, STOP = (partial(outside.strike_simulator, number=number) for number in (signal.SIGKILL, signal.SIGSTOP))
 WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
@@ -173,6 +207,16 @@ WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
     "disk": (
         Work(apart, beside=outside.small_disk),
         {"full": outside.fill_disk, "read-only": outside.forbid_disk},
+    ),
+    "share": (
+        Work(apart, beside=outside.share),
+        {"hang": outside.hang_share, "gone": outside.lose_share},
+    ),
+    "tracked": (Work(apart, [*SMALL, "--log", f"{EXPERIMENTS}:Away"], check=check_tracked), TRACKER),
+    "group": (Work(apart, beside=outside.little_memory, check=check_shortage), {"eat": _ask_for("eat")}),
+    "equal-group": (
+        Work(equal, beside=outside.little_memory, check=check_shortage),
+        {"eat": _ask_for("eat")},
     ),
     "python": (
         Work(outside.in_simulators, beside=outside.python_world),
@@ -282,9 +326,11 @@ def goes_on(run: Run, work: Work, ended: bool = False) -> list[str]:
     at_last = max((saved(place, work) or 0 for place in places), default=0)
     for refuge in places[1:]:
         rmtree(refuge)
+    if places[1:]:
+        RunFolder(run.path).tidy()  # of what was being written; a resume does the same
     wrong = [f"left {left}"] if (left := run.left()) else []
-    if status == 1 and at_last == work.length and "summary.json cannot be written" in run.said():
-        return wrong  # it ended on a full disk, and has its last weights
+    if status == 1 and at_last == work.length and any(words in run.said() for words in AT_LAST):
+        return wrong  # it ended on a full disk, or a share that hung, and has its last weights
     if status == 1 and reached == 0 and any(words in run.said() for words in AWAY):
         return wrong + again(run, work)
     if ended:

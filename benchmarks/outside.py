@@ -1,5 +1,5 @@
-"""Runs that depend on something outside, for `moments.py`: a disk, simulators, a server;
-and how these fail."""
+"""Runs that depend on something outside, for `moments.py`: a disk, a share, memory, a
+tracker, simulators, a server; and how these fail."""
 
 import os
 import random
@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 from bridge_kills import folders, lives
 from fault_rows.runs import processes
-from faulty import DEADLINE, LONGEST, SAVING, Run, faulty_cartpole, judged, stop_for, trainers
+from faulty import DEADLINE, LONGEST, SAVING, Run, faulty_cartpole, judged, later, stop_for, trainers
+from memory_groups import MemoryGroup, NoGroup, memory_group
+from shares import NoShare, Share, share_in
 
 from tidemill import (
     DQN,
@@ -35,6 +37,8 @@ from tidemill.bridge.world_side.language_files import sources_folder
 WORLD, SERVER = "WORLD", "SERVER"  # variables: what simulates, where the server is
 CLOSING = Path(__file__).with_name("closing_world.py")
 STEPS = 3000  # of a run in slots
+ROOM = 768 << 20  # bytes for a whole run: some three times as much as it takes
+OVER = 60.0  # seconds that a share hangs at most, for a run that does not end before
 
 
 class LeftBehind(Exception):
@@ -268,3 +272,48 @@ def forbid_disk(run: Run, draw: random.Random, whose: str) -> None:
         time.sleep(0.01)
     for place in (run.beside, other):
         subprocess.run(["umount", "-l", place], check=True)
+
+
+@contextmanager
+def little_memory(folder: Path) -> Iterator[MemoryGroup]:
+    """A control group that allows `ROOM`. Errors: SystemExit where this user may make
+    none."""
+    try:
+        with memory_group() as group:
+            group.limit(ROOM)
+            yield group
+    except NoGroup as error:
+        raise SystemExit(str(error)) from None
+
+
+@contextmanager
+def share(folder: Path) -> Iterator[Share]:
+    """A share, below `folder`. Errors: SystemExit where this user may mount none."""
+    try:
+        with share_in(folder) as made:
+            yield made
+    except NoShare as error:
+        raise SystemExit(str(error)) from None
+
+
+def hang_share(run: Run, draw: random.Random, whose: str) -> None:
+    """Have the run's share hang for some seconds."""
+    run.beside.stop()
+    later(draw.uniform(1.0, 15.0), run.beside.go_on)
+
+
+def lose_share(run: Run, draw: random.Random, whose: str) -> None:
+    """Have the run's share hang until the run is over."""
+    run.beside.stop()
+    with suppress(subprocess.TimeoutExpired):
+        run.main.wait(OVER)
+    run.beside.go_on()
+
+
+def strike_tracker(run: Run, draw: random.Random, whose: str, how: str, longest: float = 0.0) -> None:
+    """Have the run's tracker fail so (`Away` in `fault_rows/experiments.py`): for some
+    seconds, `longest` at most; 0: for ever."""
+    file = run.path.parent / how
+    file.touch()
+    if longest:
+        later(draw.uniform(1.0, longest), lambda: file.unlink(missing_ok=True))

@@ -89,6 +89,19 @@ def deaths_of(experiment: str, log: str) -> Callable[[str, Random], Iterator[See
     return suffer
 
 
+def memory_trainer_dies(launch: str, draw: Random) -> Iterator[Seen]:
+    """Kill the trainer of a replay memory in a process of its own, and count the
+    processes of its actors that do not stay."""
+    with run_of("memory_apart", launch) as run:
+        for _ in range(IN_A_RUN):
+            time.sleep(draw.uniform(0.1, 4.0))
+            actors = {name: process for name, process in processes(run.main.pid).items() if "actor" in name}
+            seen = one_death(run, "trainer-0")
+            now = processes(run.main.pid)
+            gone = [name for name, process in actors.items() if now.get(name) != process]
+            yield Seen(seen.seconds, {**seen.lost, "actors' processes made anew": len(gone)})
+
+
 def server_dies_for_good(launch: str, draw: Random) -> Iterator[Seen]:
     """Kill one of two policy workers for the last time that it may die, and look how long
     no update comes: each wants samples of its actor, too."""
@@ -184,6 +197,10 @@ ROWS = {
         "kill -9 of an actor of two with a replay memory", deaths_of("memory_apart", "actor-0"),
         {**NOTICED, "lives": 2.0, **WAITS},
         {"env steps undone": 0, "env steps of unfinished samples": LANES}, PROCESSES, 4,
+    ),
+    "memory-trainer": Row(
+        "kill -9 of the trainer of a replay memory, in a process of its own", memory_trainer_dies,
+        {**NOTICED, "lives": 10.0, **CHECKPOINT}, {}, PROCESSES, 4,
     ),
     "memory": Row(
         "kill -9 of actor and trainer with a replay memory", deaths_of("memory", "actor-0+trainer-0"),

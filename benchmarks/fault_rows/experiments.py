@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
+from hoard import take_all_memory
 from taken import FOLDER, taken
 
 from tidemill import (
@@ -88,9 +89,7 @@ class Faulty(CartPoleEnv):
             case "huge rewards":
                 self._storm = STORM
             case "eat":
-                hoard = []
-                while True:
-                    hoard.append(bytearray(os.urandom(1 << 20)) * 8)
+                take_all_memory()
         return observation, reward
 
 

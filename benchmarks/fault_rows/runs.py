@@ -36,9 +36,9 @@ class BrokenPromise(Exception):
 control_socket._TIMEOUT = 0.5  # seconds: what does not answer is asked again
 
 
-def _begin(group: Path | None) -> None:
-    """In the new process: hear signals as in a terminal, whoever started this (a shell's
-    background job is born deaf to some), and join a control group."""
+def begin(group: Path | None) -> None:
+    """In the new process of a run: hear signals as in a terminal, whoever started this (a
+    shell's background job is born deaf to some), and join a control group."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     if group is not None:
@@ -77,7 +77,7 @@ class Run:
             self.main = subprocess.Popen(
                 [*self.before, sys.executable, "-m", "tidemill.cli.main", *words], stdout=output,
                 stderr=output, env={**os.environ, **variables}, start_new_session=True,
-                preexec_fn=lambda: _begin(self._group),
+                preexec_fn=lambda: begin(self._group),
             )  # fmt: skip
 
     def resume(self) -> None:

@@ -1,16 +1,15 @@
 """Runs in which nothing comes any more, and memory that is not there."""
 
-import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack
 from random import Random
 
 from fault_rows.deaths import SAMPLE
 from fault_rows.row import Impossible, Row, Seen
 from fault_rows.runs import BrokenPromise, processes, run_of, started
+from memory_groups import NoGroup, memory_group
 
 NO_UPDATE = 30.0  # seconds without one after which the run says why
 ROOM = 300 << 20  # bytes that a control group has more than the run takes
@@ -60,31 +59,17 @@ def starving_trainer(launch: str, draw: Random) -> Iterator[Seen]:
         yield Seen({"chain told": chain.time - at})
 
 
-@contextmanager
-def control_group() -> Iterator[Path]:
-    """A control group for memory, of version 1."""
-    group = Path(f"/sys/fs/cgroup/memory/tidemill-faults-{os.getpid()}")
-    try:
-        group.mkdir()
-    except OSError:
-        raise Impossible("control groups of version 1 cannot be made here") from None
-    try:
-        yield group
-    finally:
-        for _ in range(100):
-            with suppress(OSError):
-                group.rmdir()
-                break
-            time.sleep(0.1)
-
-
 def out_of_memory(launch: str, draw: Random) -> Iterator[Seen]:
     """An environment takes all memory that the run's control group allows, and the system
     kills its process."""
-    with control_group() as group, run_of("lanes", launch, group=group) as run:
+    with ExitStack() as stack:
+        try:
+            group = stack.enter_context(memory_group())
+        except NoGroup as error:
+            raise Impossible(str(error)) from None
+        run = stack.enter_context(run_of("lanes", launch, group=group.folder))
         time.sleep(draw.uniform(0.5, 2.0))
-        used = int((group / "memory.usage_in_bytes").read_text())
-        (group / "memory.limit_in_bytes").write_text(str(used + ROOM))
+        group.limit(group.used + ROOM)
         at = run.suffer("eat")
         died = run.event("died", since=at)
         lives = run.event("lives", since=at).time

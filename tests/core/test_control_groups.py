@@ -6,11 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.run.watching import wait_until
+from benchmarks.memory_groups import NoGroup, memory_group
 
 from tidemill.core.control_groups import MemoryKills, free_memory, memory_kills, processors
 
@@ -190,46 +189,21 @@ print(child.returncode, memory_kills().here - before.here)
 """
 
 
-def _removed(group: Path) -> bool:
-    try:
-        group.rmdir()
-    except OSError:  # somebody in it is still ending
-        return False
-    return True
-
-
 @contextmanager
-def memory_group(most: int) -> Iterator[Path]:
-    """Make a control group that has at most so many bytes of memory, of version 1 or 2.
-    Skip the test where that cannot be."""
-    root, limit, swap, least = ROOT_OF_GROUPS, "memory.max", "memory.swap.max", 0
-    if (root / "memory").exists():
-        root, limit, swap, least = (
-            root / "memory",
-            "memory.limit_in_bytes",
-            "memory.memsw.limit_in_bytes",
-            most,
-        )
-    group = root / f"tidemill-test-memory-{os.getpid()}"
+def limited_group(most: int) -> Iterator[Path]:
+    """Make a control group that has at most so many bytes of memory. Skip the test where
+    that cannot be."""
     try:
-        (root / "cgroup.procs").stat()
-        group.mkdir()
-    except OSError:
-        pytest.skip("control groups cannot be made here")
-    try:
-        if not (group / limit).exists():
-            pytest.skip("control groups that are made here have no limit of memory")
-        (group / limit).write_text(f"{most}")
-        if (group / swap).exists():
-            (group / swap).write_text(f"{least}")
-        yield group
-    finally:
-        wait_until(partial(_removed, group), 60, "nobody is in the group any more")
+        with memory_group() as group:
+            group.limit(most)
+            yield group.folder
+    except NoGroup as error:
+        pytest.skip(str(error))
 
 
 def test_a_kill_of_this_machine_s_kernel_is_counted() -> None:
     """Where a group can be made."""
-    with memory_group(1 << 27) as group:
+    with limited_group(1 << 27) as group:
         said = subprocess.run(
             [sys.executable, "-c", OUT_OF_MEMORY, str(group)], capture_output=True, text=True, check=True
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.core.test_control_groups import memory_group
+from tests.core.test_control_groups import limited_group
 from tests.run.watching import EXPERIMENTS, ended_well
 
 from tidemill.api.experiment import Experiment
@@ -121,7 +121,7 @@ def test_a_worker_that_the_system_kills_for_want_of_memory_lives_again_and_the_c
     tmp_path: Path,
 ) -> None:
     """Where a control group can be made."""
-    with memory_group(768 << 20) as group:
+    with limited_group(768 << 20) as group:
         words = [*TRAIN[:3], "train", f"{EXPERIMENTS}:hoards", "--layout", "given", "--run-dir", "run"]
         done = run(words, tmp_path, lambda: (group / "cgroup.procs").write_text(str(os.getpid())))
     assert done.returncode == 0, done.stdout + done.stderr
