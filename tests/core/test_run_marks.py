@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.run.watching import wait_until
@@ -34,7 +35,8 @@ def start() -> Iterator[Callable[[str], "subprocess.Popen[bytes]"]]:
         process = subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True)
         started.append(process)
         # or a run of another test has ended it
-        wait_until(lambda: process.pid in marked(mark) or process.poll(), 60, f"{mark} has begun")
+        variables, own = Path(f"/proc/{process.pid}/environ"), f"{VARIABLE}={mark}".encode()
+        wait_until(lambda: process.poll() or own in variables.read_bytes(), 60, f"{mark} has begun")
         return process
 
     yield begin
@@ -91,33 +93,75 @@ def test_workers_are_left_alone_once_their_starter_is_gone_whosever_children_the
             os.kill(pid, signal.SIGKILL)
 
 
-FORKS = """
-import os, sys, time
-from tidemill.core.run_marks import VARIABLE, mark_forks
-mark_forks(sys.argv[1])
-os.environ[VARIABLE] = sys.argv[1]
-if not os.fork():
+STARTS = """
+import os, resource, subprocess, sys, time
+from tidemill.core.run_marks import mark_started
+how, mark = sys.argv[1:]
+if how == "limited":
+    resource.setrlimit(10, (100, 100))
+mark_started(mark)
+if how == "bare":
+    subprocess.run(["sh", "-c", "env -i setsid sh -c 'echo $$; exec sleep 1000 >&-' &"])
+elif not os.fork():
     os.setsid()
     if not (pid := os.fork()):
         os.close(1)
         time.sleep(1000)
     print(pid, flush=True)
     os._exit(0)
-os.wait()
+if how != "bare":
+    os.wait()
 sys.stdin.read()
 """
 
 
-def test_what_was_only_forked_is_found_and_not_who_forked_it() -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        "forked",
+        "limited",  # nor may a number be set
+        "bare",  # a program without variables
+    ],
+)
+def test_what_has_no_variables_of_its_own_is_found_as_a_worker_started_it(how: str) -> None:
     mark = f"{new_mark()}/actor-0/0"
-    words = [sys.executable, "-c", FORKS, mark]
+    words = [sys.executable, "-c", STARTS, how, mark]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, env={**os.environ, VARIABLE: ROOM}, stdin=pipe, stdout=pipe) as process:
         daemon = int(process.stdout.readline())  # type: ignore[union-attr]
-        wait_until(
-            lambda: marked(mark) == [daemon], 60, "who forked the daemon is gone, and nobody else found"
-        )
+        found = {daemon} if how == "limited" else {daemon, process.pid}
+        wait_until(lambda: {*marked(mark)} == found, 60, "the daemon is found")
         end_marked(mark)
         process.communicate()
-    assert process.returncode == 0
+    assert process.returncode == (0 if how == "limited" else -signal.SIGKILL)
     wait_until(lambda: not marked(mark), 60, "the daemon is gone")
+
+
+BEGINS = """
+import subprocess, sys
+from tidemill.core.run_marks import mark_started, new_mark
+mark_started(new_mark())
+subprocess.run(["sh", "-c", "env -i setsid sh -c 'echo $$; exec sleep 1000 >&-' &"])
+sys.stdin.read()
+"""
+
+
+def test_an_orphan_without_variables_is_ended_once_its_runner_is_gone_and_not_before() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", BEGINS], stdin=pipe, stdout=pipe) as runner:
+        daemon = int(runner.stdout.readline())  # type: ignore[union-attr]
+        end_orphans()
+        assert daemon not in left_alone()
+        os.kill(daemon, 0)  # it is there
+        runner.communicate()
+    end_orphans()  # or a run of another test has
+    wait_until(lambda: daemon not in orphans(), 60, "it is ended")
+    assert over(daemon)
+
+
+def over(pid: int) -> bool:
+    """True of a process that is gone, or of which its parent has taken no note yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True

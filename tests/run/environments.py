@@ -146,6 +146,16 @@ class Daemon(Talker):
         subprocess.run(["sh", "-c", "setsid sleep 1000 &"], stdout=subprocess.DEVNULL)
 
 
+class BareDaemon(Talker):
+    """Starts a process that leaves its session and its parent, and has no variables; by
+    its second argument a test finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        number = int(os.environ["TIDEMILL_TEST_RUN"], 16)
+        subprocess.run(["sh", "-c", f"env -i setsid sleep 1000 0.{number} &"], stdout=subprocess.DEVNULL)
+
+
 class Speaks(Talker):
     """Prints in each step, onto a disk that is full, and letters that not every encoding
     has."""

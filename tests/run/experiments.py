@@ -351,6 +351,10 @@ def daemon() -> Experiment:
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:Daemon"), lanes=1)
 
 
+def bare_daemon() -> Experiment:
+    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:BareDaemon"), lanes=1)
+
+
 def dies(environment: str) -> Experiment:
     """Its actor's process dies in its environment."""
     return experiment(Gymnasium(make=f"{ENVIRONMENTS}:{environment}"), lanes=1)

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tests.run.watching import (
     leftovers,
     links,
     log_of,
+    processes_of,
     segments,
     wait_until,
     worker_name,
@@ -41,6 +43,7 @@ from tidemill.api.worker import Context, WorkerConfig, WorkerHandle
 from tidemill.bridge.worlds import reach
 from tidemill.cli.main import app
 from tidemill.core.errors import RunError
+from tidemill.core.run_marks import VARIABLE
 from tidemill.core.user_code_loading import load_file
 from tidemill.launchers.threads import ThreadsLauncher
 from tidemill.metrics.json_lines import read_metrics
@@ -363,7 +366,16 @@ def sleeping(run: Run) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("function", ["grandchild", "daemon"])
+def daemons_told(run: Run) -> int:
+    """Return of how many daemons of its environments a run says that they were ended."""
+    causes = [event.cause for event in read_events(run.path)]
+    return sum(
+        bool(re.match(r"process \d+ \(sleep\), which an environment of .+ was ended with it$", cause))
+        for cause in causes
+    )
+
+
+@pytest.mark.parametrize("function", ["grandchild", "daemon", "bare_daemon"])
 @pytest.mark.parametrize("ending", ["clean", "kill main", "kill actor"])
 def test_what_an_environment_started_ends_with_the_run(
     start: Callable[..., Run], ending: str, function: str
@@ -383,12 +395,16 @@ def test_what_an_environment_started_ends_with_the_run(
         run.main.send_signal(signal.SIGTERM)
     run.ended()
     run.nothing_is_left()
+    if ending != "kill main":
+        lives = 1 + (ending == "kill actor")
+        assert daemons_told(run) == (lives if function != "grandchild" else 0)
 
 
+@pytest.mark.parametrize("function", ["daemon", "bare_daemon"])
 def test_a_daemon_of_a_run_that_was_killed_with_all_its_processes_ends_with_the_next_start(
-    start: Callable[..., Run],
+    start: Callable[..., Run], function: str
 ) -> None:
-    run = start("daemon")
+    run = start(function)
     run.wait_for_updates()
     wait_until(lambda: sleeping(run), 60, "the daemon is there")
     (daemon,) = sleeping(run)
@@ -401,6 +417,62 @@ def test_a_daemon_of_a_run_that_was_killed_with_all_its_processes_ends_with_the_
     again = start("cartpole", "--max-steps", "200")
     assert again.ended()[0] == 0
     assert not run.processes()
+
+
+# the command as it is installed, which knows that its process is its own
+COMMAND = "from tidemill.cli.entry import main as app"
+
+
+@pytest.mark.parametrize("function", ["daemon", "bare_daemon"])
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+@pytest.mark.parametrize("ending", ["clean", "signal", "kill"])
+def test_a_daemon_that_lived_in_the_command_s_process_ends_with_it_or_with_the_next_start(
+    start: Callable[..., Run], ending: str, launch: str, function: str
+) -> None:
+    run = start(function, *(["--max-steps", "200"] if ending == "clean" else []), launch=launch, code=COMMAND)
+    if ending != "clean":
+        run.wait_for_updates()
+        wait_until(lambda: sleeping(run), 60, "the daemon is there")
+        run.main.send_signal(signal.SIGTERM if ending == "signal" else signal.SIGKILL)
+    status, text = run.ended()
+    told = re.findall(r"process \d+ \(sleep\), which an environment had started", text)
+    assert (status, len(told)) == {"clean": (0, 1), "signal": (143, 1), "kill": (-9, 0)}[ending], text
+    if ending == "kill":
+        again = start("cartpole", "--max-steps", "200", launch=launch, code=COMMAND)
+        assert again.ended()[0] == 0
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize("launch", ["inline", "processes"])
+def test_what_a_user_s_own_program_started_outlives_its_run(
+    launch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments, own = uuid.uuid4().hex, uuid.uuid4().hex
+    monkeypatch.setenv(MARK, environments)
+    before = resource.getrlimit(10), os.environ.get(VARIABLE)
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not processes_of(own):
+            words = f"env -i setsid sleep 1000 0.{int(own, 16)} &"
+            subprocess.run(["sh", "-c", words], stdout=subprocess.DEVNULL, check=True)
+            wait_until(lambda: processes_of(own), 60, "the user's daemon is there")
+        control.stop()
+
+    try:
+        made = experiments.bare_daemon()
+        train(
+            made, run_dir=tmp_path / "run", source=EXPERIMENTS, launch=launch, quiet=True, on_update=on_update
+        )
+        assert (resource.getrlimit(10), os.environ.get(VARIABLE)) == before
+        assert child.poll() is None and len(processes_of(own)) == 1
+        assert [p.name() for p in processes_of(environments) if p.pid != child.pid] == (
+            ["sleep"] if launch == "inline" else []
+        )
+    finally:
+        for process in (*processes_of(environments), *processes_of(own)):
+            process.kill()
+        child.wait()
 
 
 def test_an_environment_that_hangs_is_named_and_ended_by_force(start: Callable[..., Run]) -> None:

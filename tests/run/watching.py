@@ -41,6 +41,18 @@ def _hear_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def processes_of(mark: str) -> list[psutil.Process]:
+    """Return the processes with this mark of a test in their variables, or, as a decimal
+    fraction, among their arguments."""
+    own, bare, found = f"{MARK}={mark}".encode(), f"0.{int(mark, 16)}".encode(), []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, psutil.Error):  # of a zombie there is nothing to read
+            variables, words = ((place / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
+            if own in variables or bare in words:
+                found.append(psutil.Process(int(place.name)))
+    return found
+
+
 class Run:
     """`tidemill train` of one of EXPERIMENTS, in a session of its own (a terminal's
     foreground group) and an empty folder. `code` is run before the command begins."""
@@ -65,14 +77,9 @@ class Run:
         )  # fmt: skip
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that this run started, also what lost its parent; itself included
-        while it lives."""
-        own, found = f"{MARK}={self.mark}".encode(), []
-        for place in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError, psutil.Error):  # of a zombie there is nothing to read
-                if own in (place / "environ").read_bytes().split(b"\0"):
-                    found.append(psutil.Process(int(place.name)))
-        return found
+        """Everything that this run started, also what lost its parent, or (`BareDaemon`)
+        its variables; itself included while it lives."""
+        return processes_of(self.mark)
 
     def wait_for_worker(self, name: str) -> psutil.Process:
         """Return a worker's process, as soon as there is one."""

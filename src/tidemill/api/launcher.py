@@ -262,6 +262,11 @@ class Launcher(ABC):
         before."""
         return ()
 
+    def notices(self) -> Sequence[str]:
+        """Return what the user should read of what it has done: whom it has ended that an
+        environment had left, say; of all that was not returned before."""
+        return ()
+
     def ready(self, workers: Sequence[str]) -> bool:
         """True when there is a place for the next lives of `workers`. Where their host is
         gone, another one is found meanwhile. Raises `RunError` where there is none."""

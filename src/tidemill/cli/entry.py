@@ -2,6 +2,7 @@
 before it imports anything of size. What environments have left in this process does not
 keep it from ending."""
 
+import atexit
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ from contextlib import suppress
 from time import sleep
 
 from tidemill.core.cores import cores
+from tidemill.core.run_marks import begin_command, end_own
 from tidemill.core.thread_stacks import stack_of, words_of
 from tidemill.launchers.worker_process import start_early
 
@@ -20,6 +22,8 @@ _OTHERWISE = ("-h", "--help", "--print-config", "--launch")  # there may be none
 def main() -> None:
     """Do what the command's words say."""
     words = sys.argv[1:]
+    begin_command()
+    atexit.register(_end_left)  # after whatever else is to be done then
     if words[:1] in (["train"], ["resume"]) and not any(word.startswith(_OTHERWISE) for word in words):
         # on a single core nothing is gained
         start_early(min(cores(), MOST) if cores() > 1 and sys.platform.startswith("linux") else 0)
@@ -54,8 +58,19 @@ def _end_anyway(status: int) -> None:
         )
         for child in children:
             child.kill()
+        _end_left()
         sys.stdout.flush()
         os._exit(status)
+
+
+def _end_left() -> None:
+    """End what environments of this process have left in sessions of their own."""
+    if left := end_own():
+        print(
+            f"note: {', '.join(left)}, which an environment had started, most likely, and left, was ended "
+            "with this command. Let the environment's close() end what it started",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

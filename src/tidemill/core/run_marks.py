@@ -1,36 +1,50 @@
-"""Marks of runs: by an environment variable that processes inherit, whoever is started by
-an environment is known to be of that run, also where it has left its session and its
-parents (a daemon). Linux, which shows the variables that a program began with, as they
-lie in its memory now: so what forks, and becomes no other program, is marked, too
-(`mark_forks`). Who was started with no variables at all is not known.
+"""Marks of runs: whoever is started by an environment is known to be of that run, also
+where it has left its session and its parents (a daemon). Two things carry a mark, which
+processes inherit:
 
-A mark names the runner (the namespace of its process id, that, and when it began), the
-run, the worker and its life: ``4026531836.1234.56789.a1b2c3d4/actor-0/1``. A worker's own
-process has another variable, which names whoever started it likewise: whose child it is
-tells nothing, since of a container the first process may be its run, and adopts those of
-others.
+* an environment variable. Linux shows the variables that a program began with, as they
+  lie in its memory now: so what forks, and becomes no other program, has it, too;
+* a number in place of a limit that Linux keeps for each process and does not heed (locks
+  of files, RLIMIT_LOCKS). Nobody drops it with a daemon's other belongings (variables,
+  descriptors, session, parents), and nobody else sets it. Where the system does not let
+  it be set (a sandbox, a hard limit of it) the variable is all that there is.
+
+A mark names the runner (the namespace of its process id, that, and when it began), a
+number that it gives to no other of its workers, the worker and its life:
+``4026531836.1234.56789.7/actor-0/1``. A worker's own process has another variable, which
+names whoever started it likewise: whose child it is tells nothing, since of a container
+the first process may be its run, and adopts those of others.
 """
 
 import ctypes
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
-from secrets import token_hex
 from time import monotonic, sleep
+from typing import NamedTuple
 
 VARIABLE = "TIDEMILL_RUN"
 STARTER = "TIDEMILL_STARTER"
 ROOM = " " * 240
-"""What the variable holds in a program's process that may `mark_forks`."""
+"""What the variable holds in the process of a worker, which is not marked itself."""
+_NAMES = (VARIABLE.encode(), STARTER.encode())
 _PROC = Path("/proc")
 _GONE = 5.0  # seconds that a process which was killed has to be gone
+_LIMIT = 10  # RLIMIT_LOCKS, which Python has no name for
+_BITS = {"namespace": 20, "pid": 22, "began": 8, "number": 13}  # of each in the limit, 63 in all
+
+_numbers = count(1)
+_is_command = False  # this process
+_own: list[str] = []  # marks of what environments have started in it
 
 
 def new_mark() -> str:
-    """Return a mark of a run of this process."""
-    return f"{this_process()}.{token_hex(4)}"
+    """Return a mark that nobody has yet. The limit knows 8,192 of a process apart."""
+    return f"{this_process()}.{next(_numbers)}"
 
 
 def this_process() -> str:
@@ -38,71 +52,191 @@ def this_process() -> str:
     return f"{_namespace()}.{os.getpid()}.{_began(os.getpid())}"
 
 
-def mark_forks(mark: str) -> None:
-    """Have `mark` found in whatever is forked from this process by Python, as
-    `multiprocessing` does. This one itself, which began with `ROOM` for it, stays as it
-    is. To be called before the variable is set."""
+def mark_started(mark: str) -> None:
+    """Have `mark` found in whatever this process starts from now on, also in what Python
+    merely forks, as `multiprocessing` does. A worker's process, which began with `ROOM`
+    in its variable for that, stays as it is."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
     place, text = getenv(VARIABLE.encode()), f"{mark}\0".encode()
     if place is not None and len(text) <= len(ROOM) and os.environ.get(VARIABLE) == ROOM:
         os.register_at_fork(after_in_child=lambda: ctypes.memmove(place, text, len(text)))
+    os.environ[VARIABLE] = mark
+    _set_limit(_number(mark))
+
+
+def begin_command() -> None:
+    """Take this process for a command of ours, and for no program of a user's, which
+    starts things itself: `marking_own` marks what environments start in it."""
+    global _is_command
+    _is_command = True
+
+
+@contextmanager
+def marking_own() -> Iterator[None]:
+    """Have whatever this process starts within this marked, where it is a command of
+    ours, and end what earlier ones have left that were killed."""
+    if not (_is_command and (_PROC / "self").exists()):
+        yield
+        return
+    end_orphans()
+    variable, number = os.environ.get(VARIABLE), _limit(os.getpid())
+    _own.append(new_mark())
+    mark_started(_own[-1])
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        os.environ.update({} if variable is None else {VARIABLE: variable})
+        _set_limit(number)
+
+
+def end_own() -> list[str]:
+    """Kill what was started within `marking_own` and has left this process's session.
+    Return who that was, in words."""
+    words = list[str]()
+    while _own:
+        find = partial(_strays, _own.pop(), os.getsid(0))
+        if found := find():
+            words += found.values()
+            _end(find)
+    return words
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes that have begun with `mark`."""
-    return [pid for pid, found in _all_with(VARIABLE) if found == mark]
+    """Return the processes that carry `mark`, that of the worker itself among them."""
+    number = _number(mark)
+    return [
+        each.pid for each in _processes() if each.variables.get(VARIABLE) == mark or each.number == number
+    ]
 
 
-def end_marked(mark: str) -> None:
-    """Kill every process that has begun with `mark`."""
-    _kill(marked(mark))
+def _strays(mark: str, session: int) -> dict[int, str]:
+    """Return the processes that carry `mark` and are not in a session, each in words."""
+    words = {}
+    for pid in marked(mark):
+        with suppress(OSError):  # it is gone by now
+            if os.getsid(pid) != session:
+                words[pid] = f"process {pid} ({(_PROC / str(pid) / 'comm').read_text().strip()})"
+    return words
+
+
+def end_marked(mark: str, session: int = 0) -> list[str]:
+    """Kill every process that carries `mark`, and those that these start meanwhile.
+    Return which of them were not in a session, in words."""
+    if not marked(mark):
+        return []
+    words = _strays(mark, session)
+    _end(partial(marked, mark))
+    return list(words.values())
 
 
 def orphans() -> list[int]:
-    """Return the processes whose mark names a runner that is gone."""
-    return [pid for pid, mark in _all_with(VARIABLE) if not lives(mark)]
+    """Return the processes whose mark names a runner that is gone; of workers, which end
+    by themselves, what they started alone."""
+    found = []
+    for each in _processes():
+        mark = each.variables.get(VARIABLE)
+        if not (_lives(each.number) if mark is None else lives(mark)):
+            found.append(each.pid)
+    return found
 
 
 def left_alone() -> list[int]:
     """Return the workers' processes that live although whoever started them is gone, and
     `orphans`."""
-    workers = [pid for pid, starter in _all_with(STARTER) if not lives(starter)]
-    return sorted({*workers, *orphans()} - {os.getpid()})
+    starters = {each.pid: each.variables.get(STARTER, "") for each in _processes()}
+    return sorted({*orphans(), *(pid for pid, starter in starters.items() if not lives(starter))})
 
 
 def end_left_alone() -> list[int]:
     """Kill whoever is `left_alone`, give them 5 s to be gone, and return who they
     were."""
-    _kill(pids := left_alone())
-    until = monotonic() + _GONE
-    while not {*pids}.isdisjoint(left_alone()) and monotonic() < until:
-        sleep(0.02)
+    pids = left_alone()
+    _end(left_alone)
     return pids
 
 
 def end_orphans() -> None:
     """Kill every process whose mark names a runner that is gone."""
-    _kill(orphans())
+    _end(orphans)
 
 
-def _kill(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+def _end(find: Callable[[], Collection[int]]) -> None:
+    """Kill those who are found until there are none, for a while."""
+    until = monotonic() + _GONE
+    while (pids := find()) and monotonic() < until:
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        sleep(0.005)
 
 
-def _all_with(name: str) -> Iterator[tuple[int, str]]:
-    """Yield the processes of this user that began with a variable, and its value."""
-    wanted, own = f"{name}=".encode(), os.getuid()
+class _Process(NamedTuple):
+    """A process of this user: the variables of ours that it began with, and the number in
+    its limit, None where there is none."""
+
+    pid: int
+    variables: Mapping[str, str]
+    number: int | None
+
+
+def _processes() -> Iterator[_Process]:
+    """Yield all of this user but this one itself, and those that are over."""
     for folder in _PROC.iterdir() if (_PROC / "self").exists() else ():
         with suppress(OSError, ValueError):
-            pid = int(folder.name)
-            if folder.stat().st_uid != own:
-                continue
-            for variable in (folder / "environ").read_bytes().split(b"\0"):
-                if variable.startswith(wanted):
-                    yield pid, variable.removeprefix(wanted).decode()
+            if (pid := int(folder.name)) != os.getpid() and folder.stat().st_uid == os.getuid():
+                pairs = (each.partition(b"=") for each in (folder / "environ").read_bytes().split(b"\0"))
+                ours = {name.decode(): value.decode() for name, _, value in pairs if name in _NAMES}
+                number = _limit(pid)
+                if ours or (number is not None and not _over(pid)):
+                    yield _Process(pid, ours, number)
+
+
+def _over(pid: int) -> bool:
+    """True of a process of which its parent has merely not taken note that it is gone."""
+    return _stat(pid)[0] in "ZX"
+
+
+def _limit(pid: int) -> int | None:
+    """Return the number in a process's limit; None where it has none, or may not be
+    looked at."""
+    import resource  # no module of every system's
+
+    with suppress(OSError, ValueError):
+        if (soft := resource.prlimit(pid, _LIMIT)[0]) != resource.RLIM_INFINITY:
+            return soft
+    return None
+
+
+def _set_limit(number: int | None) -> None:
+    """Put a number into this process's limit, where that is allowed; None: none."""
+    import resource  # no module of every system's
+
+    with suppress(OSError, ValueError):
+        hard = resource.getrlimit(_LIMIT)[1]
+        resource.setrlimit(_LIMIT, (hard if number is None else number, hard))
+
+
+def _number(mark: str) -> int:
+    """Return the number that stands for a mark."""
+    packed = 0
+    for bits, part in zip(_BITS.values(), mark.partition("/")[0].split("."), strict=True):
+        packed = packed << bits | int(part) % (1 << bits)
+    return packed
+
+
+def _lives(number: int | None) -> bool:
+    """True of the number in a limit whose runner lives, and of one that cannot be judged,
+    or is none of ours."""
+    parts = {}
+    for name, bits in reversed(_BITS.items()):
+        parts[name], number = (number or 0) % (1 << bits), (number or 0) >> bits
+    began = _began(parts["pid"])
+    ours = parts["namespace"] == _namespace() % (1 << _BITS["namespace"])
+    return not (ours and parts["namespace"]) or (
+        began >= 0 and began % (1 << _BITS["began"]) == parts["began"]
+    )
 
 
 def lives(mark: str) -> bool:
@@ -124,6 +258,12 @@ def _namespace() -> int:
 
 def _began(pid: int) -> int:
     """Return when a process began, in ticks since the machine did; -1 of none."""
-    with suppress(OSError, IndexError, ValueError):  # proc(5): the name may have spaces and brackets
-        return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    with suppress(OSError, IndexError, ValueError):
+        return int(_stat(pid)[19])
     return -1
+
+
+def _stat(pid: int) -> Sequence[str]:
+    """Return what proc(5) tells of a process from its state on: the name before that may
+    have spaces and brackets."""
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

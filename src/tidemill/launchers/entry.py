@@ -27,7 +27,7 @@ from tidemill.core.errors import TidemillError, place
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.memory import keep_freed
 from tidemill.core.resource_shortage import why
-from tidemill.core.run_marks import VARIABLE, end_marked, mark_forks, marked
+from tidemill.core.run_marks import end_marked, mark_started, marked
 from tidemill.core.thread_stacks import stack_of
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
 from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup, dump_of
@@ -61,8 +61,7 @@ def main() -> None:
     # `_end_with_runner` does not get Python's lock.
     faulthandler.register(ASK_FOR_STACK, sys.stderr)
     order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
-    mark_forks(order.mark)
-    os.environ[VARIABLE] = order.mark
+    mark_started(order.mark)
     begin_to_work()
     travel(order.path)
     if order.core is not None:
@@ -72,7 +71,7 @@ def main() -> None:
     bell = EventBell(order.bell)
     links = [SocketLink(socket.socket(fileno=ends.link)) for ends in order.ends]
     try:
-        watched = lifeline, order.asked
+        watched = lifeline, order.asked, order.mark
         threading.Thread(target=_end_with_runner, args=watched, name="lifeline", daemon=True).start()
     except RuntimeError as error:
         links[0].send(pack(Status(State.FAILED, error=why(error))))
@@ -102,14 +101,14 @@ def main() -> None:
     gc.freeze()
     for link in links:
         link.finish()
-    if _hung_up(lifeline) and _has_company():
+    if _hung_up(lifeline) and _has_company(order.mark):
         # A dying runner closes its links a moment before it is dead. One that lives on
         # ends the session itself.
         deadline = monotonic() + 0.5
         while os.getppid() == runner and monotonic() < deadline:
             sleep(0.005)
         if os.getppid() != runner:
-            _end_session()
+            _end_session(order.mark)
 
 
 def _import_ahead() -> None:
@@ -137,7 +136,7 @@ def _take_signals_again() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with_runner(link: int, asked: int) -> None:
+def _end_with_runner(link: int, asked: int, mark: str) -> None:
     """Write down where the workers' thread is whenever that is `asked`, until the runner
     is gone; a worker that is still here a little later (its environment hangs) is
     ended."""
@@ -149,7 +148,7 @@ def _end_with_runner(link: int, asked: int) -> None:
             os.eventfd_read(asked)
             os.write(2, dump_of(stack_of(threading.main_thread().ident)).encode())
     sleep(GRACE)
-    _end_session()
+    _end_session(mark)
 
 
 def _hung_up(link: int) -> bool:
@@ -158,19 +157,19 @@ def _hung_up(link: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _has_company() -> bool:
+def _has_company(mark: str) -> bool:
     """True when something that the environment started is still there."""
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         with suppress(ProcessLookupError, PermissionError):
             if name.isdigit() and int(name) != os.getpid() and os.getsid(int(name)) == os.getsid(0):
                 return True
-    return bool(marked(os.environ[VARIABLE]))
+    return bool(marked(mark))
 
 
-def _end_session() -> None:
+def _end_session(mark: str) -> None:
     """End this process and all that its environment started: nobody else is left to do
     it."""
-    end_marked(os.environ[VARIABLE])
+    end_marked(mark)
     os.killpg(0, signal.SIGKILL)
 
 

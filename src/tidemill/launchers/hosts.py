@@ -242,6 +242,9 @@ class HostsLauncher(Launcher):
             self._agents.lost.came(*self._own.parted.popleft(), self._agents.edges)
         return self._agents.lost.take()
 
+    def notices(self) -> Sequence[str]:
+        return self._own.launcher.notices() if self._own is not None else ()
+
     def ready(self, workers: Sequence[str]) -> bool:
         assert self._agents is not None
         return self._agents.ready(workers)

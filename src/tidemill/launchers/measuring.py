@@ -23,6 +23,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, DeadlineError, RunError
 from tidemill.core.killed_processes import await_end, kill_session
 from tidemill.core.memory import keep_freed
+from tidemill.core.run_marks import mark_started, new_mark
 from tidemill.core.untrusted_files import read_json
 from tidemill.core.user_code_loading import begin_to_work, environment_of_ours, load_file, own_path, travel
 
@@ -171,6 +172,7 @@ def obey() -> tuple[MeasurementOrder, TextIO]:
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(size), type=MeasurementOrder)
     Thread(target=_end_with, args=(order.runner,), daemon=True).start()
+    mark_started(new_mark())  # a next start ends what it leaves
     begin_to_work()
     travel(order.path)
     return order, answers

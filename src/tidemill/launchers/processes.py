@@ -143,6 +143,7 @@ class WorkerGroup:
     core: the one that it keeps to, or None
     spin: seconds to poll without sleeping (see `Context`)
     asked: eventfd by which the process is asked where its workers' thread is
+    mark: how the marks of its lives begin
     pidfd: what tells of its end
     kills: what the system had killed for want of memory when it began
     """
@@ -153,6 +154,7 @@ class WorkerGroup:
     spin: float
     asked: int
     life: int
+    mark: str = field(default_factory=new_mark)
     process: "subprocess.Popen[bytes] | None" = None
     pidfd: int = -1
     kills: MemoryKills = field(default_factory=memory_kills)
@@ -212,10 +214,11 @@ class ProcessesLauncher(Launcher):
                 f"--launch processes needs Linux (memfd, eventfd), and this is {sys.platform}; use --launch "
                 "threads or --launch inline"
             )
-        self._share, self._mark = share, new_mark()
+        self._share = share
         self._groups: list[WorkerGroup] = []
         self._group_of: dict[str, WorkerGroup] = {}
         self._links: dict[str, RunnerLink] = {}
+        self._notices: list[str] = []
         self._descriptors: list[int] = []
         self._transport: Transport | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -339,7 +342,7 @@ class ProcessesLauncher(Launcher):
         return {name: self._links[name] for name in workers if name in self._links}
 
     def _mark_of(self, group: WorkerGroup) -> str:
-        return f"{self._mark}/{group.names[0]}/{group.life}"
+        return f"{group.mark}/{group.names[0]}/{group.life}"
 
     def _forget(self, group: WorkerGroup) -> None:
         """End what is left of a group's life: its process, where it hangs, and what its
@@ -350,10 +353,17 @@ class ProcessesLauncher(Launcher):
             kill_session(process.pid)
             await_end(process, ", ".join(group.names))
             group.process = None
-            end_marked(self._mark_of(group))
+            self._notices += [
+                f"{stray}, which an environment of {', '.join(group.names)} had started, was ended with it"
+                for stray in end_marked(self._mark_of(group), process.pid)
+            ]
         if group.pidfd >= 0:
             os.close(group.pidfd)
             group.pidfd = -1
+
+    def notices(self) -> Sequence[str]:
+        notices, self._notices = self._notices, []
+        return notices
 
     def check(self, experiment: Experiment) -> None:
         share, processes = self._share_of(experiment)

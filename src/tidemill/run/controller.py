@@ -20,6 +20,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.errors import BrokenOff, ClosingLeft, RunError
+from tidemill.core.run_marks import marking_own
 from tidemill.run.beginning import Beginning, cause_of
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
@@ -162,7 +163,10 @@ class Controller:
     def run(self) -> None:
         """Run to the end. Raises `RunError` with the first cause when a worker fails;
         whatever happens, nothing is left behind."""
-        with self._turns if self.launcher.takes_turns else nullcontext():
+        with (
+            self._turns if self.launcher.takes_turns else nullcontext(),
+            nullcontext() if self.launcher.processes else marking_own(),
+        ):
             self._run()
 
     def _run(self) -> None:
@@ -202,6 +206,7 @@ class Controller:
             self._close_launcher()  # the others' environments are still to be closed
         except Exception as error:
             self.state.report.notify(f"{type(self.launcher).__name__} could not tidy up: {cause_of(error)}")
+        self.state.report.notify_all(self.launcher.notices())
 
     def _live(self) -> None:
         if self._beginning.begin():
@@ -257,6 +262,7 @@ class Controller:
         if awake() - self._last_watch >= 0.1:
             self._last_watch = awake()
             self._losses.look()
+            self.state.report.notify_all(self.launcher.notices())
             if self.state.running and not (self.state.paused or self.state.finishing):
                 self._silence.look(self.state.members)
                 self._memory.look(self.state.members)

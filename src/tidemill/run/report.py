@@ -1,6 +1,9 @@
 """What a run reports besides metrics: notices that its user should read, events, and
 tracebacks for developers. No secret of its experiment is in any of it."""
 
+from collections.abc import Iterable
+from time import time
+
 from tidemill.api.experiment import Experiment
 from tidemill.core.clock import awake
 from tidemill.core.config import encode
@@ -42,6 +45,12 @@ class RunReport:
         """Have the user read of what stands among the events."""
         self.notify(text)
         self.of_events.add(self.notices[-1])
+
+    def notify_all(self, texts: Iterable[str]) -> None:
+        """Have the user read each of these, now and among the events."""
+        for text in map(self.mask, texts):
+            self.events.append(Event(time(), "told", cause=text))
+            self.notify_of_event(text)
 
     def notify_for(self, worker: str, text: str) -> None:
         """Have the user read what a worker says."""
