@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from tests.run import experiments
 
 import tidemill
 from tidemill import public_names
@@ -34,6 +35,27 @@ print([name for name in ("torch", "tensorboard", "matplotlib", "gymnasium") if n
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
+
+
+def test_a_command_that_trains_imports_no_library_that_its_workers_alone_need(tmp_path: Path) -> None:
+    """An experiment's file needs no gymnasium, TensorBoard's events no TensorBoard."""
+    code = """
+import sys
+from pathlib import Path
+from tidemill import LoggedRun
+from tidemill.cli import main
+from tidemill.metrics.tensorboard import TensorBoard
+from tidemill.training import train
+from tidemill.training.experiment_from import resolve
+resolve(f"{sys.argv[1]}:cartpole", {})
+TensorBoard(LoggedRun(Path(sys.argv[2]))).write({"step": 1, "loss": 0.5})
+foreign = ("torch", "tensorboard", "google.protobuf", "matplotlib", "gymnasium", "asyncio")
+print([name for name in foreign if name in sys.modules])
+"""
+    words = [sys.executable, "-c", code, experiments.__file__, str(tmp_path)]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
 
 
 def test_importing_the_package_imports_none_of_its_rooms_but_configurations() -> None:

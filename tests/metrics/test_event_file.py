@@ -3,10 +3,13 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
-from tidemill.metrics.event_file import crc32c, framed
+from tidemill.metrics.event_file import crc32c, framed, scalars_event, start_event, version_event
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,19 @@ def test_tensorboard_reads_the_records_of_any_length(tmp_path: Path) -> None:
         reader.GetNext()
         read.append(reader.record())
     assert read == records
+
+
+@pytest.mark.parametrize("step", [0, 1, 127, 128, 300, 2**31, 2**63 - 1])
+def test_events_are_what_tensorboards_own_messages_hold(step: int) -> None:
+    """Numbers of any length, names of any letters, float32 out of its range."""
+    scalars = {"loss": 0.1, "zero": 0.0, "négatif": -1e-30, "x" * 200: 1e300, "workers/a b": float(2**40)}
+    with np.errstate(over="ignore"):
+        values = [Summary.Value(tag=name, simple_value=np.float32(value)) for name, value in scalars.items()]
+    made = Event(wall_time=12.5, step=step, summary=Summary(value=values))
+    assert Event.FromString(scalars_event(12.5, step, scalars)) == made
+    started = Event(wall_time=12.5, step=step, session_log=SessionLog(status=SessionLog.START))
+    assert Event.FromString(start_event(12.5, step)) == started
+    assert Event.FromString(version_event(0.5)) == Event(wall_time=0.5, file_version="brain.Event:2")
+    assert Event.FromString(scalars_event(12.5, step, {})) == Event(
+        wall_time=12.5, step=step, summary=Summary()
+    )

@@ -10,13 +10,12 @@ from typing import IO
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink, viewer_name
 from tidemill.core.private_files import private
-from tidemill.metrics.event_file import framed
+from tidemill.metrics.event_file import framed, scalars_event, start_event, version_event
 from tidemill.store.fence import check
 
 
 class TensorBoard(MetricSink):
-    """The sink writes TensorBoard events without a thread. The library is imported at the
-    first record, when the workers are already running."""
+    """The sink writes TensorBoard events, and needs nothing of TensorBoard for it."""
 
     title = "TensorBoard events"
 
@@ -33,23 +32,19 @@ class TensorBoard(MetricSink):
             raise
 
     def _write(self, record: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        events = []
+        events, now = [], time.time()
         if self._file is None:
-            events.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
-            if self.run.resume_at is not None:  # TensorBoard hides what earlier files hold from this step on
-                status = SessionLog(status=SessionLog.START)
-                events.append(Event(wall_time=time.time(), step=self.run.resume_at + 1, session_log=status))
-        values = [
-            Summary.Value(tag=viewer_name(name), simple_value=value)
+            events.append(version_event(now))
+            if self.run.resume_at is not None:
+                events.append(start_event(now, self.run.resume_at + 1))
+        scalars = {
+            viewer_name(name): value
             for name, value in record.items()
             if name != "step" and math.isfinite(value)
-        ]
-        events.append(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
-        written = b"".join(framed(event.SerializeToString()) for event in events)
-        check(self.run.folder)  # again: the import has taken a while
+        }
+        events.append(scalars_event(now, int(record["step"]), scalars))
+        written = b"".join(map(framed, events))
+        check(self.run.folder)  # again: making them whole may have been held up
         self._append(written)
 
     def _append(self, written: bytes) -> None:

@@ -188,11 +188,13 @@ def _refuse_wrappers(wrap: Any) -> None:
 
 
 def _is_environment(made: Any) -> bool:
+    if not isinstance(made, type) or made is Experiment:
+        return False  # without the imports: most files have a function that returns an experiment
     import gymnasium
 
     from tidemill.envs.asynchronous import is_asynchronous
 
-    return isinstance(made, type) and (issubclass(made, gymnasium.Env) or is_asynchronous(made))
+    return issubclass(made, gymnasium.Env) or is_asynchronous(made)
 
 
 def close_made(made: Any) -> None:
