@@ -447,13 +447,15 @@ def test_a_run_goes_on_only_with_a_checkpoint_of_every_policy(
 
 def test_processes_say_the_same_and_leave_nothing(cli: Callable[..., Result], tmp_path: Path) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
-    for what, part in (("CartPol-v1", '"CartPol-v1"'), ("bad.py:unmatched", "robot_.*")):
-        refused(cli("train", what, "--run-dir", "below/run", "--layout", "given"), "actor-0", part)
-        nothing_left(tmp_path)
-        measured = cli("train", what, "--run-dir", "below/run")  # for the layout: the probe is refused it
-        refused(measured, part)
-        assert len(measured.output.splitlines()) == 1
-        nothing_left(tmp_path)
+    refused(
+        cli("train", "CartPol-v1", "--run-dir", "below/run", "--layout", "given"), "actor-0", '"CartPol-v1"'
+    )
+    nothing_left(tmp_path)
+    # for the layout: the probe is refused it
+    measured = cli("train", "bad.py:unmatched", "--run-dir", "below/run")
+    refused(measured, "robot_.*")
+    assert len(measured.output.splitlines()) == 1
+    nothing_left(tmp_path)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
