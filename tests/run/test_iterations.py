@@ -42,14 +42,16 @@ def found(folder: Path) -> list[tuple[float, ...]]:
 def test_an_evaluation_has_an_environment_for_each_slot(tmp_path: Path, launch: str) -> None:
     """Of those with `async def`, which live on the loop of the thread that plays them.
     Training is what it is without them."""
-    results = {}
-    for steps, made in ((0, 3), (40, 3 + 2 * 3), (2, 3 + 2 * 2)):
+    results, cases = {}, [(0, 3), (40, 3 + 2 * 3), (2, 3 + 2 * 2)]
+    if launch == "processes":  # the same workers, which count as they do elsewhere
+        cases = cases[:2]
+    for steps, made in cases:
         log = tmp_path / f"{steps}.log"
         environment = Asynchronous(make=f"{FILE}:Errand", kwargs={"log": str(log)})
         results[steps] = run(iterated(environment, evaluation_steps=steps), tmp_path / str(steps), launch)
         assert len(log.read_text().splitlines()) == made
         assert [told[0] for told in found(tmp_path / str(steps))] == ([steps, steps] if steps else [])
-    assert results[0]["w"].tobytes() == results[40]["w"].tobytes() == results[2]["w"].tobytes()
+    assert len({result["w"].tobytes() for result in results.values()}) == 1
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
