@@ -129,7 +129,7 @@ def test_a_trainer_that_dies_has_all_others_wait_for_it(tmp_path: Path, slots: b
         buffer=tidemill.Replay(capacity=60_000, warm_up=50, steps=3),
         checkpoint_seconds=0.1,
     )
-    limits = made.limits.replace(updates=None, steps=600)
+    limits = made.limits.replace(updates=None, steps=1500)  # far from where it dies last
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         for process in psutil.Process().children():
@@ -143,7 +143,7 @@ def test_a_trainer_that_dies_has_all_others_wait_for_it(tmp_path: Path, slots: b
         layout="given",
         on_update=on_update,
     )
-    assert result.summary["status"] == "completed" and result.summary["env_steps"] == 600
+    assert result.summary["status"] == "completed" and result.summary["env_steps"] == 1500
     events = read_events(path)
     assert [event.worker for event in events if event.what == "died"] == ["trainer-0"] * len(deaths)
     assert {event.worker for event in events if event.what in ("lives", "lost")} == {"trainer-0"}
