@@ -5,6 +5,11 @@ An environment may tell its state (`tidemill_state`, `load_tidemill_state`). Oth
 taken at their word that episodes follow from the generator's state at their beginning and
 from the actions since: those are kept, and played again. What is seen then is compared
 with what was seen.
+
+The console of an Atari game tells a state that is nearly all of it: not the action that
+sticks, nor what it draws with. So it is brought to a state of some steps ago, and plays
+on from there, by which all else is as it was. Where it then is not in every bit where it
+was, its episode is played again from its beginning.
 """
 
 from collections import deque
@@ -13,14 +18,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from tidemill.core.cut import Part, generator_state, set_generator_state
-from tidemill.core.errors import fault_of, message_of
+from tidemill.core.cut import Part, flatten, generator_state, set_generator_state
+from tidemill.core.errors import CheckpointError, fault_of, message_of
 from tidemill.core.schema import Arrays
 from tidemill.envs.reset_options import reset_env
 
 LONGEST = 100_000
 """Steps of an episode that are kept; a longer one is cut at a resume."""
-CONSOLE = "console"
+APART = 256
+"""Steps between two states of a console that are kept. At a resume it plays so many again
+at least, and less than twice as many."""
+MOST_REPEATED = 0.5
+"""Probability of sticky actions up to which the one that sticks is one of the last
+`APART` steps, beyond any doubt."""
+NOT_WHOLE = {"chopper_command", "miniature_golf"}
+"""Games whose rewards, or ends, follow from what their consoles neither tell nor show."""
+CONSOLE, CONSOLE_OF = "console", "console_of"
 TOO_LONG = f"it has more than {LONGEST:,} steps, and so many are not played again"
 
 
@@ -41,6 +54,16 @@ def tells_state(env: Any) -> bool:
     )
 
 
+def has_console(env: Any) -> bool:
+    """Return whether `env` is an Atari game of which states of its console are kept: not
+    one in wrappers, nor of a class of its own, which have states of their own."""
+    return (
+        type(env).__module__ == "ale_py.env"
+        and env._game not in NOT_WHOLE
+        and env.ale.getFloat("repeat_action_probability") <= MOST_REPEATED
+    )
+
+
 def drawn_from(env: Any) -> Part | None:
     """Return where the generator of a Gymnasium environment is; None where it has none
     yet, or one of another kind. An Atari game draws from its console as well, whose
@@ -52,18 +75,34 @@ def drawn_from(env: Any) -> Part | None:
     drawn = generator_state(generator)
     if console is not None and hasattr(console, "cloneSystemState"):
         drawn[CONSOLE] = np.frombuffer(console.cloneSystemState().serialize(), np.uint8)
+        drawn[CONSOLE_OF] = _console_of(own)
     return drawn
 
 
+def _console_of(own: Any) -> str:
+    """Return whose state of a console is that of the Atari game `own`: no other one can
+    take it, and the library looks at little of it."""
+    import ale_py
+
+    return f"{getattr(own, '_game', 'a game')} of ale-py {ale_py.__version__}"
+
+
 def draw_from(env: Any, state: Part | None) -> None:
-    """Have the generator of `env` go on from `state`."""
+    """Have the generator of `env` go on from `state`. Raises `CheckpointError` where that
+    has a console's of another game, or of another version of ale-py."""
     if state is None:
         return
     env.unwrapped.np_random = generator = np.random.default_rng(0)
-    set_generator_state(generator, {name: value for name, value in state.items() if name != CONSOLE})
+    drawn = {name: value for name, value in state.items() if name not in (CONSOLE, CONSOLE_OF)}
+    set_generator_state(generator, drawn)
     if CONSOLE in state:
         from ale_py import ALEState
 
+        if (now := _console_of(env.unwrapped)) != (then := state.get(CONSOLE_OF)):
+            raise CheckpointError(
+                f"the saved state of a console is that of {then or 'an earlier version of Tidemill'}, and "
+                f"this is {now}: go on with what saved it"
+            )
         env.unwrapped.ale.restoreSystemState(ALEState(state[CONSOLE].tobytes()))
 
 
@@ -76,6 +115,8 @@ class KeptEpisodes:
         # of each lane: seed and generator of its reset, the tick of its first step, and
         # which options it was reset with
         self._begun: list[tuple[int | None, Part | None, int, int]] = [(None, None, 0, 0)] * lanes
+        # of each lane, by steps of its open episode: the newest two states of its console
+        self._consoles: list[dict[int, Part | None]] = [{} for _ in range(lanes)]
         self.options: list[dict[str, Any] | None] = [None]
         """What resets were told in each stage of a curriculum so far; stages in a row
         that tell the same are one."""
@@ -93,6 +134,18 @@ class KeptEpisodes:
         """Note that `lane` is about to be reset."""
         drawn = None if seed is not None else drawn_from(env)
         self._begun[lane] = seed, drawn, self._now, len(self.options) - 1
+        self._consoles[lane] = {}
+
+    def look_at_consoles(self, envs: Sequence[Any]) -> None:
+        """Note the states of these consoles, one a lane, where it is time for that. It is
+        called before `add`."""
+        for lane, env in enumerate(envs):
+            steps = self._now - self._begun[lane][2]
+            if steps and steps % APART == 0:
+                kept = self._consoles[lane]
+                kept[steps] = drawn_from(env)
+                if len(kept) > 2:
+                    del kept[min(kept)]
 
     def enter_stage(self, options: dict[str, Any]) -> None:
         """Note what resets are told from now on."""
@@ -122,12 +175,14 @@ class KeptEpisodes:
         done = list(self._ticks)[skipped:]
         names = self._ticks[0] if self._ticks else {}
         actions = {name: np.array([tick[name][lane] for tick in done]) for name in names}
+        consoles = {str(steps): drawn for steps, drawn in self._consoles[lane].items()}
         return {
             "seed": seed,
             "generator": generator,
             "options": options,
             "steps": len(done),
             "actions": actions if done else {},
+            **({"consoles": consoles} if consoles else {}),
         }
 
     def options_of(self, state: Part) -> dict[str, Any] | None:
@@ -146,19 +201,38 @@ class KeptEpisodes:
         for lane, state in states.items():
             begun = kept._now - state["steps"]
             kept._begun[lane] = state["seed"], state["generator"], begun, state.get("options", 0)
+            kept._consoles[lane] = {int(steps): drawn for steps, drawn in state.get("consoles", {}).items()}
             for name, done in state["actions"].items():
                 for tick in range(begun, kept._now):
                     kept._ticks[tick][name][lane] = done[tick - begun]
         return kept
 
 
+def under_way(episode: Part) -> Part | None:
+    """Return the rest of an episode from a state of its console, None where it has none
+    that is old enough."""
+    steps: int = episode["steps"]
+    old = [each for each in map(int, episode.get("consoles", {})) if steps - each >= APART]
+    if not old:
+        return None
+    since = max(old)
+    return {
+        **episode,
+        "generator": episode["consoles"][str(since)],
+        "steps": steps - since,
+        "actions": {name: done[since:] for name, done in episode["actions"].items()},
+        "under_way": True,
+    }
+
+
 def play_again(
     env: Any, episode: Part, actions: Sequence[Any], options: Mapping[str, Any] | None
 ) -> tuple[Any, str]:
-    """Play an episode again in `env`, by these actions. Return what was seen last, and
-    what else differs; "" for nothing."""
+    """Play an episode again in `env`, by these actions, or the rest of one that is
+    `under_way`, for which it has been reset. Return what was seen last, and what else
+    differs; "" for nothing."""
     draw_from(env, episode["generator"])
-    seen, _ = reset_env(env, episode["seed"], options)
+    seen = None if "under_way" in episode else reset_env(env, episode["seed"], options)[0]
     for number, action in enumerate(actions, 1):
         seen, _, ended, cut, _ = env.step(action)
         if ended or cut:
@@ -198,11 +272,12 @@ def bring_back(
             env.load_tidemill_state(state["own"])
             return seen, why
         if "episode" in state:
-            seen, how = again(state["episode"])
-            if not how:
-                now, then = rows(seen), state["seen"]
-                other = [name for name in now if now[name].tobytes() != then[name].tobytes()]
-                how = f"another {other[0]} in the end" if other else ""
+            how = ""
+            for episode in filter(None, (under_way(state["episode"]), state["episode"])):
+                seen, how = again(episode)
+                how = how or _other(rows(seen), state["seen"])
+                if not (how or _elsewhere(env, state["generator"] or {})):
+                    return seen, ""
             why = another(how) if how else ""
         elif not idle:
             why = TOO_LONG
@@ -211,3 +286,15 @@ def bring_back(
     except BaseException as error:
         told = message_of(fault_of(error))
         return None, f"it raised {type(error).__name__} as an episode was played again: {told}"
+
+
+def _other(now: Arrays, then: Arrays) -> str:
+    """Return what of a row is another one now than it was then; "" for nothing."""
+    other = [name for name in now if now[name].tobytes() != then[name].tobytes()]
+    return f"another {other[0]} in the end" if other else ""
+
+
+def _elsewhere(env: Any, state: Part) -> bool:
+    """Return whether the generator of `env`, with its console, is not in `state`."""
+    (arrays, facts), (arrays_then, facts_then) = flatten(drawn_from(env) or {}), flatten(state)
+    return facts != facts_then or bool(_other(arrays, arrays_then))

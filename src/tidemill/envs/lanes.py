@@ -21,6 +21,7 @@ from tidemill.envs.episode_replay import (
     KeptEpisodes,
     bring_back,
     draw_from,
+    has_console,
     play_again,
     state_of,
     tells_state,
@@ -93,12 +94,15 @@ class LaneLoop(Environment):
         self._idle = np.ones(self.lanes, np.bool_)  # finished and not yet reset
         self._absent: NDArray[np.bool_] | None = None  # lanes that were idle in the tick under way
         self._kept: KeptEpisodes | None = None  # for a cut
+        self._consoles = False  # they are consoles, whose states are kept, too
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
         """Step every lane, or reset it where `reset` says so. A finished lane that is not
         reset does nothing."""
         self._resets = self._none
         if self._kept is not None:
+            if self._consoles:
+                self._kept.look_at_consoles(self.envs)
             self._kept.add(actions[0])
         calls = self._copying() if self._aliases.active else self._steps
         apart: Sequence[int] = ()
@@ -303,6 +307,7 @@ class LaneLoop(Environment):
     def keep_episodes(self) -> None:
         if not all(map(tells_state, self.envs)):
             self._kept = KeptEpisodes(self.lanes)
+            self._consoles = all(map(has_console, self.envs))
 
     def episode(self, lane: int) -> Part | None:
         if self._kept is None or not (self._stepper is None or isinstance(self._stepper, LaneThreads)):
@@ -310,6 +315,7 @@ class LaneLoop(Environment):
         kept = self._kept.state(lane)
         if kept is None:
             return None
+        kept = {name: value for name, value in kept.items() if name != "consoles"}
         return {**kept, "actions": {f"0:{name}": array[:, None] for name, array in kept["actions"].items()}}
 
     def begin_like(self, episode: Part) -> None:
