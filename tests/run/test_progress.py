@@ -5,9 +5,11 @@ from unittest.mock import Mock
 import pytest
 from tests.run import experiments
 
+from tidemill import PPO
 from tidemill.api.control_messages import WorkerStatistics
 from tidemill.run.member import Member, how_merged
 from tidemill.run.progress import Progress
+from tidemill.workers.trainer_config import Trainer
 
 
 def beat(seconds: float, **shares: float) -> WorkerStatistics:
@@ -153,8 +155,9 @@ def test_iterations_are_noted_and_no_other_measurements() -> None:
 
 
 def test_what_a_crash_would_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds and env steps since the oldest of the policies' newest checkpoints; before
-    each has one, all of this life."""
+    """Seconds since the oldest of the policies' newest checkpoints, of those that were
+    updated since, and most env steps of one since its own; before each has one, all of
+    this life."""
     now = [100.0]
     monkeypatch.setattr("tidemill.run.progress.awake", lambda: now[0])
     progress = Progress(steps=1_000)
@@ -162,12 +165,35 @@ def test_what_a_crash_would_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     assert progress.trained == {"policy"}
     first, second = "policy", "other"
     progress.trained.add(second)
-    now[0], progress.steps = 110.0, 1_500
-    progress.note_saved(first, 1_400)
+    members = {policy: Member(Trainer(policy=policy, algorithm=PPO()), Mock()) for policy in (first, second)}
+
+    def is_updated(policy: str, updates: int, steps: int) -> None:
+        message = update(updates)
+        message.values["step"] = steps
+        progress.count_update(policy, message, members)
+
+    is_updated(first, 14, 1_400)
+    is_updated(second, 13, 1_300)
+    now[0] = 110.0
+    progress.note_saved(first, 1_400, 14)
+    is_updated(first, 15, 1_500)
     assert progress.crash_cost == (10.0, 500)
     now[0] = 112.0
-    progress.note_saved(second, 1_300)
+    progress.note_saved(second, 1_300, 13)
+    assert progress.crash_cost == (2.0, 100)  # the other one is as it was saved
+    is_updated(second, 14, 1_400)
     assert progress.crash_cost == (2.0, 100)
-    now[0], progress.steps = 130.0, 2_000
-    progress.note_saved(first, 2_000)
-    assert progress.crash_cost == (18.0, 700)
+    assert progress.steps == 1_500
+    is_updated(first, 20, 2_000)
+    now[0] = 130.0
+    progress.note_saved(first, 2_000, 20)
+    assert progress.crash_cost == (18.0, 100)
+    progress.note_saved(second, 1_400, 14)  # which makes no update any more
+    now[0] = 140.0
+    assert progress.crash_cost == (10.0, 0)
+    is_updated(first, 30, 3_000)
+    assert progress.crash_cost == (10.0, 1_000)
+    now[0] = 142.0
+    progress.note_saved(first, 3_000, 30)
+    now[0] = 145.0
+    assert progress.crash_cost == (3.0, 0)

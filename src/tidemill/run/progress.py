@@ -20,6 +20,7 @@ from tidemill.run.episode_windows import (
 from tidemill.run.member import Member
 from tidemill.run.rounds import Rounds
 from tidemill.workers.stages import stages_by_round
+from tidemill.workers.trainer_config import TrainerConfig
 
 
 class Rate:
@@ -88,8 +89,11 @@ class Progress:
     """All updates are."""
     environment_statistics: Tally = field(default_factory=Tally)
     """What environments measured by themselves since the last record."""
-    saved: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """When the newest checkpoint of each policy was on the disk, and its env steps."""
+    saved: dict[str, tuple[float, int, int]] = field(default_factory=dict)
+    """When the newest checkpoint of each policy was on the disk, its env steps, and its
+    updates."""
+    updated: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Env steps and updates of each policy, as one of its trainers told them last."""
     trained: set[str] = field(default_factory=set)
     """The policies that are trained."""
     changes: int = 0
@@ -104,19 +108,27 @@ class Progress:
     """What each iteration came to that has ended since the start, ``iteration/`` left
     out, and its ``step``."""
 
-    def note_saved(self, policy: str, steps: int) -> None:
-        """Note that a checkpoint of `policy` after so many env steps is on the disk."""
-        self.saved[policy] = awake(), steps
+    def note_saved(self, policy: str, steps: int, updates: int) -> None:
+        """Note that a checkpoint of `policy` after so many env steps and updates is on
+        the disk."""
+        self.saved[policy] = awake(), steps, updates
 
     @property
     def crash_cost(self) -> tuple[float, int]:
         """What would be lost if everything died now: seconds since the newest durable
-        checkpoint, of several policies the oldest one, and env steps since then. Before
-        there is one, all of this life."""
+        checkpoint, of several policies the oldest one of those that were updated since,
+        and most env steps of a policy since its own. Before each has one, all of this
+        life."""
         if not self.trained or self.trained - self.saved.keys():
             return awake() - self.began, self.steps - self.steps_at_start
-        at, steps = min(self.saved[policy] for policy in self.trained)
-        return awake() - at, max(self.steps - steps, 0)
+        lost = [
+            (at, self.updated[policy][0] - steps)
+            for policy, (at, steps, updates) in self.saved.items()
+            if policy in self.trained and self.updated.get(policy, (0, 0))[1] > updates
+        ]
+        if not lost:
+            return awake() - max(at for at, _, _ in self.saved.values()), 0
+        return awake() - min(at for at, _ in lost), max(steps for _, steps in lost)
 
     @property
     def mean_return(self) -> float | None:
@@ -255,6 +267,8 @@ class Progress:
         """Count an update of trainer `name`. What was dropped is the trainers' sum. A
         resumed one that has not been heard yet counts as before."""
         members[name].updated(message)
+        if isinstance(config := members[name].config, TrainerConfig):
+            self.updated[config.policy] = int(message.values["step"]), int(message.values["update"])
         self.recorded = False
         trainers = [member.update for member in members.values() if member.update.update]
         self.count(message)

@@ -93,7 +93,7 @@ class WorkerMessages:
                 # the others
                 self._recorder.record_rest()
             case Saved():
-                self._state.progress.note_saved(message.policy, message.steps)
+                self._state.progress.note_saved(message.policy, message.steps, message.updates)
             case Staying():
                 member.awaits = message
             case Status():
