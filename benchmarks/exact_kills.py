@@ -16,7 +16,8 @@ evaluations; inline, where it is no matter of time how far each worker was and w
 runner has heard, the parts of all workers and all metrics but times. Then the run is
 resumed once more, for two updates beyond its limit, and compared likewise with one that
 goes straight through to there: what workers held at the last cut shows in what comes of
-it.
+it. With a replay memory that alone is compared, since steps that no update waits for are
+done or not, as the run is cut before its end or not.
 
 A line for each: how many cuts (a run may be over before the last ones, since elsewhere
 than inline it goes on while its main process hears of an update), how many of them came
@@ -26,6 +27,7 @@ does.
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -45,10 +47,11 @@ import psutil
 from exact_experiments import KINDS
 from fault_rows.runs import processes
 
-from tidemill import resume, train
+from tidemill import ReplayTrainer, resume, train
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
+from tidemill.run.folder import SUMMARY
 from tidemill.run.run_control import RunControl
 from tidemill.training.check_resume import BEYOND, compare_runs
 
@@ -82,7 +85,7 @@ def live(folder: Path, kind: str, launch: str, updates: int, cut: str, strikes: 
     try:
         result = train(made, **settings)
     except (RunError, CheckpointError):
-        if (folder / "summary.json").exists() or not folder.exists():
+        if (folder / SUMMARY).exists() or not folder.exists():
             raise
         with (folder.parent / ANEW).open("a") as file:
             file.write(".")
@@ -135,12 +138,20 @@ def cut_all(
     expected = INTERRUPTED if cut == "stop" else -signal.SIGKILL
     for at in range(1, updates + 1):
         status = life(live, folder, kind, launch, updates, cut, [(at, delay() if cut == "later" else 0.0)])
-        if status == COMPLETED:  # it was over before
-            return at - 1, ""
-        if status != expected:
+        if status not in (COMPLETED, expected):
             return at - 1, f"the life that was to be cut at update {at} ended with {status}"
+        if status == COMPLETED or is_over(folder):  # before it was cut
+            return at - 1, ""
     status = life(live, folder, kind, launch, updates, cut, [])
     return updates, "" if status == COMPLETED else f"the last life ended with {status}"
+
+
+def is_over(folder: Path) -> bool:
+    """Return whether a run has come to its limit, and written so."""
+    with suppress(FileNotFoundError):
+        status = json.loads((folder / SUMMARY).read_text())["status"]
+        return bool(status == "completed")
+    return False
 
 
 def cut_workers(
@@ -228,7 +239,7 @@ def rows(kind: str, launch: str, given: argparse.Namespace) -> Iterator[bool]:
                     cuts += sum(event.what == "went back" for event in read_events(folder))
                 with suppress(FileNotFoundError):
                     anew += len((folder.parent / ANEW).read_text())
-                if not wrong:
+                if not wrong and not KINDS[kind](False, further).groups(ReplayTrainer):
                     count, wrong = differences(kind, launch, given.updates, straight, folder)
                     compared += count
                 if not wrong and (status := life(live_on, folder, launch, further)):
