@@ -16,6 +16,7 @@ from tests.run.watching import wait_until
 
 from tidemill.launchers import worker_process
 from tidemill.launchers.worker_process import (
+    ASK_FOR_STACK,
     COMMAND,
     WorkerProcess,
     end_early,
@@ -181,3 +182,11 @@ def test_a_command_that_trains_nothing_says_why_and_leaves_no_process(
     assert said in re.sub(r"\x1b\[[0-9;]*m", "", output + errors)
     assert "Traceback" not in errors
     wait_until(lambda: not any(map(psutil.pid_exists, early)), 60, "no process is left")
+
+
+def test_one_that_is_asked_where_its_threads_are_before_it_can_answer_lives_on() -> None:
+    """The runner asks whoever starts for long."""
+    worker = WorkerProcess(COMMAND, environment(1))
+    worker.process.send_signal(ASK_FOR_STACK)
+    worker._socket.close()
+    assert worker.process.wait(120) == 0

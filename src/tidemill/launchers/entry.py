@@ -30,8 +30,8 @@ from tidemill.core.resource_shortage import why
 from tidemill.core.run_marks import end_marked, mark_started, marked
 from tidemill.core.thread_stacks import stack_of
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
-from tidemill.launchers.processes import ASK_FOR_STACK, ProcessSetup, dump_of
-from tidemill.launchers.worker_process import ENDING, receive_order
+from tidemill.launchers.processes import ProcessSetup, dump_of
+from tidemill.launchers.worker_process import ASK_FOR_STACK, ENDING, receive_order
 from tidemill.native.library import use_threads
 from tidemill.store.fence import hold
 from tidemill.transports.shared import EventBell, SocketLink
@@ -60,6 +60,7 @@ def main() -> None:
     # Where its threads are, into its log, when the runner asks for it and
     # `_end_with_runner` does not get Python's lock.
     faulthandler.register(ASK_FOR_STACK, sys.stderr)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (ASK_FOR_STACK,))  # see `_signals_blocked`
     order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
     mark_started(order.mark)
     begin_to_work()

@@ -43,7 +43,7 @@ from tidemill.core.private_files import private
 from tidemill.core.run_marks import end_marked, end_orphans, new_mark
 from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import own_path
-from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
+from tidemill.launchers.worker_process import ASK_FOR_STACK, COMMAND, end_early, environment, worker_process
 from tidemill.transports.shared import MOST_DESCRIPTORS, EventBell, SocketLink
 from tidemill.transports.table import find_transport
 from tidemill.workers.actor_config import ActorConfig
@@ -58,9 +58,6 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
 _STACK = 0.5  # seconds that a process has to write down where its threads are
-ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
-"""The signal upon which a worker's process does so, if need be in the midst of what holds
-Python's lock. None of those that environments and batch systems use."""
 _AWAY = 2.0  # seconds that the disk has on which logs are
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 

@@ -22,6 +22,10 @@ from tidemill.core.user_code_loading import environment_of_ours
 # without the working directory among its places of modules
 COMMAND = (sys.executable, "-P", "-m", "tidemill.launchers.entry")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what ends a run; a worker leaves it to the runner
+ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
+"""The signal upon which a worker's process writes down where its threads are, if need be
+in the midst of what holds Python's lock. None of those that environments and batch
+systems use."""
 _BATCH = 250  # descriptors in a message, of which Linux allows 253
 _LENGTH = 8  # bytes of each of the two numbers that an order begins with
 
@@ -123,9 +127,10 @@ def receive_order() -> tuple[bytes, list[int]] | None:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Have processes that are started within this begin with `ENDING` blocked, until they
-    can handle it: a batch system signals all of them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    """Have processes that are started within this begin with `ENDING` and `ASK_FOR_STACK`
+    blocked, until they can handle them, which would else end them: a batch system signals
+    all, and the runner asks who is still starting, too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*ENDING, ASK_FOR_STACK))
     try:
         yield
     finally:
