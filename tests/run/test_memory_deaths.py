@@ -117,19 +117,21 @@ def test_an_actor_that_dies_loses_its_steps_in_flight_and_undoes_nothing(tmp_pat
 
 @pytest.mark.parametrize("slots", [False, True])
 def test_a_trainer_that_dies_has_all_others_wait_for_it(tmp_path: Path, slots: bool) -> None:
-    """As its memory warms up, twice in a row, as it trains, and as it saves: actors keep
-    their processes and environments, and their episodes go on; the run ends at its limit
-    of steps exactly."""
+    """As its memory warms up, twice in a row, as it trains, and as it saves, at the
+    latest at the limit: actors keep their processes and environments, and their episodes
+    go on; the run ends at its limit of steps exactly. That each death comes
+    depends on no time: there is a checkpoint after the first update, and one at the
+    end."""
     path, flags, pids = tmp_path / "run", tmp_path / "flags", defaultdict[str, set[int]](set)
     flags.mkdir()
-    deaths = ("stored 3", "stored 1", "trained 40", "saved 2", "trained 7")
+    deaths = ("stored 3", "stored 1", "trained 40", "trained 7", "saved 1")
     made = experiments.numbered_memory(slots)
     trainer = made.workers["trainer"].replace(
         algorithm=experiments.DiesAgain(deaths=deaths, flags=str(flags)),
         buffer=tidemill.Replay(capacity=60_000, warm_up=50, steps=3),
         checkpoint_seconds=0.1,
     )
-    limits = made.limits.replace(updates=None, steps=1500)  # far from where it dies last
+    limits = made.limits.replace(updates=None, steps=600)
 
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         for process in psutil.Process().children():
@@ -143,7 +145,7 @@ def test_a_trainer_that_dies_has_all_others_wait_for_it(tmp_path: Path, slots: b
         layout="given",
         on_update=on_update,
     )
-    assert result.summary["status"] == "completed" and result.summary["env_steps"] == 1500
+    assert result.summary["status"] == "completed" and result.summary["env_steps"] == 600
     events = read_events(path)
     assert [event.worker for event in events if event.what == "died"] == ["trainer-0"] * len(deaths)
     assert {event.worker for event in events if event.what in ("lives", "lost")} == {"trainer-0"}
