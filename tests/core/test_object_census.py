@@ -166,3 +166,49 @@ def test_an_object_that_raises_when_it_is_looked_at_is_passed_over() -> None:
     before, _ = take_census()
     arm.kept += [Odd() for _ in range(1000)]
     assert take_census(before, MB)[1]
+
+
+class Restless(list[Any]):
+    """A list whose entries have no end when they are asked for as usual."""
+
+    def __iter__(self) -> Any:
+        while True:
+            yield None
+
+
+class Nameless:
+    """A class without a module's name, of objects that cannot tell their size."""
+
+    def __sizeof__(self) -> int:
+        raise ZeroDivisionError
+
+
+class Key:
+    """What cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+Nameless.__module__ = ["no name"]  # type: ignore[assignment]
+SECRET = "sk-" + 20 * "0123"
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        (lambda rows: Restless([rows]), "the list `holder[0]` of"),
+        (lambda rows: {Key(): rows}, "['(test_object_census.py:Key)']"),
+        (lambda rows: {SECRET: rows}, "['(str)']"),  # in part it would not be masked
+        (lambda rows: {"a": {SECRET[:45]: rows}}, "the list `holder…` of"),
+    ],
+)
+def test_what_users_make_of_their_classes_is_not_asked_and_names_are_whole_or_left_out(
+    holder: Callable[[list[Any]], Any], name: str
+) -> None:
+    arm = Arm()
+    arm.holder = holder(rows := list[Any]())  # type: ignore[attr-defined]
+    before, _ = take_census()
+    rows += [(np.ones(1 << 16, np.uint8), Nameless()) for _ in range(1000)]
+    text = take_census(before, MB)[1]
+    assert name in text and "1,000 entries" in text and SECRET[:20] not in text

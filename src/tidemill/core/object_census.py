@@ -262,7 +262,7 @@ class _Heap:
         container, length = self._large[key], self._lengths[key]
         seen.add(key)
         nbytes, sizes = self._mean(_entries(container, length - count, samples), seen, listed=True)
-        nbytes += sys.getsizeof(container) / length
+        nbytes += _size_of(container) / length
         return count * nbytes, _about(count * nbytes, sizes)
 
     def _mean(self, entries: Sequence[Entry], seen: set[int], listed: bool) -> tuple[float, Counter[type]]:
@@ -292,7 +292,7 @@ class _Heap:
                 if sys.getrefcount(each) > OWNERS + OURS:
                     continue
                 seen.add(id(each))
-                sizes[kind] += times * sys.getsizeof(each)
+                sizes[kind] += times * _size_of(each)
                 inner = gc.get_referents(each)
                 every = 1 + len(inner) // WIDTH
                 todo += [(one, times * every) for one in inner[::every] if listed or not gc.is_tracked(one)]
@@ -387,8 +387,16 @@ def _sources() -> dict[type, Callable[[Any], tuple[int, int]]]:
         np.ndarray: _of_numpy,
     }
     if (torch := sys.modules.get("torch")) is not None:
-        sources |= {torch.Tensor: _of_torch, torch.nn.Parameter: _of_torch}
+        with suppress(AttributeError):  # another thread imports it just now
+            sources |= {torch.Tensor: _of_torch, torch.nn.Parameter: _of_torch}
     return sources
+
+
+def _size_of(each: Any) -> int:
+    """Return the bytes of an object itself, where it can tell."""
+    with suppress(Exception):  # what users make of that
+        return sys.getsizeof(each)
+    return object.__sizeof__(each)
 
 
 def _of_itself(each: Any) -> tuple[int, int]:

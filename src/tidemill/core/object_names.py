@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 LEVELS = 4  # of who holds what holds it
 LONGEST = 60  # characters of a name that are shown
-LONGEST_KEY = 30  # likewise, of a dict's key
+LONGEST_KEY = 50  # of a dict's key: a longer one is not shown, not in part either
 _ORDERED = (list, tuple, deque)
+_SHOWN = (str, int, float, bool, type(None))  # keys that need no code of a user's to be shown
 _UNSEEN = (types.FrameType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 _PLURALS = {"str": "strings", "bytes": "bytes", "ndarray": "numpy arrays", "Tensor": "torch tensors"}
 
@@ -35,12 +36,27 @@ class _Holder(NamedTuple):
 
 def name_of(kind: type) -> str:
     """Return a type as messages show it: "list", "arm.py:Arm"."""
-    if kind.__module__ in ("builtins", "collections"):
+    module = _module_of(kind)
+    if module in ("builtins", "collections"):
         return kind.__name__[:LONGEST]
-    where = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "").name
+    where = _file_of(sys.modules.get(module))
     if where in ("", "__init__.py"):
-        where = str(kind.__module__)
+        where = module
     return f"{where}:{kind.__qualname__}"[:LONGEST]
+
+
+def _module_of(kind: type) -> str:
+    """Return the name of a type's module, whatever the type itself makes of that."""
+    name = kind.__module__
+    return name if type(name) is str else "?"
+
+
+def _file_of(module: Any) -> str:
+    """Return the name of a module's file, "" where there is none; one that is loaded once
+    somebody asks it for something is not asked."""
+    with suppress(Exception):
+        return Path(object.__getattribute__(module, "__dict__")["__file__"]).name
+    return ""
 
 
 def plural_of(kind: type) -> str:
@@ -62,20 +78,36 @@ def place_of(target: Any, ignored: Collection[int], over: Callable[[], bool]) ->
             break
         target = holder.holder
         if key:
-            path = f".{key}{path}" if holder.names else f"[{key!r}]{path}"
-        key, path = holder.key, f"{holder.step}{path}"
+            path = _within(f".{key}" if holder.names else f"[{key!r}]", path)
+        key, path = holder.key, _within(holder.step, path)
         if issubclass(type(target), (*_ORDERED, dict)):
             continue
-        name = f"the {what} `{path.removeprefix('.')[:LONGEST]}` of" if path else f"a {what} in"
+        name = f"the {what} `{path.removeprefix('.')}` of" if path else f"a {what} in"
         found = f"{name} {_whose(target)}" if path or not holder.names else _whose(target)
-        if type(target).__module__.partition(".")[0] not in sys.stdlib_module_names or holder.names:
+        if _module_of(type(target)).partition(".")[0] not in sys.stdlib_module_names or holder.names:
             break
     return found
 
 
+def _within(step: str, path: str) -> str:
+    """Return a path with one step before it. What is too long to be shown is left out
+    whole: a secret is masked where all of it is there."""
+    if len(step) + len(path) <= LONGEST:
+        return step + path
+    return f"{step}…" if len(step) < LONGEST else "…"
+
+
+def _shown(key: Any) -> str:
+    """Return a dict's key as messages show it; of some its type alone."""
+    if type(key) in _SHOWN and len(text := str(key)) <= LONGEST_KEY:
+        return text
+    return f"({name_of(type(key))})"
+
+
 def _whose(holder: Any) -> str:
     if issubclass(type(holder), types.ModuleType):
-        return Path(getattr(holder, "__file__", None) or holder.__name__).name
+        names = object.__getattribute__(holder, "__dict__")
+        return _file_of(holder) or str(names.get("__name__"))[:LONGEST]
     if type(holder) is types.CellType:
         return "a function"
     return name_of(holder if issubclass(type(holder), type) else type(holder))
@@ -88,11 +120,14 @@ def _holder(target: Any, ignored: Collection[int]) -> _Holder | None:
         if id(holder) in ignored:
             continue
         if issubclass(kind, dict):
-            keys = [key for key, value in dict.items(holder) if value is target]
-            found += [_Holder(2, holder, key=f"{key!s:.{LONGEST_KEY}}") for key in keys[:1]]
-        elif issubclass(kind, _ORDERED):
-            number = next((number for number, each in enumerate(holder) if each is target), -1)
-            found.append(_Holder(3, holder, f"[{number}]"))
+            with suppress(RuntimeError):  # another thread changes it meanwhile
+                keys = [key for key, value in dict.items(holder) if value is target]
+                found += [_Holder(2, holder, key=_shown(key)) for key in keys[:1]]
+        elif (ordered := next((base for base in _ORDERED if issubclass(kind, base)), None)) is not None:
+            with suppress(RuntimeError):  # likewise
+                entries = enumerate(ordered.__iter__(holder))
+                number = next((number for number, each in entries if each is target), -1)
+                found.append(_Holder(3, holder, f"[{number}]"))
         elif issubclass(type(target), dict) and _has_names(holder, target):
             found.append(_Holder(0, holder, names=True))
         elif (name := _attribute(holder, target)) is not None:
