@@ -44,6 +44,8 @@ class Blind(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
+        if ast.unparse(node.func) == "_SILENT.copy().run":
+            return ast.Call(node.args[0], node.args[1:], [])
         found: dict[str, ast.expr] = {
             "isfinite": ast.Constant(True),
             "np.isfinite": ast.parse("np.True_", mode="eval").body,

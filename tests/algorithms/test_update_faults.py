@@ -1,6 +1,9 @@
 """Updates that are not finite: nothing is changed by the step that was left out, and what
 led to it can be done again, which shows where it began."""
 
+import warnings
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from tests.algorithms import test_dqn, test_parallel, test_ppo, test_sac, test_td3
@@ -10,7 +13,7 @@ from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.ppo import PPO
 from tidemill.algorithms.qr_dqn import QRDQN
 from tidemill.api.algorithm import UpdateFault
-from tidemill.native.library import BUILT, Kernels
+from tidemill.native.library import BUILT, Kernels, choices
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.q_network import QNetwork
@@ -164,6 +167,42 @@ def test_transitions_that_are_not_finite_change_nothing_and_are_found(case):
         if name != "random":
             np.testing.assert_array_equal(array, before[0][name])
     assert first_wrong(learner, fault)[:3] == ("input", "obs", 2)
+
+
+def learner_by(case):
+    """Return a learner of `Q`, or DQN's, in numpy, or in the native core where that is
+    built."""
+    algorithm, net = Q.get(case, Q["dqn"])
+    native = choices()[-1] if case.startswith("native") else "off"
+    learner = test_dqn.learner_of(
+        algorithm, net.replace(native=native, normalise_observations=case.endswith("normalised"))
+    )
+    assert (learner._native is None) == (native == "off")
+    return learner
+
+
+@pytest.mark.parametrize("case", [*Q, "normalised", "native", "native, normalised"])
+@pytest.mark.parametrize("large", [1e15, 1e30, 3e38, 1e300, np.inf])
+def test_updates_of_huge_observations_warn_of_nothing(case, large):
+    learner, sample, before = learner_by(case), test_dqn.sample_of(), np.geterr()
+    for name in ("obs", "next.obs"):  # of 64 bits, of which the network takes 32
+        sample[name] = np.full(sample[name].shape, large)
+    with warnings.catch_warnings(), suppress(UpdateFault):
+        warnings.simplefilter("error")
+        learner.update([sample], 0)
+    assert np.geterr() == before
+
+
+@pytest.mark.parametrize("case", ["dqn", "native"])
+def test_values_whose_sum_overflows_are_learnt_without_a_warning(case):
+    learner, sample = learner_by(case), test_dqn.sample_of()
+    learner.policy.flat[:] = 0
+    learner.policy.parameters()["head.bias"][0] = 3e38
+    sample["obs"][:] = sample["rewards"][:] = 0
+    sample["rewards"][..., 0], sample["done"][:] = 3e38, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert learner.update([sample], 0)["q/mean"] == np.inf
 
 
 @pytest.mark.parametrize("module", [test_sac, test_td3])

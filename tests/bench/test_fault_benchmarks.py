@@ -13,7 +13,7 @@ from tidemill.core.user_code_loading import load_file
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ALGORITHMS = BENCHMARKS.parent / "src" / "tidemill" / "algorithms"
 NATIVE = BENCHMARKS.parent / "src" / "tidemill" / "native"
-LOOKS = ("isfinite(", "np.errstate(")
+LOOKS = ("isfinite(", "np.errstate(", "_SILENT.copy(")
 RIGHTS = ("a share of its own needs", "control groups cannot be made", "have no limit of memory")
 
 
