@@ -112,7 +112,9 @@ def test_what_has_grown_is_told_with_who_holds_it(way: str) -> None:
     grow, told = WAYS[way]
     grow(arm)
     _, text = take_census(before, 66 * MB)
-    assert told in text and "in no object" not in text, text
+    assert told in text, text
+    # as a dict grows it leaves memory free, which may stay with the process
+    assert way == "numbers" or "in no object" not in text, text
 
 
 def test_without_a_first_census_it_tells_what_holds_most() -> None:

@@ -165,3 +165,26 @@ def over(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+def test_who_stays_in_the_session_of_a_command_is_nobody_s_after_it() -> None:
+    """A viewer, say, that was opened meanwhile; who has left the session is ended."""
+    words = """
+import subprocess
+from tidemill.core.run_marks import begin_command, end_own, marking_own
+
+begin_command()
+with marking_own():
+    sleep = ["sleep", "1000"]
+    started = [subprocess.Popen(sleep, start_new_session=new, stdout=-3, stderr=-3) for new in (True, False)]
+left = end_own()
+print(started[1].pid, len(left), started[0].wait())
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    stays, ended, status = map(int, done.stdout.split())
+    try:
+        assert (ended, status) == (1, -signal.SIGKILL)
+        os.kill(stays, 0)
+        assert stays not in orphans()
+    finally:
+        os.kill(stays, signal.SIGKILL)

@@ -100,7 +100,7 @@ def test_an_actor_that_dies_loses_its_steps_in_flight_and_undoes_nothing(tmp_pat
     assert died == killed
     assert len([event for event in events if event.what == "went back"]) == slots
     n = limited(path, result)
-    void = [int(word) for event in events for word in re.findall(r"(\d+) env steps that actor", event.cause)]
+    void = [int(word) for event in events for word in re.findall(r"(\d+) env steps that actor-", event.cause)]
     assert max(void, default=0) <= 3  # of an actor that had three lanes
     flying = [record["limiter/in_flight"] for record in read_metrics(path) if "update" in record]
     assert max(flying) <= 6  # those of the dead are void by the time that others come

@@ -56,6 +56,8 @@ def mark_started(mark: str) -> None:
     """Have `mark` found in whatever this process starts from now on, also in what Python
     merely forks, as `multiprocessing` does. A worker's process, which began with `ROOM`
     in its variable for that, stays as it is."""
+    if not _sees_itself():
+        return
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
     place, text = getenv(VARIABLE.encode()), f"{mark}\0".encode()
@@ -74,32 +76,33 @@ def begin_command() -> None:
 
 @contextmanager
 def marking_own() -> Iterator[None]:
-    """Have whatever this process starts within this marked, where it is a command of
-    ours, and end what earlier ones have left that were killed."""
-    if not (_is_command and (_PROC / "self").exists()):
+    """Have whatever this process starts within this marked by the number alone, where it
+    is a command of ours, and end what earlier ones have left that were killed."""
+    if not (_is_command and _sees_itself()):
         yield
         return
     end_orphans()
-    variable, number = os.environ.get(VARIABLE), _limit(os.getpid())
+    number = _limit(os.getpid())
     _own.append(new_mark())
-    mark_started(_own[-1])
+    _set_limit(_number(_own[-1]))
     try:
         yield
     finally:
-        os.environ.pop(VARIABLE, None)
-        os.environ.update({} if variable is None else {VARIABLE: variable})
         _set_limit(number)
 
 
 def end_own() -> list[str]:
-    """Kill what was started within `marking_own` and has left this process's session.
-    Return who that was, in words."""
+    """Kill what was started within `marking_own` and has left this process's session, and
+    take the mark from whatever else was, so that the next start leaves that alone, too.
+    Return who was killed, in words."""
     words = list[str]()
     while _own:
-        find = partial(_strays, _own.pop(), os.getsid(0))
+        find = partial(_strays, mark := _own.pop(), os.getsid(0))
         if found := find():
             words += found.values()
             _end(find)
+        for pid in marked(mark):
+            _set_limit(None, pid)
     return words
 
 
@@ -183,7 +186,7 @@ class _Process(NamedTuple):
 
 def _processes() -> Iterator[_Process]:
     """Yield all of this user but this one itself, and those that are over."""
-    for folder in _PROC.iterdir() if (_PROC / "self").exists() else ():
+    for folder in _PROC.iterdir() if _sees_itself() else ():
         with suppress(OSError, ValueError):
             if (pid := int(folder.name)) != os.getpid() and folder.stat().st_uid == os.getuid():
                 pairs = (each.partition(b"=") for each in (folder / "environ").read_bytes().split(b"\0"))
@@ -191,6 +194,14 @@ def _processes() -> Iterator[_Process]:
                 number = _limit(pid)
                 if ours or (number is not None and not _over(pid)):
                     yield _Process(pid, ours, number)
+
+
+def _sees_itself() -> bool:
+    """True where the system tells of processes by the numbers by which this one knows
+    them: on Linux, but for a container that sees its host's."""
+    with suppress(OSError):
+        return os.readlink(_PROC / "self") == str(os.getpid())
+    return False
 
 
 def _over(pid: int) -> bool:
@@ -209,13 +220,14 @@ def _limit(pid: int) -> int | None:
     return None
 
 
-def _set_limit(number: int | None) -> None:
-    """Put a number into this process's limit, where that is allowed; None: none."""
+def _set_limit(number: int | None, pid: int = 0) -> None:
+    """Put a number into a process's limit (0: this one's), where that is allowed; None:
+    none."""
     import resource  # no module of every system's
 
     with suppress(OSError, ValueError):
-        hard = resource.getrlimit(_LIMIT)[1]
-        resource.setrlimit(_LIMIT, (hard if number is None else number, hard))
+        hard = resource.prlimit(pid, _LIMIT)[1]
+        resource.prlimit(pid, _LIMIT, (hard if number is None else number, hard))
 
 
 def _number(mark: str) -> int:
