@@ -41,7 +41,7 @@ EXPLORATION = LinearSchedule(1.0, 0.05, to_step=40_000)
 IN_STEPS = "env steps are counted in place of updates: write"
 SCHEDULED = f"{IN_STEPS} epsilon = LinearSchedule(1, 0.05, to_step=40_000)"
 
-# Where numpy warns of neither. To enter `np.errstate` takes 2 % of a native update.
+# Where numpy warns of neither. To enter `np.errstate` takes some 5 % of a native update.
 _SILENT = Context()
 _SILENT.run(np.seterr, over="ignore", invalid="ignore")
 
