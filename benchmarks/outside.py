@@ -37,6 +37,7 @@ from tidemill.bridge.world_side.language_files import sources_folder
 WORLD, SERVER = "WORLD", "SERVER"  # variables: what simulates, where the server is
 CLOSING = Path(__file__).with_name("closing_world.py")
 STEPS = 3000  # of a run in slots
+HELD = 2  # steps that two actors of two lanes can hold, whose other lanes have none
 ROOM = 768 << 20  # bytes for a whole run: some three times as much as it takes
 OVER = 60.0  # seconds that a share hangs at most, for a run that does not end before
 
