@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.run.watching import EXPERIMENTS, check_versions, leftovers, log_of, w
 
 from tidemill import PPO, ActorCritic, Experiment, Gymnasium
 from tidemill.api.control_messages import ENDED
+from tidemill.api.launcher import Launcher
 from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
@@ -51,7 +53,9 @@ def kill_in_turn(
 ) -> None:
     """Kill the processes of some workers after others, by their logs, some time after the
     last ones live again; return when they all do. A process that is named twice is killed
-    again as soon as it lives, a trainer not before there is a checkpoint."""
+    again as soon as it lives, a trainer not before there is a checkpoint. Those of other
+    hosts are children of these hosts' agents."""
+    descendants = partial(psutil.Process().children, recursive=True)
     lives, metrics = Counter[str](), path / "metrics.jsonl"
     for names in [*turns, ()]:
         while not (metrics.exists() and metrics.stat().st_size) or not (
@@ -67,7 +71,7 @@ def kill_in_turn(
         killed = set[psutil.Process]()
         for name in names:
             log = path / "logs" / f"{name}.log"
-            while not (found := {p for p in psutil.Process().children() if log_of(p) == log} - killed):
+            while not (found := {p for p in descendants() if log_of(p) == log} - killed):
                 if over.wait(0.005):
                     return
             for process in found:
@@ -236,7 +240,13 @@ def test_another_policy_worker_answers_for_one_that_has_no_life_left(
     assert leftovers(path) == []
 
 
-def with_deaths(made: Experiment, path: Path, turns: Sequence[Sequence[str]], seed: int) -> Result:
+def with_deaths(
+    made: Experiment,
+    path: Path,
+    turns: Sequence[Sequence[str]],
+    seed: int,
+    launch: str | type[Launcher] = "processes",
+) -> Result:
     """Train until 20 updates after all who were killed live again, and have done
     something."""
     over, more = threading.Event(), [20]
@@ -249,7 +259,15 @@ def with_deaths(made: Experiment, path: Path, turns: Sequence[Sequence[str]], se
 
     killer.start()
     try:
-        return train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update, layout="given")
+        return train(
+            made,
+            launch=launch,
+            run_dir=path,
+            source=EXPERIMENTS,
+            quiet=True,
+            on_update=on_update,
+            layout="given",
+        )
     finally:
         over.set()
         killer.join()

@@ -11,14 +11,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.launchers.host_launchers import TwoHosts
 from tests.run.journaled import journaled_steps
 from tests.run.test_deaths import with_deaths
 from tests.run.watching import EXPERIMENTS, leftovers, log_of
 
 import tidemill
+from tidemill.api.launcher import Launcher
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
+from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
 from tidemill.store.checkpoint import read_newest
 from tidemill.training.result import Result
@@ -85,15 +88,23 @@ def test_a_policy_worker_without_a_life_left_stays_dead_where_the_trainer_lives_
     assert leftovers(path) == []
 
 
-@pytest.mark.parametrize("slots", [False, True])
-def test_an_actor_that_dies_loses_its_steps_in_flight_and_undoes_nothing(tmp_path: Path, slots: bool) -> None:
-    """Also one that dies together with the trainer, which goes back."""
+@pytest.mark.parametrize(
+    ("slots", "launch"), [(False, "processes"), (True, "processes"), (False, TwoHosts), (True, TwoHosts)]
+)
+def test_an_actor_that_dies_loses_its_steps_in_flight_and_undoes_nothing(
+    tmp_path: Path, slots: bool, launch: str | type[Launcher]
+) -> None:
+    """Also one that dies together with the trainer, which goes back; and on each of two
+    hosts."""
     path = tmp_path / "run"
     turns = [["actor-0", "server-0"], ["actor-1", "actor-1"]]
     if slots:
         turns = [["actor-0"], ["actor-1", "trainer-0"]]
-    result = with_deaths(experiments.numbered_memory(slots), path, turns, seed=3)
+    result = with_deaths(experiments.numbered_memory(slots), path, turns, 3, launch)
     assert result.summary["status"] == "completed"
+    if launch is TwoHosts:
+        placed = RunFolder.open(path).read("placement.json")
+        assert ["actor-0" in placed["b"]["workers"], "actor-1" in placed["runner"]["workers"]] == [True, True]
     events = read_events(path)
     died = Counter(event.worker for event in events if event.what == "died")
     killed = Counter(name for names in turns for name in names)
