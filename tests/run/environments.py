@@ -190,6 +190,17 @@ class StartsWhenTold(Talker):
         super().__init__()
 
 
+class HangsAsItBegins(Talker):
+    """Does not come to be made where there is a file `flag`.again: once, or `always`."""
+
+    def __init__(self, flag: str, always: bool) -> None:
+        super().__init__()
+        if Path(flag).with_suffix(".again").exists():
+            hold(Path(flag))
+            while always:
+                time.sleep(0.05)
+
+
 def hold(flag: Path, begin: Callable[[], None] = lambda: None) -> None:
     """Write the name of this process's log into `flag`, where nobody has, and wait for
     `flag`.over."""

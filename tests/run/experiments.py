@@ -411,6 +411,12 @@ def numbered_equals(into: str, lag: int | None) -> Experiment:
     return made.replace(workers=workers, together=("actor", "trainer"))
 
 
+def hangs_as_it_begins(flag: str, always: bool) -> Experiment:
+    """Its actor's environment hangs as it is made, in a next life."""
+    kwargs = {"flag": flag, "always": always}
+    return experiment(Gymnasium(make=f"{ENVIRONMENTS}:HangsAsItBegins", kwargs=kwargs), lanes=1)
+
+
 def hangs_once(flag: str) -> Experiment:
     """Its actor's environment hangs, once: then there is a file `flag`."""
     environment = Gymnasium(make=f"{ENVIRONMENTS}:HangsOnce", kwargs={"flag": flag})

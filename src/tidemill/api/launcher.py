@@ -276,7 +276,8 @@ class Launcher(ABC):
         """Begin a new life of `workers`, which are all of those that share their threads
         or processes. What is left of the life before is ended, with all that it started.
         Others that read what they write are told by `Renew`. Return the runner's ends of
-        their new control links, by worker."""
+        their new control links, by worker. Raises `OSError` where the system refuses
+        them: none has begun then, and it is called again."""
         raise TypeError(f"{type(self).__name__} has no restart()")
 
     @abstractmethod

@@ -4,7 +4,7 @@ in words, with what mends that."""
 import errno
 import sys
 
-from tidemill.core.errors import message_of
+from tidemill.core.errors import message_of, place
 
 
 def why(error: BaseException) -> str:
@@ -17,6 +17,15 @@ def why(error: BaseException) -> str:
     if isinstance(error, RuntimeError):
         return f"{text}{_more(errno.EAGAIN)}" if "can't start new thread" in text else text
     return f"{error.strerror or text}{_more(error.errno)}" if isinstance(error, OSError) else text
+
+
+def cause_of(error: Exception) -> str:
+    """Return what a user reads of what a launcher has raised: of the system's errors what
+    they say and of which file, of others where they come from, too."""
+    if isinstance(error, OSError) or why(error) != str(error):
+        file = getattr(error, "filename", None)
+        return f"{why(error)}: {file}" if file else why(error)
+    return f"{type(error).__name__}: {error}{place(error)}"
 
 
 def wants_memory(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ from tidemill.api.launcher import Call, EdgeFigures, GivenHost, HostFigures, Job
 from tidemill.api.transport import Link
 from tidemill.core.config import encode
 from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.resource_shortage import cause_of
 from tidemill.core.untrusted_files import read_plain
 from tidemill.core.user_code_loading import (
     is_installed,
@@ -266,7 +267,11 @@ class HostsLauncher(Launcher):
         self._order(anew)
         for share in anew:
             share.given = True
-        return {**links, **self._own.revive(workers, moved)}
+        try:
+            return {**links, **self._own.revive(workers, moved)}
+        except OSError as error:  # other hosts have begun
+            text = f"next lives of {', '.join(workers)} cannot be started here: {cause_of(error)}"
+            raise RunError(text) from error
 
     def obituary(self, worker: str) -> str:
         assert self._own is not None

@@ -23,6 +23,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
+from typing import BinaryIO
 
 import msgspec
 
@@ -324,19 +325,29 @@ class ProcessesLauncher(Launcher):
         """See `Launcher.restart`. Some of `workers` may live elsewhere: `edges` are those
         that guests write here for them."""
         assert self._transport is not None
-        told = self._transport.renew(workers, edges)
         groups = [group for group in self._groups if group.names[0] in workers]
         for group in groups:
             self._forget(group)
+        try:
+            self._renew(workers, edges)
+            for group in groups:
+                self._live(group, self._job)
+        except OSError:
+            for group in groups:  # none of them begins without the others
+                self._forget(group)
+            raise
+        return {name: self._links[name] for name in workers if name in self._links}
+
+    def _renew(self, workers: Sequence[str], edges: Collection[str]) -> None:
+        """Join what begins with these workers anew, and tell those at other ends."""
+        assert self._transport is not None
+        told = self._transport.renew(workers, edges)
         for reader in self._links.keys() & told:
             each = list(told[reader].items())
             for first in range(0, len(each), MOST_DESCRIPTORS):
                 some = dict(each[first : first + MOST_DESCRIPTORS])
                 descriptors = [d for handle in some.values() for d in handle.descriptors]
                 self._links[reader].send(pack(Renew(some)), descriptors)
-        for group in groups:
-            self._live(group, self._job)
-        return {name: self._links[name] for name in workers if name in self._links}
 
     def _mark_of(self, group: WorkerGroup) -> str:
         return f"{group.mark}/{group.names[0]}/{group.life}"
@@ -349,11 +360,11 @@ class ProcessesLauncher(Launcher):
         if (process := group.process) is not None:
             kill_session(process.pid)
             await_end(process, ", ".join(group.names))
-            group.process = None
             self._notices += [
                 f"{stray}, which an environment of {', '.join(group.names)} had started, was ended with it"
                 for stray in end_marked(self._mark_of(group), process.pid)
             ]
+            group.process = None
         if group.pidfd >= 0:
             os.close(group.pidfd)
             group.pidfd = -1
@@ -391,10 +402,22 @@ class ProcessesLauncher(Launcher):
 
     def _spawn(self, order: ProcessSetup, log: Path) -> "subprocess.Popen[bytes]":
         command = returned(self.command([end.worker for end in order.ends]), list, self.command)
-        with open(log, "ab", opener=private) as output:  # the lives of a group share it
+        with self._open(log, order.life) as output:
             worker = worker_process(command, environment(order.math_threads), output.fileno())
             worker.send(msgspec.json.encode(order), [output.fileno(), *order.descriptors()])
         return worker.process
+
+    def _open(self, log: Path, life: int) -> BinaryIO:
+        """Open the log of a group, which its lives share. Where it cannot be, later ones
+        do without: their output is lost."""
+        try:
+            return open(log, "ab", opener=private)
+        except OSError as error:
+            if not life:
+                raise
+            lost = f"what life {life + 1} of {log.stem} prints is lost"
+            self._notices.append(f"{log} cannot be written: {error.strerror}; {lost}")
+            return open(os.devnull, "ab")
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
         sleep(least)
@@ -402,8 +425,8 @@ class ProcessesLauncher(Launcher):
 
     def obituary(self, worker: str) -> str:
         group = self._group_of[worker]
-        process = group.process
-        assert process is not None
+        if (process := group.process) is None:
+            return "its process could not be started"
         try:
             code = process.wait(1.0)
         except subprocess.TimeoutExpired:

@@ -7,8 +7,8 @@ from time import time
 from tidemill.api.control_messages import Configure, Pause, Start, State
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake
-from tidemill.core.errors import RunError, TidemillError, place, returned
-from tidemill.core.resource_shortage import why
+from tidemill.core.errors import RunError, TidemillError, returned
+from tidemill.core.resource_shortage import cause_of
 from tidemill.layouts.memory_plan import make_plan
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
@@ -114,7 +114,9 @@ class Beginning:
             self._look_for_signal()
             if self._state.reason:
                 return False
-            if awake() - max(asked, *(members[name].heard for name in waiting)) > READY_DEADLINE:
+            late = awake() - max(asked, *(members[name].heard for name in waiting)) > READY_DEADLINE
+            # the supervisor has deadlines for next lives
+            if late and not all(members[name].life for name in waiting):
                 raise RunError(
                     f"{', '.join(waiting)} did not become {state.value}, and said nothing for "
                     f"{READY_DEADLINE:.0f} s; a worker becomes ready once its environment or network is "
@@ -122,12 +124,3 @@ class Beginning:
                 )
             self._hear()
         return True
-
-
-def cause_of(error: Exception) -> str:
-    """Return what a user reads of what a launcher has raised: of the system's errors what
-    they say and of which file, of others where they come from, too."""
-    if isinstance(error, OSError) or why(error) != str(error):
-        file = getattr(error, "filename", None)
-        return f"{why(error)}: {file}" if file else why(error)
-    return f"{type(error).__name__}: {error}{place(error)}"

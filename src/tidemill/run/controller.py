@@ -20,8 +20,9 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
 from tidemill.core.errors import BrokenOff, ClosingLeft, RunError
+from tidemill.core.resource_shortage import cause_of
 from tidemill.core.run_marks import marking_own
-from tidemill.run.beginning import Beginning, cause_of
+from tidemill.run.beginning import Beginning
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
 from tidemill.run.deaths import Deaths

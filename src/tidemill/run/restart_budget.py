@@ -12,6 +12,7 @@ from tidemill.run.member import Member
 RECENT = 60.0  # seconds in which a worker's third death, and each one more, has its next life wait longer
 YOUNG = 60.0  # seconds that a life ran for, or less, whose end counts for the whole group
 LONGEST_PAUSE = 30.0  # seconds before a new life
+LEAST_PAUSE = 1.0  # seconds before another try of one that the system has refused to start
 FEWEST_STILLBORN = 3  # deaths before anybody ran that are one error
 
 
@@ -73,6 +74,12 @@ class RestartBudget:
         else:
             return pause
         raise NoLifeLeft(f"{name} is gone, death {which}, whatever restarts allows: {cause}")
+
+    def spend_on_start(self, dead: Sequence[str], said: str) -> float:
+        """Count a death of each of these, whose next lives the system refuses to start,
+        and return the seconds until another try. What it lacks says nothing of their
+        group. Raises as `spend` does; `said`: what is told then."""
+        return max(LEAST_PAUSE, *(self._count(name, said, True) for name in dead))
 
     def _forget_stillborn(self, name: str) -> None:
         early = self._stillborn.get(group := group_of(name), [])

@@ -11,7 +11,8 @@ before was told to be; trainers go back to their newest checkpoint, but for equa
 which those that live keep what they know (`run/equal_lives.py`). Where a worker has used
 up its lives (`run/restart_budget.py`) the run ends, or goes on without workers that have
 run before, where it can: `WorkerConfig.goes_on_without` says so, or other policy workers
-answer for them (`run/who_answers.py`).
+answer for them (`run/who_answers.py`). A next life that the system refuses, or that hangs
+before it runs, is one more death.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -21,9 +22,11 @@ from typing import Literal
 
 from tidemill.api.control_messages import AnsweredBy, Configure, Down, Start, State, TryAgain, pack
 from tidemill.api.experiment import Experiment
-from tidemill.api.launcher import Launcher
+from tidemill.api.launcher import DEBUGGED, Launcher
 from tidemill.core.clock import awake
-from tidemill.core.errors import RunError
+from tidemill.core.errors import RunError, TidemillError, returned
+from tidemill.core.resource_shortage import cause_of
+from tidemill.core.thread_stacks import whereabouts
 from tidemill.run.equal_lives import EqualLives
 from tidemill.run.events import Event
 from tidemill.run.losses import Losses
@@ -79,12 +82,14 @@ class Burial:
 
     staying: trainers that wait for equal ones among them
     hung: whether some of them have not ended yet
+    refused: whether the system has not let them begin before
     """
 
     names: Sequence[str]
     at: float
     staying: Sequence[str]
     hung: bool
+    refused: bool = False
 
 
 @dataclass
@@ -203,19 +208,7 @@ class Supervisor:
         try:
             pause = self._budget.spend(name, dead, cause, ran)
         except NoLifeLeft as error:
-            heirs = self._heirs(names)
-            spared = {other for other in names if self._goes_on_without[other]}
-            spared |= {other for other in names if heirs and self._state.who_answers.answers(other)}
-            if not spared & self._ran >= {*names}:
-                if not self._awaited.isdisjoint(names):
-                    raise NoLifeLeft(f"{error}{WAITED_FOR}") from None
-                raise
-            self._give_up(names)
-            self._have_answer(heirs)
-            why = self._goes_on_without[name].capitalize() or _answer_for(heirs)
-            said = f"{error}. {why}: the run goes on without {', '.join(names)}"
-            self._losses.note(Event(time(), "told", name, member.life + 1, cause=said))
-            self._state.report.notify_of_event(said)
+            self._go_on_without(name, names, error)
             return
         self._bury_with(Burial(names, now + pause, staying, hangs))
         with_it = [other for other in names if other != name]
@@ -226,6 +219,23 @@ class Supervisor:
         self._state.report.notify_of_event(
             f"{said}; life {member.life + 2} of {name}{goes} begins {when}{void}"
         )
+
+    def _go_on_without(self, name: str, names: Sequence[str], error: NoLifeLeft) -> None:
+        """Have the run go on without these, which have no life left since `name` has
+        none. Raises the `error` where it cannot."""
+        heirs = self._heirs(names)
+        spared = {other for other in names if self._goes_on_without[other]}
+        spared |= {other for other in names if heirs and self._state.who_answers.answers(other)}
+        if not spared & self._ran >= {*names}:
+            if not self._awaited.isdisjoint(names):
+                raise NoLifeLeft(f"{error}{WAITED_FOR}") from None
+            raise error
+        self._give_up(names)
+        self._have_answer(heirs)
+        why = self._goes_on_without[name].capitalize() or _answer_for(heirs)
+        said = f"{error}. {why}: the run goes on without {', '.join(names)}"
+        self._losses.note(Event(time(), "told", name, self._members[name].life + 1, cause=said))
+        self._state.report.notify_of_event(said)
 
     def _give_up(self, names: Collection[str]) -> None:
         """Have the run go on without these: they begin no other life with anybody."""
@@ -265,6 +275,7 @@ class Supervisor:
                     max(burial.at, other.at),
                     self._in_order(staying),
                     burial.hung or other.hung,
+                    burial.refused or other.refused,
                 )
         self._buried.append(burial)
 
@@ -303,29 +314,40 @@ class Supervisor:
 
     def look(self) -> dict[str, str]:
         """Begin the lives that are due, and bring those that have begun further. None
-        waits longer where the run is ending. Return which trainers cannot wait for the
-        next lives of equal ones, and why: they count as dead."""
+        waits longer where the run is ending, but for what the system refuses. Return who
+        counts as dead, and why: trainers that cannot wait for the next lives of equal
+        ones, and who hangs before it runs."""
         gone: dict[str, str] = {}
         for burial in list(self._buried):
             settled = self._equals.settle(burial.names, burial.staying)
-            due = bool(self._state.reason) or burial.at <= awake()
+            due = burial.at <= awake() or (bool(self._state.reason) and not burial.refused)
             gone |= settled or {}
             if settled == {} and due and self._launcher.ready(burial.names):
                 self._buried.remove(burial)
                 self._revive(burial)
-        self._births = [birth for birth in self._births if not self._bring_up(birth)]
+        self._births = [birth for birth in self._births if not self._bring_up(birth, gone)]
         return gone
 
     def _revive(self, burial: Burial) -> None:
         names = burial.names
         self._unbear(names)
         members = {name: self._members[name] for name in names}
-        links = self._launcher.restart(names)
+        died = next(name for name, member in members.items() if member.buried)
         for name, member in members.items():
             if member.unsent:
                 self._bury(name, "lost", "with one that it cannot go on without")
             else:
                 member.bury(member.cause if member.buried else "with one that it cannot go on without")
+        try:
+            links = returned(self._launcher.restart(names), dict, self._launcher.restart)
+        except TidemillError:
+            raise
+        except OSError as error:
+            self._refuse(burial, died, cause_of(error))
+            return
+        except Exception as error:
+            text = f"the next life of {', '.join(names)} cannot be started: {cause_of(error)}"
+            raise RunError(text) from error
         policies = dict.fromkeys(
             port.stream for m in members.values() for port in m.config.ports() if port.role == "publish"
         )
@@ -344,9 +366,28 @@ class Supervisor:
             )
         self._births.append(Birth(names, rounds))
 
-    def _bring_up(self, birth: Birth) -> bool:
+    def _refuse(self, burial: Burial, died: str, cause: str) -> None:
+        """Count one more death of `died`, and of those that are dead with it, whose next
+        lives the system has refused to start, and have them wait for another try. Raises
+        `RunError` where they are to have none."""
+        dead, now = self.dead_with(died), awake()
+        said = f"{died} is gone: {self._members[died].cause}; its next life cannot be started: {cause}"
+        for name in burial.names:
+            self._members[name].life += 1
+        for name in dead:
+            life = self._members[name].life + 1
+            self._losses.note(Event(time(), "died", name, life, cause=f"it cannot be started: {cause}"))
+        try:
+            pause = self._budget.spend_on_start(dead, said)
+        except NoLifeLeft as error:
+            self._go_on_without(died, burial.names, error)
+            return
+        self._buried.append(replace(burial, at=now + pause, refused=True))
+        self._state.report.notify_of_event(f"{said}; this is tried again in {pause:.0f} s")
+
+    def _bring_up(self, birth: Birth, gone: dict[str, str]) -> bool:
         """Have each become what the one before was told to be, one after another as at
-        the start. True when all are. Raises `RunError` where that takes too long."""
+        the start. True when all are. Who does not for too long is `gone`."""
         for state, names in birth.rounds:
             short = _SHORT_OF[state]
             waiting = {
@@ -383,15 +424,25 @@ class Supervisor:
                         member.reviving = False
                         self._equals.starts(name)
             if waiting and awake() - max(member.heard for member in awaited) > READY_DEADLINE:
-                raise RunError(
-                    f"{', '.join(waiting)} did not become {state.value} in a new life, and said nothing for "
-                    f"{READY_DEADLINE:.0f} s: look into the run's logs"
-                )
+                gone |= {name: why for name in waiting if (why := self._why_late(birth, name, state))}
             if waiting:
                 return False
         for name in birth.names:
             self._members[name].reviving = False
         return True
+
+    def _why_late(self, birth: Birth, name: str, state: State) -> str:
+        """Return why a worker that has not become `state` in its next life is dead; ""
+        where it is not: it was not told to, since it waits for others, or a debugger
+        holds it."""
+        condition = self._launcher.condition(name)
+        if birth.told.get(name) is not state or condition.startswith(DEBUGGED):
+            return ""
+        if condition:
+            where = f"its process {condition.partition(';')[0]}"
+        else:
+            where = whereabouts(self._launcher.stack(name)) or "where it is cannot be seen"
+        return f"it did not become {state.value}, and said nothing for {READY_DEADLINE:.0f} s: {where}"
 
     def voided(self, name: str, samples: int) -> None:
         """Take note that so many samples of a worker's last life are void."""

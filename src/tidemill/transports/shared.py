@@ -104,9 +104,15 @@ class SocketLink(Link):
         if self._gone:  # nobody reads it, nor takes the descriptors
             return False
         last = max(len(message) - 1, 0) // _PACKET * _PACKET
+        copies: list[int] = []  # until it is sent
+        try:
+            for descriptor in descriptors:
+                copies.append(os.dup(descriptor))
+        except OSError:  # too many open files: nothing of it is sent
+            _close(copies)
+            raise
         for start in range(0, last, _PACKET):
             self._unsent.append((_MORE + message[start : start + _PACKET], ()))
-        copies = [os.dup(descriptor) for descriptor in descriptors]  # until it is sent
         self._unsent.append((_LAST + message[last:], copies))
         return self._flush()
 
@@ -170,6 +176,7 @@ class SocketLink(Link):
 
     def close(self) -> None:
         """Hang up."""
+        self._gone = True
         self.connection.close()
         while self._unsent:
             _close(self._unsent.popleft()[1])

@@ -1,0 +1,201 @@
+"""Next lives that do not come to run: the system refuses them, or they hang as they
+begin. That is one more death."""
+
+import errno
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.run.test_supervisor import lives, process_of
+from tests.run.watching import EXPERIMENTS, leftovers, wait_until
+
+from tidemill.api.control_messages import State
+from tidemill.core.errors import RunError
+from tidemill.core.user_code_loading import load_file
+from tidemill.launchers import processes
+from tidemill.run import supervisor
+from tidemill.run.deaths import Deaths
+from tidemill.run.events import Event, read_events
+from tidemill.run.run_control import RunControl
+from tidemill.training.train import train
+
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux"),
+]
+experiments = load_file(EXPERIMENTS, "test")
+
+
+class Refusal:
+    """The system refuses what takes a descriptor, or a process, once that has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch, self._times = monkeypatch, 0
+
+    def begin(self, times: int) -> None:
+        """Refuse the next calls."""
+        self._times = times
+
+    def of(self, place: Any, name: str, number: int) -> None:
+        """Have calls of this name, of an object that has it, refused with that error."""
+        ours = getattr(place, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._times:
+                self._times -= 1
+                raise OSError(number, os.strerror(number))
+            return ours(*args, **kwargs)
+
+        self._monkeypatch.setattr(place, name, call)
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    return Refusal(monkeypatch)
+
+
+def killing(path: Path, names: list[str], first: Callable[[], object]) -> Any:
+    """Return what kills workers' processes once all run, does something `first`, and
+    stops the run some updates after all live again."""
+    killed, since = list[psutil.Process](), list[float]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        members = control._controller.state.members.values()
+        if not killed and all(member.state is State.RUNNING for member in members):
+            killed.extend(found for name in names if (found := process_of(path, name)) is not None)
+            first()
+            for process in killed:
+                process.kill()
+        elif len(lives(path)) == len(names):
+            since.append(metrics["update"])
+            if len(since) == 10:
+                control.stop("it goes on")
+
+    return on_update
+
+
+def deaths(path: Path) -> list[Event]:
+    return [event for event in read_events(path) if event.what == "died"]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "number", "said"),
+    [
+        (os, "memfd_create", errno.EMFILE, "no more files may be open"),
+        (processes, "worker_process", errno.EAGAIN, "no more processes or threads are allowed"),
+        (os, "pidfd_open", errno.EMFILE, "no more files may be open"),
+    ],
+)
+def test_a_next_life_that_the_system_refuses_begins_later(
+    tmp_path: Path, refusal: Refusal, place: Any, name: str, number: int, said: str
+) -> None:
+    """Another one that begins meanwhile, and is to be read by it, does not wait."""
+    path = tmp_path / "run"
+    refusal.of(place, name, number)
+    on_update = killing(path, ["actor-0", "server-0"], lambda: refusal.begin(1))
+    result = train(experiments.cartpole(), run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
+    assert sorted(lives(path)) == ["actor-0", "server-0"]
+    (refused,) = [event for event in deaths(path) if "cannot be started" in event.cause]
+    assert refused.life == 2 and said in refused.cause
+    assert leftovers(path) == []
+
+
+def test_one_that_the_system_goes_on_refusing_ends_the_run_with_both_causes(
+    tmp_path: Path, refusal: Refusal
+) -> None:
+    path, made = tmp_path / "run", experiments.cartpole()
+    refusal.of(processes, "worker_process", errno.ENOMEM)
+    actors = made.workers["actor"].replace(restarts=2)
+    made = made.replace(workers={**made.workers, "actor": actors})
+    on_update = killing(path, ["actor-0"], lambda: refusal.begin(100))
+    with pytest.raises(RunError) as caught:
+        train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    said = str(caught.value)
+    assert said.startswith("actor-0 is gone: its process was killed by SIGKILL")
+    assert "its next life cannot be started: Cannot allocate memory: no more memory is given" in said
+    assert "death 3 of actor-0 within 600 s; 2 are allowed (restarts, restarts_within_s)" in said
+    assert "go on from the last one by: " in said
+    assert [event.life for event in deaths(path)] == [1, 2, 3]
+    assert leftovers(path) == []
+
+
+def test_a_next_life_whose_log_cannot_be_opened_begins_without(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    on_update = killing(path, ["actor-0"], lambda: shutil.rmtree(path / "logs"))
+    result = train(experiments.cartpole(), run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
+    assert lives(path) == ["actor-0"]
+    (told,) = [e.cause for e in read_events(path) if "prints is lost" in e.cause]
+    log = path / "logs" / "actor-0.log"
+    assert told.startswith(f"{log} cannot be written: No such file or directory; what life 2 of actor-0")
+    assert leftovers(path) == [] and Path(os.devnull).exists()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threading.Thread]:
+    """Have who hangs as it begins be late at once: from when it does until it counts as
+    dead."""
+    flag, patience, bury = tmp_path / "flag", supervisor.READY_DEADLINE, Deaths.bury
+
+    def bury_then(deaths: Deaths, name: str, *args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(supervisor, "READY_DEADLINE", patience)
+        bury(deaths, name, *args, **kwargs)
+
+    def watch() -> None:
+        wait_until(lambda: flag.exists() and flag.read_text(), 240, "it hangs as it begins")
+        if flag.with_suffix(".stop").exists():
+            process = process_of(tmp_path / "run", "actor-0")
+            assert process is not None
+            process.suspend()
+            wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 60, "it is stopped")
+        monkeypatch.setattr(supervisor, "READY_DEADLINE", 0.0)
+
+    monkeypatch.setattr(Deaths, "bury", bury_then)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield watcher
+    watcher.join()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_next_life_that_hangs_as_it_begins_is_one_more_death(tmp_path: Path, stopped: bool) -> None:
+    path, flag = tmp_path / "run", tmp_path / "flag"
+    if stopped:
+        flag.with_suffix(".stop").touch()
+    on_update = killing(path, ["actor-0"], flag.with_suffix(".again").touch)
+    made = experiments.hangs_as_it_begins(str(flag), always=False)
+    result = train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
+    killed, hung = deaths(path)
+    assert (killed.worker, killed.life, hung.worker, hung.life) == ("actor-0", 1, "actor-0", 2)
+    assert hung.cause.startswith("it did not become ready, and said nothing for 0 s: ")
+    assert not stopped or hung.cause.endswith(": its process is stopped (by SIGSTOP, or from a terminal)")
+    assert [event.life for event in read_events(path) if event.what == "lives"] == [3]
+    assert leftovers(path) == []
+
+
+def test_one_that_hangs_each_time_as_it_begins_ends_the_run_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flag = tmp_path / "run", tmp_path / "flag"
+
+    def first() -> None:
+        flag.with_suffix(".again").touch()
+        monkeypatch.setattr(supervisor, "READY_DEADLINE", 0.0)
+
+    made = experiments.hangs_as_it_begins(str(flag), always=True)
+    with pytest.raises(
+        RunError,
+        match=r"actor-0 is gone, death 3 before it ran, whatever .*: it did not become ready, and said",
+    ) as caught:
+        train(made, run_dir=path, source=EXPERIMENTS, quiet=True, on_update=killing(path, ["actor-0"], first))
+    assert "go on from the last one by: " in str(caught.value)
+    assert leftovers(path) == []
