@@ -3,6 +3,7 @@ keep weights that are not finite."""
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -16,6 +17,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.trained.replay_fault import replay_fault
+from tidemill.workers.update_faults import UpdateFaults
 
 
 @pytest.fixture
@@ -118,6 +120,34 @@ def test_a_run_that_never_recovers_ends_with_the_cause_and_finite_weights(tmp_pa
     # back to update 2, to update 1, and then there is none
     assert summary["status"] == "failed"
     assert kept(tmp_path / "run")[:2] == [1, 2]
+
+
+def test_a_run_that_goes_back_again_and_again_ends_with_the_cause(tmp_path, spoil, capsys):
+    """Although an update is done, and saved, in between."""
+    spoil([n for n in range(3, 400) if n % 4])
+    said = (
+        r"gone back to a checkpoint 5 times in \d+ s and 20 updates, which has not helped: .*learning_rate="
+    )
+    with pytest.raises(RunError, match=said) as caught:
+        run(tmp_path / "run", 200)
+    assert "or have each return make it smaller" in str(caught.value)
+    assert "go on from the last one by: " in str(caught.value)
+    assert capsys.readouterr().err.count("training goes on with the weights of checkpoint") == 5
+    # 5 to 7, 9 to 11, … are left out, and each time the one before was saved
+    assert kept(tmp_path / "run")[-3:-1] == [20, 24]
+
+
+def test_returns_to_a_checkpoint_are_forgotten_once_both_time_and_updates_have_gone_by(monkeypatch):
+    now, faults = [0.0], UpdateFaults(Mock())
+    monkeypatch.setattr("tidemill.workers.update_faults.awake", lambda: now[0])
+    for updates in range(0, 50, 10):
+        assert not faults.too_often(updates)
+        faults.went_back(updates)
+    assert "5 times in 0 s and 50 updates" in faults.too_often(50)
+    assert faults.too_often(100_000)  # short updates
+    now[0] = 601.0
+    assert faults.too_often(1000)  # long ones
+    assert not faults.too_often(1001)
 
 
 def test_a_run_that_is_not_finite_from_the_start_ends_with_the_cause_and_finite_weights(tmp_path, spoil):

@@ -327,7 +327,7 @@ class Learner:
 
         Where what it computes is not finite, the rest of it is left out, which is
         written down and counted, and {} returned; several in a row lead back to a
-        checkpoint. Raises `UpdateFault` where there is none left: `save_finite` then.
+        checkpoint. Raises `UpdateFault` where that cannot be: `save_finite` then.
         """
         self.went_back = False
         algorithm, policy, steps, began = self.algorithm, self.policy, self.counters.steps, awake()
@@ -384,25 +384,29 @@ class Learner:
     def _go_back(self, fault: UpdateFault) -> Generator[PollResult, None, None]:
         """Go on with the weights and the learner of a checkpoint: of the newest one, or
         where that did not help, the one before it, and so on. Updates, steps and versions
-        count on. Raises an `UpdateFault` where none is left."""
-        found = None
-        if self.goes_back and self._folder is not None:
+        count on. Raises an `UpdateFault` where none is left, or that was too often."""
+        found, often = None, self._faults.too_often(self.counters.updates)
+        if self.goes_back and self._folder is not None and not often:
             found = next(islice(readable(self._folder), self._returns, None), None)
         own = -1 if found is None else int(found.facts["updates"])
         agreed = np.array([1.0, own])
         yield from self.equal_trainers.sum(agreed)
         if found is None or agreed[1] != agreed[0] * own:
-            to = "no checkpoint is left to go back to"
+            to = often or "no checkpoint is left to go back to"
             if not self.goes_back:
                 to = "an exact run, or one with a journal, does not go back to a checkpoint"
             cure = f"; {self._cure()}" if self._cure() else ""
+            if often and cure and self._config.fault_rate_factor is None:
+                group = self._context.name.rpartition("-")[0]
+                cure += f", or have each return make it smaller: --set workers.{group}.fault_rate_factor=0.5"
             text = f"{IN_A_ROW} updates in a row were left out, and {to}: {fault}{cure}"
             raise UpdateFault(text, "", {}) from fault
         self.policy.load(found.arrays["policy"], self.policy.version)
         self.algorithm.load_state(found.arrays["algorithm"])
         if isinstance(self.algorithm, DataParallel) and (rank := number(self._context.name)):
             self.algorithm.separate(rank)
-        self._returns, self.went_back, self._faults.in_a_row = self._returns + 1, True, 0
+        self._returns, self.went_back = self._returns + 1, True
+        self._faults.went_back(self.counters.updates)
         rates = self._config.smaller_rates(self._now())
         if rates and (config := self._accept(rates)) is not None:
             self._scheduled = config

@@ -6,6 +6,7 @@ the learner as they were before that step, and in its manifest what failed and t
 algorithm's settings of that moment.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +14,17 @@ import numpy as np
 
 from tidemill.api.algorithm import Algorithm, UpdateFault
 from tidemill.api.policy import Policy
+from tidemill.core.clock import awake
 from tidemill.core.schema import Array
 from tidemill.store.checkpoint import checkpoint_name
 from tidemill.workers.fault_records import FaultRecords
 
 IN_A_ROW = 3
 """So many updates one after the other that are not finite send training back."""
+MOST_RETURNS = 5
+"""So often training goes back to a checkpoint within `RETURNS_S` seconds, or within
+`RETURNS_UPDATES` updates, whichever are longer."""
+RETURNS_S, RETURNS_UPDATES = 600.0, 1000
 
 
 class UpdateFaults:
@@ -30,12 +36,33 @@ class UpdateFaults:
     def __init__(self, records: FaultRecords) -> None:
         self._records = records
         self._told = False
+        self._returns = deque[tuple[float, int]]()  # when, and after how many updates
         self.in_a_row = 0
 
     @property
     def go_back(self) -> bool:
         """True where training is to go back to a checkpoint."""
         return self.in_a_row >= IN_A_ROW
+
+    def too_often(self, updates: int) -> str:
+        """Return how often training has gone back by now, after so many `updates`, where
+        once more would be too often; else ""."""
+        now, lately = awake(), self._returns
+        while lately and now - lately[0][0] > RETURNS_S and updates - lately[0][1] > RETURNS_UPDATES:
+            lately.popleft()
+        if len(lately) < MOST_RETURNS:
+            return ""
+        since, before = lately[0]
+        return (
+            f"training has gone back to a checkpoint {len(lately)} times in {now - since:.0f} s and "
+            f"{updates - before:,} updates, which has not helped"
+        )
+
+    def went_back(self, updates: int) -> None:
+        """Take note that training has gone back to a checkpoint, after so many
+        `updates`."""
+        self._returns.append((awake(), updates))
+        self.in_a_row = 0
 
     def note(
         self, fault: UpdateFault, updates: int, policy: Policy, algorithm: Algorithm, facts: Mapping[str, Any]
