@@ -23,7 +23,7 @@ from tidemill.core.errors import Overtaken, RunError
 from tidemill.core.folder_thread import FolderThread
 from tidemill.metrics import json_lines, record_pace, writer
 from tidemill.metrics.csv_file import CSV
-from tidemill.metrics.json_lines import JSONLines, each_record, read_metrics
+from tidemill.metrics.json_lines import JSONLines, each_record, last_records, read_metrics
 from tidemill.metrics.record_pace import BURST, RATE, RecordPace
 from tidemill.metrics.tensorboard import TensorBoard
 from tidemill.metrics.writer import MetricsWriter
@@ -489,3 +489,14 @@ def test_a_run_goes_back_once_its_folder_answers_and_not_for_ever(
     records.close()
     thread.close()
     assert steps(tmp_path) == [1, 2]
+
+
+def test_the_last_records_are_read_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run has gigabytes of them."""
+    assert last_records(tmp_path) == []
+    monkeypatch.setattr(json_lines, "END", 1000)
+    lines = "".join(f'{{"step": {step}, "x": null}}\n' for step in range(100))
+    (tmp_path / "metrics.jsonl").write_text(f'{lines}no record\n{{"step": 100}}\n{{"step": 1')
+    found = [record["step"] for record in last_records(tmp_path)]
+    assert found == list(range(int(found[0]), 101)) and 30 < len(found) < 50
+    assert math.isnan(last_records(tmp_path)[0]["x"])

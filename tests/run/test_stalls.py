@@ -13,7 +13,7 @@ from tidemill.api.control_messages import RoundOver, State, WorkerStatistics
 from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
-from tidemill.run import stall_report, stall_watch
+from tidemill.run import stall_report, stall_watch, status
 from tidemill.run.member import Member
 from tidemill.run.run_state import RunState
 from tidemill.run.stall_watch import STALL, Stalls
@@ -162,6 +162,28 @@ def test_members_of_a_population_wait_for_each_other_in_peace(monkeypatch: pytes
     )
     with pytest.raises(RunError, match="waits for has progressed for 600 s"):
         run.after(600)
+
+
+def test_status_tells_whom_each_waits_for_now_and_not_whom_it_may_ever_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def does(run: Run, made: Experiment) -> dict[str, str]:
+        condition = Mock(condition=lambda _: "")
+        controller = Mock(job=Mock(experiment=made), state=run.state, stalls=run.stalls, launcher=condition)
+        controller.places = {}
+        return {worker.name: worker.does for worker in status.status_of(controller).workers}
+
+    monkeypatch.setattr(status, "snapshot", lambda _: Mock(mean_returns={}, hosts={}))
+    made = populate(experiment(Gymnasium(id="CartPole-v1")), [{}, {}], updates=5000, explore={})
+    run = Run(monkeypatch, made)
+    run.after(1, updates=["trainer-0-0", "trainer-1-0"])
+    assert does(run, made)["trainer-0-0"] == "waits for samples of actor-0-0"
+    assert does(run, made)["actor-0-0"] == "waits for its environment"  # who makes updates has room
+    run.updated("trainer-0-0", 5000)  # the quicker one is where they wait
+    assert does(run, made)["trainer-0-0"] == "waits for what is recorded by population-0"
+    run = Run(monkeypatch, cartpole())
+    assert does(run, cartpole())["server-0"] == "waits for requests of actor-0"
+    assert does(run, cartpole())["actor-0"] == "waits for answers of server-0 or its environment"
 
 
 def test_one_that_starves_on_its_way_to_where_members_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.run.watching import Run, wait_until
 
 from tidemill import Limits
 from tidemill.core.errors import RunError
+from tidemill.metrics.json_lines import last_records
 from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.folder import RunFolder
 from tidemill.run.status import read_status, render_status
@@ -73,19 +75,28 @@ def test_a_run_tells_how_it_is_while_it_goes_on_and_how_it_ended(start: Callable
     run.ended()
     text = shown(run.path)
     assert "completed" in text and "tidemill stop" in text and "SIGKILL" in text
+    assert re.search(r"\nlag +\d+\.\d versions on average\n", text), text
     assert re.search(
-        r"Its workers(?s:.*)actor-0 +2 +1 +\d\d:\d\d:\d\d its process was killed by SIGKILL", text
-    )
-    assert re.search(r"server-0 +1 *\n +trainer-0 +1 *\n", text), text
+        r"Its workers(?s:.*)actor-0 +2 +1 +\d\d:\d\d:\d\d its process was killed by SIGKILL .*%", text
+    ), text
+    assert re.search(r"server-0 +1 +\w.*%.*\n +trainer-0 +1 +\w.*%", text), text
 
 
 def test_a_run_that_was_killed_says_what_to_type(start: Callable[..., Run]) -> None:
     run = start("cartpole")
     wait_until(lambda: checkpoints(run.path / "checkpoints" / "policy"), 60, "a checkpoint")
+    # a later one tells of all workers
+    wait_until(lambda: "time/trainer-0/wait" in {*chain(*last_records(run.path))}, 60, "such a record")
     run.main.kill()
     run.ended()
     text = shown(run.path)
     assert "it was killed" in text and "resume" in text
+    last = text.partition("What it recorded last")[2]
+    steps, updates = (int(last_records(run.path)[-1][name]) for name in ("step", "update"))
+    assert re.search(rf"env steps +{steps:,}\nupdates +{updates:,}\n", last), text
+    assert re.search(r"lag +\d+\.\d versions on average\n", last), text
+    for name in ("actor-0", "server-0", "trainer-0"):
+        assert re.search(rf"{name} +1 +\w.*%", last), text
 
 
 def test_a_run_that_is_starting_was_not_killed(tmp_path: Path) -> None:
@@ -101,6 +112,7 @@ def test_a_run_that_is_starting_was_not_killed(tmp_path: Path) -> None:
         folder.unlock()
     text = shown(folder.path)
     assert "it was killed" in text and "no checkpoint is there" in text and "resume" not in text
+    assert re.search(r"actor-0 +1 *\n +server-0 +1 *\n +trainer-0 +1 *\n", text), text
 
 
 def test_what_stands_in_a_folder_is_shown_whatever_it_is(tmp_path: Path) -> None:
@@ -123,7 +135,12 @@ def test_what_stands_in_a_folder_is_shown_whatever_it_is(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(
         '{"workers": {"\\u001b": {"count": 1e9}, "b": {"count": 2}, "c": 1}}'
     )
+    record = {"update": 1e308, "x\x1b/lag/mean": None, "return/\x1b[red]/mean": 3.0, "time/b-0/wait": 1e300}
+    (tmp_path / "metrics.jsonl").write_text(f"[]\n{json.dumps(record)}\n{{\n" + '{"update": "1"}')
     text = shown(tmp_path)
+    assert r"x\x1b nan versions" in text
+    (tmp_path / "summary.json").unlink()
+    assert r"mean return \x1b[red]" in shown(tmp_path) and "\x1b" not in shown(tmp_path)
     assert r"\x1b[2Jcompleted" in text and r"\x1b[31mred" in text and "[red]arm[/red]" in text
     assert "\x1b" not in text
 

@@ -29,6 +29,7 @@ from tidemill.store.fence import check
 
 FILE = "metrics.jsonl"
 LONGEST = 1 << 20  # bytes of a line
+END = 2 * LONGEST  # bytes in which whoever wants the last records looks for them
 WAITING = 2_000  # records that wait while they cannot be written; one has 1 to 2 KB
 PATIENCE = 2.0  # seconds that whoever writes one waits for the disk
 QUIET = 60.0  # seconds until it is told again that they cannot, of a disk that comes and goes
@@ -205,6 +206,22 @@ def each_record(folder: Path, most: float = math.inf) -> Iterator[dict[str, floa
     Raises `RunError` when there is no metrics file, or a line that is no record.
     """
     return (record for _, record in _lines(folder / FILE, most))
+
+
+def last_records(folder: Path) -> list[dict[str, float]]:
+    """Return the last records of the run in `folder`, in order, as far as the end of the
+    file holds them: a long run has very many. What is no record is left out; [] where
+    there is none, or the file cannot be read."""
+    found = []
+    with contextlib.suppress(OSError), open_plain(folder / FILE) as file:
+        if (begin := os.fstat(file.fileno()).st_size - END) > 0:
+            file.seek(begin)
+            file.readline()  # the end of one
+        for line in file.read(END).splitlines():
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                record = msgspec.json.decode(line, type=dict[str, float | None])
+                found.append({name: math.nan if v is None else v for name, v in record.items()})
+    return found
 
 
 def _lines(path: Path, most: float = math.inf) -> Iterator[tuple[bytes, dict[str, float]]]:

@@ -12,14 +12,13 @@ import socket
 import struct
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from tidemill.core.errors import RunError
 from tidemill.metrics.json_lines import FILE as METRICS
-from tidemill.metrics.json_lines import each_record
+from tidemill.metrics.json_lines import last_records
 from tidemill.run.control_folder import ask, runner_elsewhere
 from tidemill.run.folder import RunFolder
 
@@ -156,9 +155,9 @@ def tell(folder: Path, command: str) -> str:
 def _last_record(folder: Path) -> str:
     """Return what a run that does not answer has recorded last, and when, in words that
     go on from others; "" of one without."""
-    with suppress(OSError, RunError, LookupError, ValueError):
+    with suppress(OSError, LookupError, ValueError):
         age = time.time() - (folder / METRICS).stat().st_mtime
-        (record,) = deque(each_record(folder), maxlen=1)
+        record = last_records(folder)[-1]
         updates = [f"{value:,.0f}" for name, value in record.items() if name.split("/")[-1] == "update"]
         known = f"update {updates[0]}" if updates else f"env step {record['step']:,.0f}"
         return f"; its last record, of {known}, is {age:,.0f} s old"

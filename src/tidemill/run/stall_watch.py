@@ -192,6 +192,12 @@ class Stalls:
     def _explain(self, names: Iterable[str]) -> str:
         return explain_stall(names, self._state.members, self._awaited(), self._launcher.condition)
 
+    def awaited(self) -> dict[str, dict[str, str]]:
+        """Return whom each worker may wait for now, and for what; who answers, for
+        requests."""
+        found = self._awaited()
+        return {name: each | self._waiting.asked.get(name, {}) for name, each in found.items()}
+
     def _awaited(self) -> dict[str, dict[str, str]]:
         if self._waiting.edges is not self._state.who_answers.edges:
             self._waiting = Waiting(self._experiment, self._state.who_answers.edges)

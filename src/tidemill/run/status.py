@@ -2,6 +2,7 @@
 socket; of one that is over how it ended; and of either what happened last."""
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -12,8 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tidemill.core.clock import PLACES as DOINGS
 from tidemill.core.errors import RunError
 from tidemill.core.forgiving_output import printable
+from tidemill.metrics.json_lines import last_records
 from tidemill.run.control_socket import NoRun, tell
 from tidemill.run.controller import Controller
 from tidemill.run.events import Event, read_events
@@ -24,7 +27,6 @@ from tidemill.run.host_watch import HostView
 from tidemill.run.member import LONGEST_CAUSE
 from tidemill.run.snapshot import short, snapshot
 from tidemill.run.stall_report import doing
-from tidemill.run.waiting import whom_each_awaits
 from tidemill.store.fence import taken_at
 
 EVENTS = 10  # that are shown, the last ones
@@ -69,7 +71,7 @@ class RunStatus(msgspec.Struct, frozen=True):
 def status_of(controller: Controller) -> RunStatus:
     """Return the run as it is now."""
     now = snapshot(controller)
-    awaited = whom_each_awaits(controller.job.experiment, controller.state.who_answers.edges)
+    awaited = controller.stalls.awaited()
     homes = {worker: host for host, place in controller.places.items() for worker in place.workers}
     workers = [
         WorkerStatus(
@@ -118,7 +120,7 @@ def read_status(folder: RunFolder) -> RunStatus | None:
 def render_status(folder: RunFolder) -> RenderableType:
     """Return what the user is shown of the run in `folder`."""
     status, events = read_status(folder), read_events(folder.path)
-    parts = [*_over(folder), *_workers(folder, events)] if status is None else _now(status)
+    parts = _over(folder, events) if status is None else _now(status)
     if events:
         parts += [Text("\nWhat happened last", "bold"), _events(events[-EVENTS:])]
     return Group(*parts)
@@ -147,18 +149,21 @@ def _now(status: RunStatus) -> list[RenderableType]:
     on_hosts = ("host",) if status.hosts else ()
     table = Table("worker", *on_hosts, "life", "state", "does", "time", box=SIMPLE_HEAD)
     for worker in status.workers:
-        shares = ", ".join(
-            f"{name} {share:.0%}"
-            for name, share in sorted(worker.shares.items(), key=lambda item: -item[1])
-            if share >= 0.005
-        )
         host = (worker.host or "–",) if status.hosts else ()
-        table.add_row(worker.name, *host, str(worker.life), worker.state, worker.does, shares)
+        table.add_row(
+            worker.name, *host, str(worker.life), worker.state, worker.does, _in_words(worker.shares)
+        )
     hosts: list[RenderableType] = [Text(), table_of_hosts(status.hosts)] if status.hosts else []
     return [_facts(facts), *hosts, table]
 
 
-def _over(folder: RunFolder) -> list[RenderableType]:
+def _in_words(shares: Mapping[str, float]) -> str:
+    """Return where a worker's time goes, the most first."""
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= 0.005)
+
+
+def _over(folder: RunFolder, events: list[Event]) -> list[RenderableType]:
     if folder.led():
         return [
             Text(
@@ -166,27 +171,62 @@ def _over(folder: RunFolder) -> list[RenderableType]:
                 "or ending"
             )
         ]
+    updates = [each for each in last_records(folder.path) if any(map(_is_update, each))]
+    record = updates[-1] if updates else {}
+    workers = _workers(folder, events, record)
     summary: Any = None
     with suppress(RunError):
         summary = folder.read(SUMMARY)
     if not isinstance(summary, dict) or not summary:  # torn, or there is none
         again = folder.how_to_go_on()
         cure = f"go on from its last checkpoint by: {again}" if again else "no checkpoint is there"
-        return [Text(f"no run is going on there, and none has ended: it was killed; {cure}")]
-    facts = _facts({str(name).replace("_", " "): str(value) for name, value in summary.items()})
+        killed = Text(f"no run is going on there, and none has ended: it was killed; {cure}")
+        last = [Text("\nWhat it recorded last", "bold"), _facts(_recorded(record))] if record else []
+        return [killed, *last, *workers]
+    told = {str(name).replace("_", " "): str(value) for name, value in summary.items()}
+    facts = _facts({**told, **({"lag": _lag(record)} if record else {})})
     with suppress(RunError, ValueError, msgspec.ValidationError):  # none of a run on this machine alone
         places = msgspec.convert(folder.read(PLACES), dict[str, HostPlace])
         return [
             facts,
             Text("\nWhere its workers stood last", "bold"),
             Text(printable(table_of_places(places))),
+            *workers,
         ]
-    return [facts]
+    return [facts, *workers]
 
 
-def _workers(folder: RunFolder, events: list[Event]) -> list[RenderableType]:
-    """Return the workers that a run had in its last command: in which life each was, and
-    of what it had died last; nothing where none of them has died."""
+def _is_update(name: str) -> bool:
+    return name.rpartition("/")[2] == "update"
+
+
+def _recorded(record: dict[str, float]) -> dict[str, str]:
+    """Return how far the run was at a record of an update."""
+    counts = {"step": "env steps", "update": "updates", "episodes": "episodes", "dropped": "dropped"}
+    returns = {
+        f"mean return {name[len('return') : -len('/mean')].strip('/')}".strip(): value
+        for name, value in record.items()
+        if name.startswith("return/") and name.endswith("/mean")
+    }
+    return {
+        **{words: f"{record[name]:,.0f}" for name, words in counts.items() if name in record},
+        **{words: f"{value:,.1f}" for words, value in returns.items()},
+        "lag": _lag(record),
+        "trained for": f"{record.get('time/seconds', 0.0):,.0f} s",
+    }
+
+
+def _lag(record: dict[str, float]) -> str:
+    """Return the lag that trainers told, each its own where there are several kinds."""
+    told = {name.removesuffix("lag/mean"): lag for name, lag in record.items() if name.endswith("lag/mean")}
+    return ", ".join(f"{whose.rstrip('/')} {lag:.1f}".strip() for whose, lag in told.items()) + (
+        " versions on average" if told else "–"
+    )
+
+
+def _workers(folder: RunFolder, events: list[Event], record: dict[str, float]) -> list[RenderableType]:
+    """Return the workers that a run had in its last command: in which life each was, of
+    what it had died last, and where its time went before the last `record`."""
     began = max((number for number, event in enumerate(events) if event.what == "began"), default=0)
     since = taken_at(folder.path)  # some may have died before all had begun
     lives, died = Counter[str](), dict[str, list[Event]]()
@@ -195,13 +235,15 @@ def _workers(folder: RunFolder, events: list[Event]) -> list[RenderableType]:
             lives[event.worker] = max(lives[event.worker], event.life)
         if event.what == "died":
             died.setdefault(event.worker, []).append(event)
-    if not lives:
+    names = sorted({*lives, *_named(folder)}, key=_by_group)
+    if not names:
         return []
-    table = Table("worker", "life", "deaths", "the last one", box=SIMPLE_HEAD)
-    for name in sorted({*lives, *_named(folder)}, key=_by_group):
+    table = Table("worker", "life", "deaths", "the last one", "time, when last recorded", box=SIMPLE_HEAD)
+    for name in names:
         deaths = died.get(name, [])
         last = f"{_clock(deaths[-1].time)} {_shortly(deaths[-1].cause)}" if deaths else ""
-        words = name, str(lives[name] or 1), str(len(deaths) or ""), last
+        shares = {place: record.get(f"time/{name}/{place}", 0.0) for place in DOINGS}
+        words = name, str(lives[name] or 1), str(len(deaths) or ""), last, _in_words(shares)
         table.add_row(*(Text(printable(word)) for word in words))
     return [Text("\nIts workers", "bold"), table]
 

@@ -60,6 +60,11 @@ class Waiting:
             source for each in self._ever.values() for source, what in each.items() if what == ANSWERS
         }
         """Those who answer. What they do for others brings on nobody who waits."""
+        self.asked = {
+            name: {other: what for other, what in each.items() if what == REQUESTS}
+            for name, each in self._ever.items()
+        }
+        """Who asks each of them, and what for."""
         # by who records and trainer: after how many updates each that is awaited
         self._recorded: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, config in experiment.members():
