@@ -4,6 +4,7 @@ after a restore."""
 import os
 import re
 import stat
+import sys
 from collections import Counter
 from copy import deepcopy
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.replay.arrivals import Play
 
 from tidemill.api.spaces import Box
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
+from tidemill.core.memory import own_bytes
 from tidemill.core.schema import Field
 from tidemill.envs.frame_stack import stacked
 from tidemill.replay.priorities import BlockSums
@@ -58,6 +60,23 @@ def test_episodes_and_seats_never_mix(kind, life, steps, stack, whole, blank, dr
             play.check(steps)
     assert written[0] == sum(seat_steps(play, life))
     assert play.buffer.sequences.count == np.count_nonzero(play.buffer.sequences.span)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="own_bytes reads /proc")
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_tells_how_much_of_its_own_memory_is_still_to_be_filled(kind):
+    play = Play(kind(capacity=1 << 23, warm_up=8))
+    shared, own = play.buffer.needs
+    assert shared.shared and not own.shared and play.buffer.unfilled == own.nbytes > 0
+    before = own_bytes(os.getpid())
+    for array in play.buffer._store.arrays.values():
+        array[...] = 1
+    assert own_bytes(os.getpid()) - before < shared.nbytes / 10
+    sequences = play.buffer.sequences
+    sequences.heads[:] = sequences.length // 2
+    assert play.buffer.unfilled == own.nbytes // 2
+    sequences.heads[:] = 2 * sequences.length
+    assert play.buffer.unfilled == 0
 
 
 def seat_steps(play, life):
@@ -597,7 +616,7 @@ def test_what_cannot_be_is_refused_with_the_sums(message):
 
 
 def test_a_budget_that_suffices_is_enough():
-    takes = Play(Replay(capacity=1000, warm_up=1)).buffer.needs[0].nbytes
+    takes = sum(need.nbytes for need in Play(Replay(capacity=1000, warm_up=1)).buffer.needs)
     Play(Replay(capacity=1000, warm_up=1, max_bytes=takes))
     with pytest.raises(ConfigError, match="max_bytes allows"):
         Play(Replay(capacity=1000, warm_up=1, max_bytes=takes - 1))

@@ -3,8 +3,10 @@ it, before the system kills it for that."""
 
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
+from time import time
 from typing import Any
 from unittest.mock import Mock
 
@@ -118,13 +120,27 @@ def test_one_that_dies_before_it_answers_is_told(monkeypatch: pytest.MonkeyPatch
 
 def test_what_was_planned_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    clock.members["trainer-0"].needs = (Need("replay", 3000 * MB),)
-    clock.minutes(1)
+    clock.members["trainer-0"].unfilled = 3000 * MB
+    clock.minutes(1.1)
+    clock.members["trainer-0"].unfilled = 0
     clock.minutes(20, trainer_0=150)
     assert not clock.told
     clock.minutes(3, trainer_0=150)
     clock.minutes(0.5)
     assert len(clock.told) == 1 and "a list in its algorithm or policy" in clock.told[0]
+
+
+def test_what_was_filled_before_is_no_room_to_grow_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a resumed replay memory's, which is full at once."""
+    clock = Clock(monkeypatch)
+    clock.members["trainer-0"].needs = (Need("replay", 3000 * MB),)
+    clock.members["trainer-0"].unfilled = 3000 * MB
+    clock.minutes(0.5, trainer_0=6000)
+    clock.members["trainer-0"].unfilled = 0
+    clock.minutes(2)
+    assert not clock.told
+    clock.minutes(7, trainer_0=150)
+    assert len(clock.told) == 1 and "where 0.0 MB were planned" in clock.told[0]
 
 
 def test_a_new_life_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +164,10 @@ class Hoarding(gymnasium.Env[Any, Any]):
     """Keeps a quarter of a megabyte of each step, once there is a file `flag`, and
     `natively` in no object of Python."""
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, flag: str, natively: bool = False) -> None:
+    def __init__(self, flag: str, natively: bool = False, numbers: int = 2) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (numbers,), np.float32)
         self.flag, self.natively, self.steps = Path(flag), natively, 0
         self.kept = list[Any]()
         self.allocate = ctypes.CDLL(None).malloc
@@ -159,7 +175,7 @@ class Hoarding(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
+        return np.zeros(self.observation_space.shape, np.float32), {}
 
     def step(self, action: Any) -> Any:
         if self.steps < 1000 and self.flag.exists():
@@ -168,11 +184,21 @@ class Hoarding(gymnasium.Env[Any, Any]):
                 ctypes.memset(self.allocate(1 << 18), 1, 1 << 18)
             else:
                 self.kept.append(np.ones(1 << 18, np.uint8))
-        return np.zeros(2, np.float32), 0.0, False, False, {}
+            if self.steps == 1000:
+                self.flag.with_name("all").touch()
+        return np.zeros(self.observation_space.shape, np.float32), 0.0, False, False, {}
 
 
-def told_of(monkeypatch: pytest.MonkeyPatch, folder: Path, launch: str, natively: bool) -> str:
-    """Return what a run tells whose environment keeps all."""
+def told_of(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    launch: str,
+    natively: bool = False,
+    numbers: int = 2,
+    slots: int = 2,
+) -> str:
+    """Return what a run tells whose environment keeps all, and observes so many
+    `numbers`."""
     if launch == "processes" and not sys.platform.startswith("linux"):
         pytest.skip("processes need Linux")
     for name, value in {"EVERY": 0.05, "SETTLED": 0.1, "MARGIN": 64 * MB, "MARGIN_SHARE": 0.05}.items():
@@ -182,12 +208,16 @@ def told_of(monkeypatch: pytest.MonkeyPatch, folder: Path, launch: str, natively
     for name in ("LOOKING", "WEIGHING", "NAMING"):  # where it is this process
         monkeypatch.setattr(object_census, name, 60.0)
     flag = folder / "flag"
-    environment = Gymnasium(make=Hoarding, kwargs={"flag": str(flag), "natively": natively})
+    environment = Gymnasium(
+        make=Hoarding, kwargs={"flag": str(flag), "natively": natively, "numbers": numbers}
+    )
     made = Experiment(
         name="hoarding",
         policies={"policy": ActorCritic(hidden=(8,))},
         workers={
-            "actor": Actors(environment=environment, lanes=1, agents=(AgentSpec(sample_steps=64),)),
+            "actor": Actors(
+                environment=environment, lanes=1, agents=(AgentSpec(sample_steps=64),), slots=slots
+            ),
             "trainer": Trainer(algorithm=PPO(minibatch_size=64, epochs=1)),
         },
         limits=Limits(steps=10**9),
@@ -199,6 +229,9 @@ def told_of(monkeypatch: pytest.MonkeyPatch, folder: Path, launch: str, natively
             flag.touch()
         if any(" for itself, " in text for text in controller.state.report.notices):
             control.stop("it was told")
+        kept_all = folder / "all"
+        if kept_all.exists() and time() - kept_all.stat().st_mtime > 60:
+            control.stop("it is not told")
 
     train(
         made,
@@ -219,9 +252,19 @@ def told_of(monkeypatch: pytest.MonkeyPatch, folder: Path, launch: str, natively
 def test_an_environment_that_keeps_all_is_told_with_the_list_that_has_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launch: str
 ) -> None:
-    told = told_of(monkeypatch, tmp_path, launch, natively=False)
+    told = told_of(monkeypatch, tmp_path, launch)
     assert "the list `kept` of test_memory_watch.py:Hoarding (" in told
     assert " MB of numpy arrays)" in told and "no object of Python" not in told
+
+
+def test_slots_that_are_planned_are_no_room_for_others_to_grow_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are shared, and what a process holds for itself is watched."""
+    told = told_of(monkeypatch, tmp_path, "threads", numbers=4000, slots=400)
+    assert "the list `kept` of test_memory_watch.py:Hoarding (" in told
+    (planned,) = re.findall(r"where ([0-9.]+) MB were planned", told)
+    assert float(planned) < 10
 
 
 def test_memory_that_no_object_has_is_told_as_native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -674,8 +674,9 @@ def test_the_plan_counts_what_equal_trainers_take_besides() -> None:
     (needs,) = [m.facts.memory for m in group.heard(1) if isinstance(m, Status) and m.state is State.READY]
     largest = max(Averager.largest_sum, 8 * len(peers_module.CombinedCounts._fields))
     weights = sum(array.nbytes for array in group.workers[1].learner.policy.parameters().values())
-    assert {need.what: need.nbytes for need in needs} == {
-        "parameters": 3 * weights,
-        "sums": 2 * 2 * largest + largest,  # to two others, two slots each, and one to add in
-        "weights before an update": weights + 8,  # and the algorithm's count
+    assert {(need.what, need.shared): need.nbytes for need in needs} == {
+        ("parameters", True): 3 * weights,
+        ("sums", True): 2 * 2 * largest,  # to two others, two slots each
+        ("sums", False): largest,  # to add in
+        ("weights before an update", False): weights + 8,  # and the algorithm's count
     }

@@ -15,6 +15,7 @@ from tidemill.core.config import decode, encode
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.actor import Actors, AgentSpec
+from tidemill.workers.sample_writers.base import Columns
 
 RED = "samples/red/actor-0/0"
 
@@ -215,6 +216,27 @@ def test_what_an_actor_says_of_its_slots_is_what_it_offers(mode: Any, same_step:
         else 0
     )
     assert own <= told["actors' own rows"] < 2 * own + 200_000
+
+
+@pytest.mark.parametrize("mode", ["fixed", "after_done", "full", "concise"])
+def test_an_actor_says_how_much_of_its_own_rows_was_never_written(mode: Any) -> None:
+    """What was written before memory is watched is no room to grow in."""
+    world = World(
+        Actors(
+            environment=Marked(same_step=True), agents=(spec(mode=mode, samples=("red", "more")),), lanes=4
+        )
+    )
+    (planned,) = [need.nbytes for need in world.begin().memory if not need.shared]
+    before = world.actor._unfilled()
+    ((_, agent),) = world.actor.order.agents
+    first = {name: array.copy() for name, array in agent.writer.arrays.items()}  # {}: seats are in step
+    play(world, lambda: len(world.got) == 2)
+    after = world.actor._unfilled()
+    assert planned / 2 < before <= planned and 0 <= after < before
+    assert isinstance(agent.writer, Columns)
+    for name, array in first.items():
+        written = agent.writer._reached
+        assert agent.writer.arrays[name][written:].tobytes() == array[written:].tobytes()
 
 
 # ---- refused ---------------------------------------------------------------------------

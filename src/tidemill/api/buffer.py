@@ -46,7 +46,7 @@ from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.config import Config
 from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError
-from tidemill.core.memory import Need
+from tidemill.core.memory import Need, own_of
 from tidemill.core.schema import layout
 
 
@@ -157,6 +157,12 @@ class Buffer(ABC):
         self.needs: tuple[Need, ...] = ()
         """Memory that it is going to fill; complete once the producers have made their
         slots."""
+
+    @property
+    def unfilled(self) -> int:
+        """Bytes of those needs that are not shared which it is still to fill. By itself
+        all of them, always: one that does not tell may fill them at any time."""
+        return own_of(self.needs)
 
     @abstractmethod
     def take(self, version: int) -> Sequence[BufferedSample] | None:

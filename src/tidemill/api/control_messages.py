@@ -228,9 +228,10 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     depends on the clock (rates, shares by place of `Clock`), so that the rest is equal in
     equal runs. `polls` counts the turns of the poll loop, the heartbeat; `progress` what
     the worker has done, in units of its own: it stands still while that only waits;
-    `unsent` the env steps that it has begun samples with, and that nobody has yet. While
-    what its environment needs is away, `away` says so, and how that failed last, and
-    `pauses` that a pause is made before it is tried again, or that the try lasts no
+    `unsent` the env steps that it has begun samples with, and that nobody has yet;
+    `unfilled` the bytes of its needs that are still to be filled, but for shared ones.
+    While what its environment needs is away, `away` says so, and how that failed last,
+    and `pauses` that a pause is made before it is tried again, or that the try lasts no
     longer than it may. A trainer sends one per update with `update` set."""
 
     polls: int
@@ -239,6 +240,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     update: bool = False
     progress: int = 0
     unsent: int = 0
+    unfilled: int = 0
     away: str = ""
     pauses: bool = False
 

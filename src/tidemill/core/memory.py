@@ -79,11 +79,18 @@ class MemfdSegment(Segment):
 
 class Need(msgspec.Struct, frozen=True):
     """A need is memory that is going to be filled: `nbytes` for `what`, and the factors
-    that make it ("2 slots x 129 rows x …")."""
+    that make it ("2 slots x 129 rows x …"). `shared`: it lies in slots, or is mapped so
+    that it may be shared, and is not in `own_bytes`, as arrays of numpy are."""
 
     what: str
     nbytes: int
     factors: str = ""
+    shared: bool = False
+
+
+def own_of(needs: Iterable[Need]) -> int:
+    """Return the bytes of those needs that are not shared."""
+    return sum(need.nbytes for need in needs if not need.shared)
 
 
 def check_memory(needs: Iterable[Need], free: int) -> None:

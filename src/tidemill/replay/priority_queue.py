@@ -92,7 +92,8 @@ class _OwnMemory(Buffer):
         self._memory = memoryview(mmap(-1, places * self._stride))
         self._free = list(range(places))
         self._slots = sum(block.slots for block in blocks)
-        self.needs = (Need("buffers", places * self._stride, f"{places:,} samples x {self._stride:,} bytes"),)
+        sums = f"{places:,} samples x {self._stride:,} bytes"
+        self.needs = (Need("buffers", places * self._stride, sums, shared=True),)
         return True
 
     def take(self, version: int) -> Sequence[BufferedSample] | None:

@@ -16,7 +16,7 @@ from tidemill.api.algorithm import Sample
 from tidemill.api.buffer import BufferConfig, BufferedSample, Demand, Received, ReplayBuffer
 from tidemill.api.stream import Offered, SampleConsumer
 from tidemill.core.errors import CheckpointError, ConfigError, SchemaError
-from tidemill.core.memory import Need, available, size
+from tidemill.core.memory import Need, available, own_of, size
 from tidemill.core.schema import Array, Arrays, Schema
 from tidemill.core.untrusted_files import open_plain, read_json, read_plain
 from tidemill.native.library import asked_for, choices
@@ -187,7 +187,15 @@ class UniformReplay(ReplayBuffer):
         else:
             self.sequences = found = NativeSequences(kernels, *settings)
             self._draws = NativeDraws(found, store, config.steps, self._batch)
-        self.needs = (Need("replay", books if config.mapped else rows + books, formula),)
+        own = Need("replay", books, f"what finds {places:,} rows")
+        self.needs = (own,) if config.mapped else (Need("replay", rows, formula, shared=True), own)
+
+    @property
+    def unfilled(self) -> int:
+        if not self._slots:
+            return 0
+        sequences = self.sequences
+        return own_of(self.needs) * (sequences.length - sequences.written()) // sequences.length
 
     def _fit(self, takes: int, most: int, limit: str, cure: str) -> None:
         """Raise `ConfigError` when what it takes is more bytes than the most that there

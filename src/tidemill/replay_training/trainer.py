@@ -17,6 +17,7 @@ from tidemill.api.worker import Context
 from tidemill.core.bell_batching import BatchedRings
 from tidemill.core.clock import awake
 from tidemill.core.errors import CheckpointError, ConfigError, EnvironmentFault, NoProgress, RunError
+from tidemill.core.memory import own_of
 from tidemill.replay.retrain_journal import JournalWriter
 from tidemill.replay_training.ingest import ReplayIngest
 from tidemill.replay_training.iteration_evaluation import evaluate
@@ -87,7 +88,11 @@ class ReplayTrainerWorker(Worker):
         needs = learner.build()
         self._policy_lag.publish(learner.policy.version)
         batches = demand.batches(source.offered() or (), learner.algorithm.batch_copies)
+        self._of_update = own_of((*needs, *batches))
         return Facts(memory=(*needs, *self._buffer.needs, *batches))
+
+    def _unfilled(self) -> int:
+        return self._buffer.unfilled + (0 if self._batches else self._of_update)
 
     # ---- the loop ----------------------------------------------------------------------
 

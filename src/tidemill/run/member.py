@@ -70,7 +70,8 @@ class Member:
     cause: str = ""  # of its last death, shortly
     # what it has answered as an equal trainer that waits for others' next lives
     awaits: Staying | None = None
-    unsent: int = 0  # see `WorkerStatistics`, as for the next two
+    unsent: int = 0  # see `WorkerStatistics`, as for the next three
+    unfilled: int = 0
     away: str = ""
     pauses: bool = False
 
@@ -87,7 +88,7 @@ class Member:
         self.cause = cause.partition("\n")[0].partition(";")[0][:LONGEST_CAUSE]
         self.buried, self.state, self.shares, self.rate = True, State.CONFIGURING, {}, 0.0
         self.died_at = self.died_at or awake()
-        self.unsent, self.away, self.pauses = 0, "", False
+        self.unsent, self.unfilled, self.away, self.pauses = 0, 0, "", False
 
     def forget_updates(self) -> None:
         """Forget what updates have told that are undone."""
@@ -115,7 +116,8 @@ class Member:
     def note_statistics(self, message: WorkerStatistics) -> None:
         """Note its regular statistics: the shares of its time, its rate, and all the
         rest."""
-        self.polls, self.progress, self.unsent = message.polls, message.progress, message.unsent
+        self.polls, self.progress = message.polls, message.progress
+        self.unsent, self.unfilled = message.unsent, message.unfilled
         self.away, self.pauses = message.away, message.pauses
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
         self.rate = message.time.get("samples_per_second", 0.0)

@@ -29,6 +29,7 @@ class _Footprint:
 
     life, since: the life that it is of, and when that was first seen running
     settled: bytes of its own once it had settled, at `settled_at`
+    planned: bytes that its workers were still to fill then
     suspected: it was asked to look at its objects
     told: bytes beyond its plan that were told
     telling: what is told of it once it has answered what grows, or at `until` the latest,
@@ -38,6 +39,7 @@ class _Footprint:
     life: int
     since: float
     settled: int = 0
+    planned: int = 0
     settled_at: float = 0.0
     suspected: bool = False
     told: int = 0
@@ -88,8 +90,8 @@ class MemoryWatch:
             return
         if not known.settled:
             known.settled, known.settled_at = own, now
-        planned = sum(need.nbytes for member in group for need in member.needs)
-        grown = own - known.settled
+            known.planned = sum(member.unfilled for member in group)
+        grown, planned = own - known.settled, known.planned
         margin = max(MARGIN, int(MARGIN_SHARE * known.settled))
         if grown - planned > max(margin, 2 * known.told) and not known.telling:
             known.told = grown - planned

@@ -28,6 +28,7 @@ from tidemill.api.control_messages import (
 from tidemill.api.experiment import Experiment
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
+from tidemill.core.memory import own_of
 from tidemill.run.conditions import Conditions, each_to_its_limit
 from tidemill.run.cuts import Cuts
 from tidemill.run.member import Member
@@ -134,6 +135,7 @@ class WorkerMessages:
             )
         if message.state is State.READY:
             member.needs = message.facts.memory
+            member.unfilled = own_of(member.needs)  # until it tells
             self._merge(name, message.facts)
         if message.state is State.COMPLETED and not (self._state.reason or self._state.finishing):
             if not member.config.limited:

@@ -55,10 +55,14 @@ class AllReduce:
             sender.offer(schema, (), SLOTS)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all that this part keeps: the slots of its senders, and where it adds
-        up."""
-        return (1 + SLOTS * self.peers) * self._scratch.nbytes
+    def slot_bytes(self) -> int:
+        """Bytes of the slots of this part's senders."""
+        return SLOTS * self.peers * self._scratch.nbytes
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of where this part adds up."""
+        return self._scratch.nbytes
 
     def begin(self, number: int) -> None:
         """Begin anew, with all others, once those that were lost live again: what was

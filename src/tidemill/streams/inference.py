@@ -46,7 +46,7 @@ def memory_need(observation: Schema, state: Schema, answer: Schema, rows: int, i
     fields = (*observation.values(), *_FLAGS.values(), *answer.values(), *state.values(), *state.values())
     row, slots = sum(field.nbytes for field in fields), _SLOTS * in_flight
     sums = f"{slots} slots x {rows:,} rows x {row:,} bytes"
-    return Need("requests and answers", slots * rows * row, sums)
+    return Need("requests and answers", slots * rows * row, sums, shared=True)
 
 
 _Asked = tuple[Arrays, Arrays, bool | Array]

@@ -345,6 +345,9 @@ class ActorWorker(Worker):
     def _unsent(self) -> int:
         return self.order.unsent()
 
+    def _unfilled(self) -> int:
+        return sum(agent.writer.unfilled() for _, agent in self.order.agents)
+
     def _paces(self) -> dict[str, float]:
         p99 = self._times.p99()
         return {} if p99 is None else {"tick_p99": p99}

@@ -54,6 +54,7 @@ def memory_needs(context: Context, config: ActorConfig, environment: Environment
                     "samples",
                     channels * offered,
                     f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}",
+                    shared=True,
                 )
             )
         if spec.inference != INLINE:

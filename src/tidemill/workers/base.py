@@ -132,6 +132,11 @@ class Worker(WorkerHandle):
         yet."""
         return 0
 
+    def _unfilled(self) -> int:
+        """Return how many bytes of the memory that it has told of, and that is its own
+        alone, the worker is still to fill."""
+        return 0
+
     def _away(self) -> tuple[str, bool]:
         """Return what the worker's environment waits for while that is away, and how it
         has failed last, in words, "" else; and whether it makes a pause before it tries
@@ -407,10 +412,17 @@ class Worker(WorkerHandle):
         time["seconds"] = seconds
         time |= self._paces()
         self._last_beat, self._last_counts = now, (self._samples, self._batches)
-        done, unsent, (away, pauses) = self._progress(), self._unsent(), self._away()
+        away, pauses = self._away()
         self.report(
             WorkerStatistics(
-                self.polls, self._stats(), time, progress=done, unsent=unsent, away=away, pauses=pauses
+                self.polls,
+                self._stats(),
+                time,
+                progress=self._progress(),
+                unsent=self._unsent(),
+                unfilled=self._unfilled(),
+                away=away,
+                pauses=pauses,
             )
         )
 

@@ -132,7 +132,7 @@ class BufferWorker(Worker):
         sums = f"{len(made)} consumers x {slots} slots x {nbytes:,} bytes"
         return Facts(
             samples={config.into: known},
-            memory=(Need("buffer workers' samples", len(made) * slots * nbytes, sums),),
+            memory=(Need("buffer workers' samples", len(made) * slots * nbytes, sums, shared=True),),
         )
 
     # ---- a cut -------------------------------------------------------------------------

@@ -116,7 +116,11 @@ class EqualTrainers:
         if self._summing is None:
             return []
         state = sum(array.nbytes for array in algorithm.state().values())
-        return [Need("sums", self._summing.nbytes), Need("weights before an update", weights + state)]
+        return [
+            Need("sums", self._summing.slot_bytes, shared=True),
+            Need("sums", self._summing.own_bytes),
+            Need("weights before an update", weights + state),
+        ]
 
     @property
     def others(self) -> bool:

@@ -251,7 +251,7 @@ class Learner:
             self._publisher.publish(self.policy)
         self._open_versions()
         weights = sum(array.nbytes for array in self.policy.parameters().values())
-        own_needs = [Need("parameters", 3 * weights)] if edges else []
+        own_needs = [Need("parameters", 3 * weights, shared=True)] if edges else []
         return [*own_needs, *self.equal_trainers.needs(self.algorithm, weights)]
 
     def _build_algorithm(self) -> Algorithm:

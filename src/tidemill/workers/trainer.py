@@ -35,6 +35,7 @@ from tidemill.api.worker import Context
 from tidemill.core.clock import awake
 from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, returned
+from tidemill.core.memory import own_of
 from tidemill.streams.all_reduce import SumBroken
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult, Worker
@@ -100,12 +101,16 @@ class TrainerWorker(Worker):
         demand = learner.demand(config.batch_size, config.max_policy_lag)
         self._buffer = returned(config.buffer.build(source, demand), Buffer, config.buffer.build)
         self._load_buffer(held)
-        needs = *learner.build(), *self._buffer.needs
+        needs = learner.build()
         if self._rounds is not None:
             self._rounds.number = learner.counters.rounds
         self._buffer.least = learner.least  # what the weights of undone updates have played
-        copies = learner.algorithm.batch_copies
-        return Facts(memory=(*needs, *demand.batches(source.offered() or (), copies)))
+        batches = demand.batches(source.offered() or (), learner.algorithm.batch_copies)
+        self._of_update = own_of((*needs, *batches))
+        return Facts(memory=(*needs, *self._buffer.needs, *batches))
+
+    def _unfilled(self) -> int:
+        return self._buffer.unfilled + (0 if self._batches else self._of_update)
 
     def _load_buffer(self, state: Part | None) -> None:
         """Be where the buffer was when the run was cut, if it was. Raises `ConfigError`

@@ -19,7 +19,7 @@ from tidemill.api.algorithm import FILLER, ROW_FIELDS, PostProcessor
 from tidemill.api.stream import SampleProducer
 from tidemill.core.cut import Part
 from tidemill.core.errors import EnvironmentFault
-from tidemill.core.schema import Arrays, Field, Schema, allocate
+from tidemill.core.schema import Arrays, Field, Schema, allocate, layout
 
 Seats = NDArray[np.intp]
 
@@ -138,6 +138,11 @@ class SampleWriter(ABC):
         sample was sent with; 0 where each row goes as it comes."""
         return 0
 
+    def unfilled(self) -> int:
+        """Return the bytes of `own_rows` that are still to be written for the first
+        time."""
+        return 0
+
 
 class Columns(SampleWriter):
     """The base of writers by index: each seat is at a row of its own, in memory of so
@@ -151,6 +156,7 @@ class Columns(SampleWriter):
         fill({name: array[: terms.spec.burn_in] for name, array in self.arrays.items()})
         self.position = np.full(terms.seats, terms.spec.burn_in, np.intp)
         """[N], the next row of each seat."""
+        self._reached = 0  # rows that any seat ever had
 
     def unsent(self) -> int:
         # nothing has come of the newest row's action yet
@@ -158,6 +164,10 @@ class Columns(SampleWriter):
         rows = np.arange(ends.max())[:, None]
         written = {name: self.arrays[name][: len(rows)] for name in ("done", "truncated")}
         return steps_of(written, (rows >= self._terms.spec.burn_in) & (rows < ends))
+
+    def unfilled(self) -> int:
+        rows = self._private_rows - self._reached
+        return layout(self._terms.schema, (self._terms.seats, rows))[1]
 
     def close(self, seats: Seats) -> None:
         """The newest rows of `seats` are the last of their episodes."""
@@ -181,7 +191,9 @@ class Columns(SampleWriter):
     def has_room(self) -> bool:
         if not self.send():
             return False
-        if self.position.max() + 1 + self._terms.same_step > self._private_rows:
+        rows = int(self.position.max()) + 1 + self._terms.same_step
+        self._reached = max(self._reached, rows)
+        if rows > self._private_rows:
             raise EnvironmentFault(
                 f'an episode of the agents "{self._terms.spec.match}" goes on beyond the limit of its steps '
                 "that the environment promised; give it the limit that holds, or one that we keep "

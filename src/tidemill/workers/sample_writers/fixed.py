@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from tidemill.core.cut import Part
-from tidemill.core.schema import Arrays, allocate
+from tidemill.core.schema import Arrays, allocate, layout
 from tidemill.workers.sample_writers.base import (
     BlockSizes,
     Columns,
@@ -81,6 +81,10 @@ class AlignedBlock(SampleWriter):
         # nothing has come of the newest row's action yet
         written = (rows >= self._terms.spec.burn_in) & (rows < self.position - 1)
         return steps_of(block, written[: len(block["done"])])
+
+    def unfilled(self) -> int:
+        need, terms = self._terms.need, self._terms
+        return layout(terms.schema, (need.private_rows * terms.same_step, terms.seats))[1]
 
     @property
     def newest(self) -> Arrays:
