@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
+from tests.run import hanging_evaluation
 from tests.run.watching import EXPERIMENTS, ended_well, leftovers, wait_until
 
 from tidemill import (
@@ -23,6 +24,7 @@ from tidemill import (
     Evaluation,
     Limits,
     PolicyWorkers,
+    Population,
     Replay,
     ReplayActors,
     ReplayTrainer,
@@ -34,7 +36,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import DEBUGGED, Call
 from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import RunError
-from tidemill.core.thread_stacks import whereabouts
+from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads, parallel_build
 from tidemill.envs.lanes import LaneLoop
@@ -46,11 +48,13 @@ from tidemill.run.events import Event, read_events
 from tidemill.run.member import Member
 from tidemill.run.run_control import RunControl
 from tidemill.run.silence import SilenceWatch, TurnWatch
+from tidemill.store.database_watch import DatabaseWatch
 from tidemill.training.train import train
 
 experiments = load_file(EXPERIMENTS, "test")
 NOW = 1000.0  # second of `awake`, which stands still while a watch looks
 IN_ENVIRONMENT = [Call("read", "/home/arm.py", 41), Call("send", "/lib/tidemill/envs/lanes.py", 7)]
+IN_STORE = [Call("connect", "/lib/sqlite.py", 7), Call("find", "/lib/tidemill/store/version_index.py", 9)]
 IN_TRAINING = [Call("matmul", "/lib/torch.py", 1), Call("_poll", "/lib/tidemill/workers/trainer.py", 1)]
 
 
@@ -151,9 +155,16 @@ def test_each_hang_has_the_same_deadline_whenever_the_last_one_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [PolicyWorkers(stream="inference"), Buffers(process=()), Actors(environment=Scripted())]
+    "config",
+    [
+        PolicyWorkers(stream="inference"),
+        Buffers(process=()),
+        Actors(environment=Scripted()),
+        Evaluation(),
+        Population(members=("a", "b"), explore={}),
+    ],
 )
-def test_who_serves_training_and_hangs_anywhere_else_is_gone_likewise(config: WorkerConfig) -> None:
+def test_who_is_no_trainer_and_hangs_anywhere_else_is_gone_likewise(config: WorkerConfig) -> None:
     watched = Watched([Call("act", "/home/policy.py", 7)], alone=config)
     watched.after(299.0)
     assert len(watched.told) == 1 and not watched.hung
@@ -203,11 +214,55 @@ def test_a_replay_trainer_that_an_environment_holds_in_its_evaluation_is_gone() 
         assert len(watched.hung) == gone
 
 
-@pytest.mark.parametrize("alone", [Trainer(algorithm=PPO()), Evaluation()])
-def test_who_may_wait_for_a_share_is_told_alone(alone: WorkerConfig) -> None:
-    watched = Watched([Call("open", "/home/database.py", 7)], alone=alone)
-    watched.after(400.0)
+@pytest.mark.parametrize(
+    ("stack", "alone"),
+    [
+        (IN_STORE, Evaluation()),
+        (IN_STORE, Population(members=("a", "b"), explore={})),
+        (IN_STORE, Actors(environment=Scripted())),
+        ((), Evaluation()),  # the kernel may hold it at a share
+        ((), Population(members=("a", "b"), explore={})),
+        ([Call("act", "/home/policy.py", 7)], Trainer(algorithm=PPO())),
+    ],
+)
+def test_who_may_wait_for_a_share_or_be_in_an_update_is_told_alone(
+    stack: Sequence[Call], alone: WorkerConfig
+) -> None:
+    watched = Watched(stack, alone=alone)
+    watched.after(4000.0)
     assert len(watched.told) == 1 and not watched.hung
+
+
+def test_an_evaluation_that_shares_its_process_with_an_update_is_not_gone() -> None:
+    for stack, gone in ((IN_TRAINING, 0), ([Call("act", "/home/policy.py", 7)], 1)):
+        watched = Watched(stack)
+        watched.members = {"evaluation-0": Member(Evaluation(), Mock()), **watched.members}
+        for member in watched.members.values():
+            member.state = State.RUNNING
+        watched.watch._processes = [["evaluation-0", "trainer-0"]]
+        watched.after(301.0)
+        assert len(watched.hung) == gone
+
+
+def test_who_hangs_in_the_runs_database_is_known_by_its_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, inside = threading.Event(), threading.Event()
+
+    def stat(path: Path) -> None:
+        inside.set()
+        assert over.wait(60)
+        raise FileNotFoundError
+
+    thread = threading.Thread(target=DatabaseWatch(tmp_path).due)
+    with monkeypatch.context() as patch:
+        patch.setattr("tidemill.store.database_watch.os", Mock(stat=stat))
+        thread.start()
+        assert inside.wait(60)
+        calls = stack_of(thread.ident)
+        over.set()
+        thread.join(60)
+    assert silence.in_store(calls) and not silence.in_store(stack_of(threading.get_ident()))
 
 
 @pytest.mark.parametrize(
@@ -445,6 +500,29 @@ def test_a_process_that_is_stopped_for_too_long_costs_its_worker_a_life(
     (died,) = (event for event in read_events(run) if event.what == "died")
     assert died.worker == "actor-0"
     assert "its process has not come back for 400 s: is stopped (by SIGSTOP" in died.cause
+    assert leftovers(run) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_an_evaluation_that_hangs_costs_it_a_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as silent for long as soon as it hangs: others are as they are."""
+    flag, look = tmp_path / "hung", SilenceWatch.look
+
+    def look_late(self: SilenceWatch, members: Mapping[str, Member]) -> None:
+        if flag.exists() and not members["evaluation-0"].life:
+            members["evaluation-0"].heard = silence.awake() - 400.0
+        look(self, members)
+
+    monkeypatch.setattr(SilenceWatch, "look", look_late)
+    again, run = "evaluation/version >= 0", tmp_path / "run"
+    made = hanging_evaluation.hangs_once(str(flag)).replace(limits=Limits(until=again, seconds=1000))
+    done = train(made, run_dir=run, source=hanging_evaluation.__file__, quiet=True)
+    assert done.summary["reason"] == again
+    (died,) = (event for event in read_events(run) if event.what == "died")
+    assert died.worker == "evaluation-0"
+    assert died.cause.startswith("its thread has not come back for 400 s: ") and " ← _conclude" in died.cause
+    lives = [(event.worker, event.life) for event in read_events(run) if event.what == "lives"]
+    assert lives == [("evaluation-0", 2)]
     assert leftovers(run) == []
 
 

@@ -19,16 +19,21 @@ from tidemill.run.interrupts import Interrupts
 from tidemill.run.member import Member
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.buffer_worker import Buffers
+from tidemill.workers.evaluation import Evaluation
 from tidemill.workers.policy import PolicyWorkers
+from tidemill.workers.population_config import Population
 
 LEAST = 5.0  # seconds of silence that are told
 FIRST = 30.0  # while a trainer of its process has finished no update: it may be a long one
 TIMES = 5.0  # so many times the longest poll so far
-# seconds after which one of these hangs that is neither in its environment nor in an
-# update, and whatever is stopped; others may wait for a share that is away, which
-# training does without
+# seconds after which one of these hangs that is neither in its environment, nor in an
+# update, nor at a share, and whatever is stopped. What a trainer calls of others' code is
+# in its update, which may take long: where it takes too long its run ends
 HUNG = 300.0
-REPLACED = (ActorConfig, PolicyWorkers, Buffers)
+REPLACED = (ActorConfig, PolicyWorkers, Buffers, Evaluation, Population)
+# of these that are at the run's database all the time: the kernel holds a process that
+# waits for a share in a way in which it cannot be asked, either
+AT_SHARE = (Evaluation, Population)
 ASK_EVERY = 10.0  # seconds of one silence: to ask for a stack takes a moment
 LOOK = 0.5  # seconds between two looks at the main thread
 CLOSING = 30.0  # seconds that an environment may take to be closed at the end: to encode a video, say
@@ -39,6 +44,7 @@ _LANES, _RING = "/tidemill/envs/lane_threads.py", "/tidemill/workers/ring.py"
 _MAKING = "/tidemill/envs/parallel_build.py"
 _ACTOR = "/tidemill/workers/actor.py"
 _EVALUATION = "/tidemill/replay_training/iteration_evaluation.py"
+_STORE = "/tidemill/store/"
 _TRAINERS = ("/tidemill/workers/trainer.py", "/tidemill/replay_training/trainer.py")
 _ENVIRONMENTS = tuple(f"/tidemill/{room}/" for room in ("envs", "bridge", "remote", "testing"))
 
@@ -129,8 +135,9 @@ class SilenceWatch:
                 what = "its thread"
                 hung = isinstance(config, REPLACED) and silent > most
                 # a trainer that shares it may be in an update
-                seen = bool(calls) or not any(each.config.limited for each in group.values())
-                hung = hung and seen and not (in_update(calls) or waits_for_lanes(calls))
+                shows = not any(m.config.limited or isinstance(m.config, AT_SHARE) for m in group.values())
+                hung = hung and (bool(calls) or shows)
+                hung = hung and not (in_update(calls) or waits_for_lanes(calls) or in_store(calls))
             if hung:
                 self._silent.pop(first, None)
                 self._hangs(name, f"{what} has not come back for {silent:.0f} s: {where}")
@@ -161,6 +168,12 @@ def in_update(calls: Sequence[Call]) -> bool:
     for nobody."""
     polls = any(call.name == "_poll" and call.file.endswith(_TRAINERS) for call in calls)
     return polls and not in_environment(calls)
+
+
+def in_store(calls: Sequence[Call]) -> bool:
+    """True where the run's folder is read or written. What holds a worker there, a share
+    that does not answer, say, would hold its next life, too, and whoever starts it."""
+    return any(_STORE in call.file for call in calls)
 
 
 def in_evaluation(calls: Sequence[Call]) -> bool:
