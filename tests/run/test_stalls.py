@@ -2,19 +2,23 @@
 end, however well others do; one that waits for others which go on is left alone."""
 
 from collections.abc import Collection
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from tests.run.cut_experiments import population, two_policies
-from tests.run.experiments import cartpole, experiment
+from tests.run.cut_experiments import JUDGE, population, two_policies
+from tests.run.experiments import ENVIRONMENTS, cartpole, experiment
+from tests.run.watching import EXPERIMENTS
 
-from tidemill import Experiment, Gymnasium, Limits, Stage, populate
+from tidemill import Actors, Evaluation, Experiment, Gymnasium, Limits, Stage, populate, train
 from tidemill.api.control_messages import RoundOver, State, WorkerStatistics
 from tidemill.api.launcher import Call
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.run import stall_report, stall_watch, status
+from tidemill.run.events import read_events
 from tidemill.run.member import Member
+from tidemill.run.run_control import RunControl
 from tidemill.run.run_state import RunState
 from tidemill.run.stall_watch import STALL, Stalls
 from tidemill.transports.local import LocalBell, LocalLink
@@ -242,3 +246,145 @@ def test_pauses_and_long_looks_elsewhere_are_nobodys_stall(monkeypatch: pytest.M
     run.now += 500  # a callback, or a cut
     assert not run.after(8)
     assert len(run.after(3)) == 1
+
+
+# ---- what is due beside training -------------------------------------------------------
+
+WELL = {"done": ["actor-0"], "updates": ["trainer-0"]}
+
+
+def judged(**evaluation: object) -> Experiment:
+    """An evaluation for which training does not wait, and its judge."""
+    made = experiment(Gymnasium(id="CartPole-v1"))
+    judge = Actors(environment=Gymnasium(id="CartPole-v1"), lanes=2, agents=(JUDGE,))
+    return made.replace(
+        workers={**made.workers, "judge": judge, "evaluation": Evaluation(games=2, **evaluation)}
+    )
+
+
+def evaluating(monkeypatch: pytest.MonkeyPatch, made: Experiment | None = None) -> Run:
+    """A run in which a version is evaluated."""
+    run = Run(monkeypatch, made or judged())
+    run.members["evaluation-0"].due = {"policy": "evaluation/return"}
+    return run
+
+
+def test_an_evaluation_that_gets_nothing_of_its_judges_is_told_and_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = evaluating(monkeypatch)
+    assert not run.after(STALL - 1, **WELL)
+    run.stacks["judge-0"] = (Call("read", "/home/arm.py", 41),)
+    (told,) = run.after(2000, **WELL)
+    assert told == (
+        "no progress of evaluation-0 for 30 s: evaluation-0 waits for samples ← judge-0 waits for room at "
+        "evaluation-0 or its environment"
+    )
+    assert run.stalls.why().startswith("no progress of evaluation-0 for 20")
+    assert not run.after(1, done=["actor-0", "judge-0"], updates=["trainer-0"]) and not run.stalls.why()
+    assert not run.after(4000, **WELL)  # it has taken 2,000 s, and may again
+    assert len(run.after(100, **WELL)) == 1
+
+
+def test_an_evaluation_whose_judge_is_silent_is_told_with_where_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = evaluating(monkeypatch)
+    run.stacks["judge-0"] = (Call("read", "/home/arm.py", 41),)
+    (told,) = run.after(100, **WELL, silent=["judge-0"])
+    assert told.endswith("evaluation-0 waits for samples ← judge-0 is silent for 31 s: read (arm.py:41)")
+
+
+def test_one_that_has_nothing_to_evaluate_or_plays_on_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, judged())
+    assert not run.after(200, **WELL)  # no new version
+    run.members["evaluation-0"].due = {"policy": "evaluation/return"}
+    long = {"done": ["actor-0", "judge-0"], "updates": ["trainer-0"]}  # an episode without an end
+    assert not run.after(200, **long)
+    run.state.paused = True
+    assert not run.after(200)
+    run.state.paused = False
+    run.stalls.begin()
+    assert not run.after(200, **long)
+    assert not run.after(200, **WELL, silent=["evaluation-0"])  # that is told as silence
+    run.state.reason = "limit"
+    assert not run.after(200, **WELL) and not run.stalls.why()
+    run.members["evaluation-0"].bury("its process was killed")
+    assert not run.members["evaluation-0"].due  # its next life says so again
+
+
+def test_one_that_a_trainer_in_its_judges_process_holds_up_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = evaluating(monkeypatch, judged().replace(together=("judge", "trainer")))
+    run.after(5, done=["judge-0"], updates=["trainer-0"])
+    run.stacks |= dict.fromkeys(("judge-0", "trainer-0"), TRAINS)
+    told = run.after(500, silent=["judge-0", "trainer-0"])
+    assert [text.partition(":")[0] for text in told] == ["no update for 30 s"]
+
+
+def members_judged(**population: object) -> Experiment:
+    return populate(judged(), [{}, {}], steps=10**9, explore={}, metric="evaluation/return", **population)
+
+
+def test_a_population_that_lacks_what_a_dead_evaluation_was_to_record_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, members_judged())
+    well = {"done": ["actor-0-0", "actor-1-0"], "updates": ["trainer-0-0", "trainer-1-0"]}
+    run.members["evaluation-1-0"].bury("its process was killed")
+    assert not run.after(200, **well)  # it is not time to decide
+    run.members["population-0"].due = {"policy-1": "evaluation/return"}
+    (told,) = run.after(500, **well)
+    assert told.startswith(
+        "no progress of population-0 for 30 s: population-0 waits for what is recorded ← evaluation-1-0 died "
+    )
+
+
+def test_a_population_that_lacks_versions_is_told_with_their_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, members_judged())
+    run.members["population-0"].due = {"policy-1": ""}
+    well = {"done": ["actor-0-0"], "updates": ["trainer-0-0"]}
+    told = "\n".join(run.after(500, **well))
+    chain = "trainer-1-0 waits for samples ← actor-1-0 waits for room at trainer-1-0 or its environment"
+    assert told.count(chain) == 1 and told.count("\n") == 0  # one cause is told once
+    assert "no progress of population-0 for " in run.stalls.why()
+    both = {"done": [], "updates": ["trainer-0-0", "trainer-1-0"]}
+    assert not run.after(500, **both) and not run.stalls.why()
+    run.members["trainer-1-0"].state = State.COMPLETED  # nobody is to bring any more
+    assert not run.after(500, **well) and not run.stalls.why()
+
+
+def test_a_judge_whose_lane_hangs_is_told_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lanes step in threads, so that its loop turns; it may wait for ever."""
+    monkeypatch.setattr(stall_watch, "STALL", 1.0)
+    flag, made = tmp_path / "hung", judged()
+    environment = Gymnasium(make=f"{ENVIRONMENTS}:HangsOnce", kwargs={"flag": str(flag)}, threads=2)
+    judge = made.workers["judge"].replace(environment=environment, deadline_s=float("inf"))
+    actor = made.workers["actor"].replace(environment=Gymnasium(make=f"{ENVIRONMENTS}:Talker"))
+    begun = "evaluation-0 waits for samples ← judge-0 waits for room at evaluation-0 or its environment"
+
+    def told() -> list[str]:
+        return [event.cause for event in read_events(tmp_path / "run") if begun in event.cause]
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if flag.exists() and told():
+            control.stop("it was told")
+
+    try:
+        result = train(
+            made.replace(
+                workers={**made.workers, "actor": actor, "judge": judge}, limits=Limits(seconds=1000)
+            ),
+            run_dir=tmp_path / "run",
+            source=EXPERIMENTS,
+            quiet=True,
+            launch="threads",
+            on_update=on_update,
+        )
+    finally:
+        flag.with_suffix(".over").touch()
+    assert result.summary["reason"] == "it was told"
+    assert "no progress of evaluation-0 for " in told()[0]

@@ -112,6 +112,24 @@ def test_while_there_is_no_new_version_the_actors_wait(tmp_path: Path) -> None:
     assert told.values["evaluation/return"] == 5.0
 
 
+def test_it_says_what_is_due_to_it_while_a_version_is_played(tmp_path: Path) -> None:
+    games = Games(tmp_path, games=2)
+    games.evaluate()
+    assert not games.worker._lacks()  # nothing was pushed
+    games.push(0)
+    games.evaluate()
+    games.play(0, 1.0)
+    games.evaluate()
+    assert games.worker._lacks() == {"policy": "evaluation/return"}
+    games.play(0, 1.0)
+    games.evaluate()
+    assert not games.worker._lacks()
+    waited_for = Games(tmp_path / "waited for", games=2, updates=1)
+    waited_for.push(0)
+    waited_for.evaluate()
+    assert waited_for.worker._frozen is not None and not waited_for.worker._lacks()  # training waits for it
+
+
 def test_a_poll_takes_all_that_waits(tmp_path: Path) -> None:
     """In one thread everybody else has a turn between two polls."""
     games = Games(tmp_path, ring=3, games=12)
@@ -547,6 +565,7 @@ def test_a_full_disk_holds_an_evaluation_up_and_is_told_once(
         for reached in (1.0, 2.0, 3.0):
             games.play(3, reached)
             assert games.evaluate() == []
+            assert not games.worker._lacks()  # that was told
     games.play(3, 4.0)
     (told,) = games.evaluate()
     assert told.values["evaluation/return"] == 1.0  # the first game of the seat, as if nothing had been

@@ -195,6 +195,29 @@ def test_it_decides_when_every_member_has_trained_enough_and_something_is_known_
     assert other.poll() == []
 
 
+def test_it_says_what_is_due_to_it_once_a_member_has_trained_enough(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.push(0, 0, dict.fromkeys(SCORES))
+    bench.poll()
+    bench.push(1, 99, SCORES)
+    bench.poll()
+    assert not bench.worker._lacks()
+    bench.push(2, 100, {"a": 3.0, "b": 4.0})
+    bench.poll()
+    assert bench.worker._lacks() == {"c": "", "d": ""}
+    bench.push(2, 100, {"c": 1.0, "d": 2.0})
+    assert len(bench.poll()) == 2 and not bench.worker._lacks()
+    bench.push(3, 200, SCORES)  # c has not gone on from another yet
+    bench.poll()
+    assert bench.worker._lacks() == {"c": ""}
+    unknown = Bench(tmp_path / "unknown", metric="evaluation/return")
+    unknown.push(0, 0, SCORES)
+    unknown.poll()
+    unknown.push(1, 100, SCORES)
+    unknown.poll()
+    assert unknown.worker._lacks() == dict.fromkeys(SCORES, "evaluation/return")
+
+
 def test_a_full_disk_holds_a_decision_up_and_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

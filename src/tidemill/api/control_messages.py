@@ -232,7 +232,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     `unfilled` the bytes of its needs that are still to be filled, but for shared ones.
     While what its environment needs is away, `away` says so, and how that failed last,
     and `pauses` that a pause is made before it is tried again, or that the try lasts no
-    longer than it may. A trainer sends one per update with `update` set."""
+    longer than it may. `due`, of a worker for which nobody waits, is what it lacks of
+    versions, by policy: the name of what is to be recorded of them, "" where they are to
+    come. A trainer sends one per update with `update` set."""
 
     polls: int
     values: dict[str, float] = {}
@@ -243,6 +245,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, tag=True):
     unfilled: int = 0
     away: str = ""
     pauses: bool = False
+    due: dict[str, str] = {}
 
 
 class Episodes(msgspec.Struct, frozen=True, tag=True):

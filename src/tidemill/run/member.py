@@ -1,6 +1,7 @@
 """What a run knows of each of its workers, from what that reports, and how it is told
 what to do."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemill.api.control_messages import (
@@ -70,10 +71,11 @@ class Member:
     cause: str = ""  # of its last death, shortly
     # what it has answered as an equal trainer that waits for others' next lives
     awaits: Staying | None = None
-    unsent: int = 0  # see `WorkerStatistics`, as for the next three
+    unsent: int = 0  # see `WorkerStatistics`, as for the next four
     unfilled: int = 0
     away: str = ""
     pauses: bool = False
+    due: Mapping[str, str] = field(default_factory=dict)
 
     def send(self, message: Down) -> None:
         """Tell it what to do. One that is dead, or reviving, is not told: the supervisor
@@ -88,7 +90,7 @@ class Member:
         self.cause = cause.partition("\n")[0].partition(";")[0][:LONGEST_CAUSE]
         self.buried, self.state, self.shares, self.rate = True, State.CONFIGURING, {}, 0.0
         self.died_at = self.died_at or awake()
-        self.unsent, self.unfilled, self.away, self.pauses = 0, 0, "", False
+        self.unsent, self.unfilled, self.away, self.pauses, self.due = 0, 0, "", False, {}
 
     def forget_updates(self) -> None:
         """Forget what updates have told that are undone."""
@@ -118,7 +120,7 @@ class Member:
         rest."""
         self.polls, self.progress = message.polls, message.progress
         self.unsent, self.unfilled = message.unsent, message.unfilled
-        self.away, self.pauses = message.away, message.pauses
+        self.away, self.pauses, self.due = message.away, message.pauses, message.due
         self.shares = {k.removeprefix("share/"): v for k, v in message.time.items() if k.startswith("share/")}
         self.rate = message.time.get("samples_per_second", 0.0)
         if self.recorded:

@@ -1,16 +1,17 @@
-"""A trainer that nothing brings on, told apart from one that takes long for an update."""
+"""A trainer that nothing brings on, told apart from one that takes long for an update;
+and who evaluates or decides beside training, and lacks what is due to it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from tidemill.api.control_messages import ENDED
+from tidemill.api.control_messages import ENDED, State
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.core.clock import awake
 from tidemill.core.errors import RunError
 from tidemill.core.thread_stacks import whereabouts
 from tidemill.run.run_state import RunState
-from tidemill.run.silence import in_update
+from tidemill.run.silence import LEAST, in_update
 from tidemill.run.stall_report import (
     SILENT,
     concerns,
@@ -31,6 +32,7 @@ LONGEST_WORK = 3600.0
 """Seconds in which a trainer that writes a checkpoint, or is in an update, counts as
 doing something."""
 ASK_EVERY = 10.0  # seconds: to ask for a stack takes a moment
+TIMES = 2.0  # so many times as long as it lacked something, until it is told again
 
 
 class StallWatch:
@@ -81,13 +83,16 @@ class Stalls:
     """The stalls of a run, of each trainer by itself: that it makes no update is told,
     and the run ends where nothing that could bring it to one has progressed for too long.
     A trainer that waits for another one, which makes updates, has not stalled, as a
-    population's members do.
+    population's members do. An evaluation for which nobody waits, or a population, to
+    which something is due (`WorkerStatistics.due`), and nothing brings it, is told
+    likewise; it ends no run.
 
     watches: for how long, by trainer
     """
 
     def __init__(self, experiment: Experiment, launcher: Launcher, state: RunState) -> None:
         self._experiment, self._launcher, self._state = experiment, launcher, state
+        self._processes = experiment.processes()
         self._waiting = Waiting(experiment, state.who_answers.edges)
         self.watches = {
             name: StallWatch(stall_limit(experiment), partial(self._excused, name))
@@ -96,7 +101,10 @@ class Stalls:
         self._done, self._updated = set[str](), set[str]()  # since the last look, by whom
         self._concerns: dict[str, set[str]] = {}  # whose work may bring on whom, as they were then
         self._stalled: list[str] = []
-        self._told: dict[str, str] = {}  # of which trainers, with who explained it
+        self._beside: dict[str, StallWatch] = {}  # by worker to which something was due so far
+        self._lacking: dict[str, float] = {}  # for how many seconds, of whom that is told
+        self._patience: dict[str, float] = {}  # seconds that it may lack it for
+        self._told: dict[str, str] = {}  # of whom, with who explained it
         self._looked = 0.0
 
     def begin(self) -> None:
@@ -111,8 +119,8 @@ class Stalls:
             self._updated.add(name)
 
     def look(self) -> None:
-        """Tell that no update comes. Raises `RunError` where nothing that could bring a
-        trainer to one has progressed for too long."""
+        """Tell that no update comes, or nothing that is due. Raises `RunError` where
+        nothing that could bring a trainer to one has progressed for too long."""
         if (now := awake()) - self._looked < LOOK:
             return
         self._looked, state, members = now, self._state, self._state.members
@@ -124,6 +132,7 @@ class Stalls:
         for name in living:
             if name in self._updated or self._done & self._concerns[name]:
                 self.watches[name].move(updated=name in self._updated)
+        self._look_at_what_is_due(awaited)
         self._done.clear()
         self._updated.clear()
         pauses = any(member.pauses for member in members.values())
@@ -143,6 +152,35 @@ class Stalls:
             self._end(still)
         self._tell()
 
+    def _look_at_what_is_due(self, awaited: Mapping[str, Mapping[str, str]]) -> None:
+        """See who lacks what is due to it, though its loop turns: one that is silent is
+        told as that."""
+        state, before, self._lacking = self._state, self._lacking, {}
+        for name, member in state.members.items():
+            if member.due and name not in self._beside:
+                self._beside[name], self._patience[name] = (
+                    StallWatch(STALL, partial(self._held_up, name)),
+                    STALL,
+                )
+        for name, watch in self._beside.items():
+            member = state.members[name]
+            self._concerns[name] = concerns(name, state.members, awaited) - self._waiting.servers
+            if self._done & self._concerns[name]:
+                watch.move()
+                # what takes so long may do so again
+                self._patience[name] = max(self._patience[name], TIMES * before.get(name, 0.0))
+            turns = member.state is State.RUNNING and awake() - member.heard <= LEAST
+            counts = turns and state.running and not (state.paused or state.reason)
+            seconds = watch.look(counts and bool(member.due and awaited[name]))
+            if seconds > self._patience[name]:
+                self._lacking[name] = seconds
+
+    def _held_up(self, name: str) -> bool:
+        """True where a trainer that shares a process with whom `name` waits for is in
+        something that may take long."""
+        mates = {mate for names in self._processes if self._concerns[name] & {*names} for mate in names}
+        return any(self.trains(mate) for mate in mates)
+
     def _end(self, still: dict[str, float]) -> None:
         name = max(still, key=lambda each: still[each])
         what = "nothing" if len(self.watches) == 1 else f"nothing that {name} waits for"
@@ -160,8 +198,9 @@ class Stalls:
     def _tell(self) -> None:
         """Tell of those that have stalled since the last look, but for those that wait
         for one who was told."""
-        self._told = {name: who for name, who in self._told.items() if name in self._stalled}
-        if not (new := [name for name in self._stalled if name not in self._told]):
+        stalled = [*self._stalled, *self._lacking]
+        self._told = {name: who for name, who in self._told.items() if name in stalled}
+        if not (new := [name for name in stalled if name not in self._told]):
             return
         found = self._see(new)
         untold = [name for name in new if found[name] not in self._told.values()]
@@ -170,8 +209,8 @@ class Stalls:
             self._state.report.notify(self._words(untold))
 
     def _see(self, names: Iterable[str]) -> dict[str, str]:
-        """Return who explains why these trainers make no update, once it is known where
-        each of those is."""
+        """Return who explains why nothing comes of each of these, once it is known where
+        those are."""
         awaited, members = self._awaited(), self._state.members
         conditions = {name: self._launcher.condition(name) for name in members}
         found = {name: who_explains(name, members, awaited, conditions.__getitem__) for name in names}
@@ -181,13 +220,23 @@ class Stalls:
         return found
 
     def why(self) -> str:
-        """Return why trainers make no update, "" as long as one may come of each."""
-        return self._words(self._stalled) if self._stalled and not self._state.paused else ""
+        """Return why trainers make no update, and who lacks what is due to it, "" as long
+        as one may come of each."""
+        names = [*self._stalled, *self._lacking]
+        return self._words(names) if names and not self._state.paused else ""
 
     def _words(self, names: Sequence[str]) -> str:
-        idle = max(self.watches[name].idle for name in names)
-        whose = "" if len(names) == len(self.watches) else f" of {', '.join(names)}"
-        return f"no update{whose} for {idle:.0f} s: {self._explain(names)}"
+        trainers = [name for name in names if name in self.watches]
+        told = [
+            f"no progress of {name} for {self._lacking[name]:.0f} s"
+            for name in names
+            if name in self._lacking
+        ]
+        if trainers:
+            idle = max(self.watches[name].idle for name in trainers)
+            whose = "" if len(trainers) == len(self.watches) else f" of {', '.join(trainers)}"
+            told.insert(0, f"no update{whose} for {idle:.0f} s")
+        return f"{', '.join(told)}: {self._explain(names)}"
 
     def _explain(self, names: Iterable[str]) -> str:
         return explain_stall(names, self._state.members, self._awaited(), self._launcher.condition)

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
+from tidemill.api.control_messages import ENDED
 from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
 from tidemill.run.member import Member
@@ -65,6 +66,14 @@ class Waiting:
             for name, each in self._ever.items()
         }
         """Who asks each of them, and what for."""
+        # by policy and what may be due of its versions (see `WorkerStatistics`): whose
+        # work that is
+        self._brings: dict[tuple[str, str], list[str]] = {}
+        for name, config in experiment.members():
+            for port in config.ports():
+                brought = ("",) if port.role == "publish" else config.records()
+                for what in brought if port.role in ("publish", "store", "draw") else ():
+                    self._brings.setdefault((port.stream, what), []).append(name)
         # by who records and trainer: after how many updates each that is awaited
         self._recorded: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, config in experiment.members():
@@ -80,7 +89,8 @@ class Waiting:
         at a trainer that makes updates (`updating`), or for its leave to step. A trainer
         waits for what is recorded only at versions of which that is due, and for nothing
         else while another one has not come as far; so does who is through with its round,
-        for those who are not. Who answers is nobody's cause by what it waits for."""
+        for those who are not. Who lacks what is due waits for whoever is to bring it. Who
+        answers is nobody's cause by what it waits for."""
         found = {
             name: {
                 other: what
@@ -100,6 +110,11 @@ class Waiting:
                     found[trainer].pop(recorder, None)
                 elif min(known) < now:
                     found[trainer] = {recorder: RECORDED}
+        for name, member in members.items():
+            for due in member.due.items():
+                for other in self._brings.get(due, ()):
+                    if other != name and members[other].state not in ENDED:
+                        found[name][other] = RECORDED if due[1] else VERSION
         for name in rounds.parties if rounds is not None else ():
             if rounds is not None and (lacking := rounds.lacking(name)):
                 found[name] = dict.fromkeys(lacking, ROUND)

@@ -143,6 +143,11 @@ class Worker(WorkerHandle):
         again, or tries no longer than that may take."""
         return "", False
 
+    def _lacks(self) -> dict[str, str]:
+        """Return what the worker lacks of versions, by policy, where nobody waits for it:
+        see `WorkerStatistics`."""
+        return {}
+
     def _paces(self) -> dict[str, float]:
         """Return further numbers for the regular statistics that depend on the clock."""
         return {}
@@ -423,6 +428,7 @@ class Worker(WorkerHandle):
                 unfilled=self._unfilled(),
                 away=away,
                 pauses=pauses,
+                due=self._lacks(),
             )
         )
 

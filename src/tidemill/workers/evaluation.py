@@ -377,6 +377,11 @@ class EvaluationWorker(Worker):
                 self._try(self._conclude)
         return PollResult(taken, taken)
 
+    def _lacks(self) -> dict[str, str]:
+        # where the database cannot be written that was told
+        lacks = self._config.updates is None and self._frozen is not None and not self._again
+        return {self._config.policy: self._return} if lacks else {}
+
     def _all_played(self) -> bool:
         return len(self._played) == self._seats and min(self._played.values()) >= self._each
 

@@ -206,12 +206,25 @@ class PopulationWorker(Worker):
         scores = {
             name: member.score
             for name, member in self._members.items()
-            if member.score is not None and member.steps >= member.since + self._config.steps
+            if member.score is not None and self._trained(member)
         }
         if len(scores) < len(self._members):
             return PollResult()
         self._decide(scores)
         return PollResult(1, 1)
+
+    def _trained(self, member: _Member) -> bool:
+        """True of a member that has trained enough to be decided on."""
+        return member.steps >= member.since + self._config.steps
+
+    def _lacks(self) -> dict[str, str]:
+        if self._config.updates is not None or not any(map(self._trained, self._members.values())):
+            return {}
+        return {
+            name: self._config.metric if self._trained(member) and member.donor is None else ""
+            for name, member in self._members.items()
+            if member.score is None or not self._trained(member)
+        }
 
     def _begin(self) -> None:
         """What a run before this one was about to do is not done: whoever ought to go on
