@@ -22,8 +22,11 @@ done or not, as the run is cut before its end or not.
 A line for each: how many cuts (a run may be over before the last ones, since elsewhere
 than inline it goes on while its main process hears of an update), how many of them came
 before there was anything to go on from (the run began anew), how many things were
-compared, and whether all were equal, or what differs first. Ends with 1 where something
-does.
+compared, and whether all were equal, or what differs first. Since a run that begins anew
+leaves the same bits whatever a resume does, it may do so only where no whole cut is
+there, after the first cuts by `kill` and `later`, and never once it was told to end, or
+has lost single workers alone. Ends with 1 where something differs, or began anew
+otherwise.
 """
 
 import argparse
@@ -47,11 +50,12 @@ import psutil
 from exact_experiments import KINDS
 from fault_rows.runs import processes
 
-from tidemill import ReplayTrainer, resume, train
+from tidemill import Experiment, ReplayTrainer, resume, train
 from tidemill.core.errors import CheckpointError, RunError
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.cuts import can_go_on
 from tidemill.run.events import read_events
-from tidemill.run.folder import SUMMARY
+from tidemill.run.folder import SUMMARY, RunFolder
 from tidemill.run.run_control import RunControl
 from tidemill.training.check_resume import BEYOND, compare_runs
 
@@ -61,12 +65,15 @@ WHOLE = ("kill", "later", "stop")
 """What all of a run ends by."""
 LONGEST = 300.0  # seconds of a life, however busy the machine is
 COMPLETED, INTERRUPTED, ANEW = 0, 3, "anew"
+EARLY = {"kill": 2, "later": 2}
+"""How many of the first cuts may come before there is a whole cut to go on from."""
 Strikes = Sequence[tuple[int, float]]
 """At which updates something is cut, and seconds after these."""
 
 
 def live(folder: Path, kind: str, launch: str, updates: int, cut: str, strikes: Strikes) -> int:
-    """Begin a run, or go on with it by the same command. Return what it ended with."""
+    """Begin a run, or go on with it by the same command. Return what it ended with.
+    Raises what that raises, unless it may begin anew."""
     left = list(strikes)
 
     def on_update(record: dict[str, float], control: RunControl) -> None:
@@ -85,12 +92,27 @@ def live(folder: Path, kind: str, launch: str, updates: int, cut: str, strikes: 
     try:
         result = train(made, **settings)
     except (RunError, CheckpointError):
-        if (folder / SUMMARY).exists() or not folder.exists():
+        if (folder / SUMMARY).exists() or not may_begin_anew(folder, made, cut):
             raise
         with (folder.parent / ANEW).open("a") as file:
             file.write(".")
         result = train(made, anew=True, **settings)
     return COMPLETED if result.summary["status"] == "completed" else INTERRUPTED
+
+
+def may_begin_anew(folder: Path, experiment: Experiment, cut: str) -> bool:
+    """Return whether a run that was cut so may have nothing to go on from: it was cut
+    early, and its folder has no whole cut."""
+    if not folder.exists() or can_go_on(RunFolder(folder), experiment):
+        return False
+    return begun_anew(folder) < EARLY.get(cut, 0)
+
+
+def begun_anew(folder: Path) -> int:
+    """Return how often the run in `folder` began anew."""
+    with suppress(FileNotFoundError):
+        return len((folder.parent / ANEW).read_text())
+    return 0
 
 
 def live_on(folder: Path, launch: str, updates: int) -> int:
@@ -237,8 +259,7 @@ def rows(kind: str, launch: str, given: argparse.Namespace) -> Iterator[bool]:
                 else:
                     wrong = wrong or cut_workers(folder, kind, given.updates, cut, first, delay)
                     cuts += sum(event.what == "went back" for event in read_events(folder))
-                with suppress(FileNotFoundError):
-                    anew += len((folder.parent / ANEW).read_text())
+                anew += begun_anew(folder)
                 if not wrong and not KINDS[kind](False, further).groups(ReplayTrainer):
                     count, wrong = differences(kind, launch, given.updates, straight, folder)
                     compared += count

@@ -41,10 +41,15 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import PolicyConfig
 
 LOOK_EVERY = 32  # steps of a lane between looks at whether it is to have a fault
+WATCHED = 10  # updates between two versions that are evaluated
 DEADLINE = 5.0  # seconds after which a step counts as hung
 LONGEST = 300.0  # seconds that something of a run may take, however busy the machine is
 ENVIRONMENT = ("raise", "nan", "huge", "hang")
 FAULTS = ("kill", "stop", *ENVIRONMENT)
+
+
+class NoFault(Exception):
+    """A fault that did not come, since nobody was there whom it could strike."""
 
 
 class Faulty(CartPoleEnv):
@@ -83,11 +88,12 @@ LASTING: dict[str, Any] = {"deadline_s": DEADLINE, "restarts": 1000, "lane_resta
 SAVING: dict[str, Any] = {"checkpoint_seconds": 1.0, "checkpoint_share": 0.5}
 
 
-def faulty_cartpole(threads: int = 0) -> Gymnasium:
-    """CartPole with the faults of this run."""
+def faulty_cartpole(threads: int = 0, folder: str = "FAULTS") -> Gymnasium:
+    """CartPole with the faults of this run that lie in the folder which a variable of
+    this name tells."""
     return Gymnasium(
         make=f"{__file__}:Faulty",
-        kwargs={"faults": os.environ["FAULTS"]},
+        kwargs={"faults": os.environ[folder]},
         max_episode_steps=500,
         threads=threads,
     )
@@ -131,14 +137,23 @@ def trainers(algorithm: AlgorithmConfig | None = None, count: int = 1, **setting
 
 def apart(threads: int = 0) -> Experiment:
     """Two actors, a policy worker, a trainer and an evaluation, each in a process of its
-    own."""
+    own. Judges take faults of their own."""
     server = PolicyWorkers(stream="inference", restarts=1000)
     return judged(
         faulty_cartpole(threads),
         {"server": server, "trainer": trainers()},
         AgentSpec(inference="inference", sample_steps=32),
-        Gymnasium(id="CartPole-v1"),
+        faulty_cartpole(threads, "JUDGED"),
     )
+
+
+def watched(threads: int = 0) -> Experiment:
+    """The same, but that each version after so many updates (`WATCHED`) is evaluated, and
+    training waits for that."""
+    made = apart(threads)
+    trainer = made.workers["trainer"].replace(database_updates=WATCHED)
+    evaluation = made.workers["evaluation"].replace(updates=WATCHED)
+    return made.replace(workers={**made.workers, "trainer": trainer, "evaluation": evaluation})
 
 
 def equal() -> Experiment:
@@ -188,6 +203,11 @@ def in_threads() -> Experiment:
     return apart(threads=2)
 
 
+def watched_in_threads() -> Experiment:
+    """The same as `watched`, likewise."""
+    return watched(threads=2)
+
+
 LAYOUTS = {"apart": apart, "equal": equal}
 
 
@@ -204,12 +224,13 @@ class Run:
         launch: str = "processes",
         beside: Any = None,
     ) -> None:
-        self.folder, self.beside = folder, beside
+        self.folder, self.beside, self.commands = folder, beside, 0
         place = beside.place if isinstance(beside, Share) else beside
         self.path = (place if isinstance(place, Path) else folder) / "run"
         self._group = beside.folder if isinstance(beside, MemoryGroup) else None
-        self.faults, self.temporary, self.output = folder / "faults", folder / "tmp", folder / "output.txt"
-        for made in (self.faults, self.temporary):
+        self.faults, self.judged = folder / "faults", folder / "judged"
+        self.temporary, self.output = folder / "tmp", folder / "output.txt"
+        for made in (self.faults, self.judged, self.temporary):
             made.mkdir()
         file = Path(function.__code__.co_filename).resolve()
         # nothing said, the command has processes begin before it knows whose they will be
@@ -219,9 +240,11 @@ class Run:
         self.begin()
 
     def begin(self, *more: str) -> None:
-        """Begin it, or go on with it: the command is the same."""
+        """Begin it, or go on with it by the same command, which `commands` counts."""
+        self.commands += 1
         command = [str(Path(sys.executable).with_name("tidemill")), "train", *self._words, *more]
-        variables = {**os.environ, "TMPDIR": str(self.temporary), "FAULTS": str(self.faults)}
+        places = {"TMPDIR": self.temporary, "FAULTS": self.faults, "JUDGED": self.judged}
+        variables = {**os.environ, **{name: str(place) for name, place in places.items()}}
         with self.output.open("ab") as output:
             self.main = subprocess.Popen(
                 [*command, "--run-dir", str(self.path)],
@@ -230,17 +253,32 @@ class Run:
 
     def suffer(self, fault: str, draw: random.Random, whose: str = "") -> None:
         """Have one of these faults: of a process of a worker so named, where it is one of
-        a process."""
+        a process. Raises `NoFault` where there is no such worker; one of an environment
+        comes once it is no longer `waiting`."""
         if fault in ENVIRONMENT:
-            (self.faults / fault).touch()
+            self.ask_for(fault)
             return
-        with suppress(psutil.Error, IndexError):
-            workers = {name: p for name, p in processes(self.main.pid).items() if whose in name}
+        workers = {name: p for name, p in processes(self.main.pid).items() if whose in name}
+        try:
             process = workers[draw.choice(sorted(workers))]
             if fault == "kill":
                 process.kill()
             else:
                 stop_for(process, draw.uniform(1.0, 8.0))
+        except (IndexError, psutil.Error):  # there is none, or none any more
+            raise NoFault from None
+
+    def ask_for(self, fault: str, of_judges: bool = False) -> None:
+        """Have a fault wait for whoever takes it. Raises `NoFault` where one like it
+        waits already."""
+        try:
+            ((self.judged if of_judges else self.faults) / fault).touch(exist_ok=False)
+        except FileExistsError:
+            raise NoFault from None
+
+    def waiting(self) -> list[str]:
+        """Return the faults that nobody has taken yet."""
+        return sorted(file.name for folder in (self.faults, self.judged) for file in folder.iterdir())
 
     def processes(self) -> list[psutil.Process]:
         """Return everything that the run has started and that lives, itself among it."""

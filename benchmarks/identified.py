@@ -1,7 +1,8 @@
 """Runs in which every row can be known again: each cell of an observation says in which
-environment, episode and step it was seen, and by whom, rewards and actions follow from
-these, environments write down each step that they take, and trainers each row that they
-train on. `found` compares the two."""
+environment, episode and step it was seen, and by whom, rewards and all that a policy
+answers follow from these, environments write down each step that they take, and trainers
+each row that they train on. `found` compares the two, and `too_many` what nobody trained
+on with what the run says is lost."""
 
 import os
 import random
@@ -16,19 +17,29 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pettingzoo
-from faulty import judged, trainers
+from faulty import LOOK_EVERY, judged, trainers
 
-from tidemill import AgentSpec, Experiment, PettingZoo, PolicyWorkers
+from tidemill import AgentSpec, Buffers, Experiment, PettingZoo, PolicyWorkers
 from tidemill.api.algorithm import Algorithm, AlgorithmConfig, DataParallel, Sample
 from tidemill.api.policy import Policy, PolicyConfig, number_of
 from tidemill.api.spaces import Spaces
 from tidemill.core.schema import Array, Arrays, Field
+from tidemill.run.events import Event
 
 AGENTS = 2
+ACTORS, BUFFERS, SLOTS = 2, 2, 2  # workers, and samples that a stream holds of each
 LANES, STEPS = 4, 16  # of an actor, and rows of a sample
+SAMPLE = LANES * STEPS  # env steps of one
+OF_DEATH = 2 * SAMPLE + LANES
+"""Most env steps that go with an actor: of each seat one unfinished sample, a slot that
+is not full yet, and a tick."""
+IN_FLIGHT = OF_DEATH + (SLOTS - 1) * SAMPLE
+"""Most that an actor has as a run ends: samples that were sent are not trained on
+then."""
 FAILS = 400  # one of so many steps of an environment raises, on average
 UPDATE = 0.01  # seconds that one takes
 BEGUN, TAKEN, FAILED = b"|", b".", b"!"
+UNDONE = ".undone"  # the end of a file's name
 
 
 def steps_of(copy: Any, episode: Any) -> Any:
@@ -41,6 +52,12 @@ def action_of(copy: Any, episode: Any, step: Any, agent: Any) -> Any:
     return (copy + 5 * episode + 7 * step + agent) % 3
 
 
+def value_of(copy: Any, episode: Any, step: Any, agent: Any) -> Any:
+    """The value that is estimated there: of each cell another one. The logarithm of the
+    action's probability is as far below 0."""
+    return 1 + agent + AGENTS * (step % 32 + 32 * (episode % 128 + 128 * (copy % 512)))
+
+
 def paid(copy: Any, episode: Any, step: Any, agent: Any) -> Any:
     """The reward of the step that led there."""
     return copy % 97 + 100 * (episode % 100) + 10_000 * (step % 100) + 1_000_000 * agent
@@ -50,14 +67,15 @@ class Cells(pettingzoo.ParallelEnv[int, Any, Any]):
     """Two agents; each sees which copy this is, its episode, its step and its own number.
     Every second episode is cut, the others end. Each reset and step is a byte in the
     copy's file in `folder`, which numbers it; "": it is not to be known again, and never
-    fails."""
+    fails. Others take the faults that lie in `faults`, too: "nan" and "hang"."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, faults: str) -> None:
         self.metadata, self.possible_agents = {"name": "cells"}, list(range(AGENTS))
         seen, acts = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32), gymnasium.spaces.Discrete(3)
         self.observation_spaces = dict.fromkeys(self.possible_agents, seen)
         self.action_spaces = dict.fromkeys(self.possible_agents, acts)
         self._copy, self._episode, self._file = 0, -1, -1
+        self._faults, self._left = faults, LOOK_EVERY
         self._draw = random.Random()
         while folder and self._file < 0:
             self._copy = len(os.listdir(folder)) + self._draw.randrange(3)
@@ -86,18 +104,32 @@ class Cells(pettingzoo.ParallelEnv[int, Any, Any]):
             wanted = action_of(self._copy, self._episode, self._step, agent)
             if action != wanted:
                 raise SystemExit(f"{self._copy}: agent {agent} was to do {wanted}, not {action}")
-        fails = self._file >= 0 and self._draw.randrange(FAILS) == 0
+        fault = self._fault() if self._file >= 0 else ""
         self._step += 1
-        self._note(FAILED if fails else TAKEN)
-        if fails:
+        self._note(FAILED if fault else TAKEN)
+        if fault == "raise":
             raise RuntimeError("as it is to")
+        if fault == "hang":
+            time.sleep(1e6)
         over, ends = self._step == steps_of(self._copy, self._episode), self._episode % 2 == 0
         at = self._copy, self._episode, self._step
         rewards = {agent: float(paid(*at, agent)) for agent in self.agents}
         done, cut = (dict.fromkeys(self.agents, over and said) for said in (ends, not ends))
         infos: dict[int, Any] = {agent: {} for agent in self.agents}
         self.agents = [] if over else self.agents
-        return self._see(), rewards, done, cut, infos
+        seen = self._see()
+        if fault == "nan":
+            seen[AGENTS - 1][:] = np.nan
+        return seen, rewards, done, cut, infos
+
+    def _fault(self) -> str:
+        """Return which fault this step is to have, "" for none."""
+        self._left = (self._left or LOOK_EVERY) - 1
+        for fault in () if self._left else os.listdir(self._faults):
+            with suppress(FileNotFoundError):  # another lane was before this one
+                os.unlink(f"{self._faults}/{fault}")
+                return fault
+        return "" if self._draw.randrange(FAILS) else "raise"
 
     def _note(self, what: bytes) -> None:
         if self._file >= 0:
@@ -111,7 +143,7 @@ class Cells(pettingzoo.ParallelEnv[int, Any, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class ByCell(PolicyConfig):
-    """Its actions depend on the cell alone."""
+    """Its answers depend on the cell alone."""
 
     def answer(self, spaces: Spaces) -> dict[str, Field]:
         return {"action": Field((), "int64"), "log_prob": Field((), "float32"), "value": Field((), "float32")}
@@ -127,7 +159,8 @@ class _ByCell(Policy):
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:
         cells = observation["obs"].astype(np.int64)
         out["action"][: len(cells)] = action_of(*cells.T)
-        out["log_prob"][: len(cells)] = out["value"][: len(cells)] = 0
+        out["value"][: len(cells)] = value_of(*cells.T)
+        out["log_prob"][: len(cells)] = -value_of(*cells.T)
 
     def parameters(self) -> Arrays:
         return {"w": self.w}
@@ -138,8 +171,8 @@ class _ByCell(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class RowRecorder(AlgorithmConfig):
-    """Each trainer writes down what each update has trained on, in `folder`. One that is
-    done again, since it was undone, is written over."""
+    """Each trainer writes down what each update has trained on, in `folder`. What one
+    had that is done again, since it was undone, is kept as that."""
 
     folder: str
 
@@ -160,6 +193,8 @@ class _Recorder(DataParallel):
         file = Path(self.config.folder) / f"{number_of(self.policy.version)} {worker}.npz"
         rows = {f"{n}.{name}": sample[name] for n, sample in enumerate(samples) for name in _KEPT}
         np.savez(file.with_suffix(".half.npz"), **rows)
+        if file.exists():
+            file.rename(file.with_suffix(f".{time.time_ns()}{UNDONE}"))
         file.with_suffix(".half.npz").rename(file)
         time.sleep(UPDATE)
         weights, trainers = self.policy.parameters()["w"], np.ones(1)
@@ -175,16 +210,15 @@ class _Recorder(DataParallel):
         """It has none."""
 
 
-_KEPT = ("obs", "action", "reward", "done", "truncated", "version")
+_KEPT = ("obs", "action", "log_prob", "value", "reward", "done", "truncated", "version")
 
 
 def _cells(workers: dict[str, Any], agent: AgentSpec, **settings: Any) -> Experiment:
-    told, unknown = (
-        PettingZoo(make=f"{__file__}:Cells", kwargs={"folder": str(_folder("played"))}),
-        {"folder": ""},
+    known, unknown = (
+        PettingZoo(make=f"{__file__}:Cells", kwargs={"folder": folder, "faults": os.environ["FAULTS"]})
+        for folder in (str(_folder("played")), "")
     )
-    judged_in = PettingZoo(make=f"{__file__}:Cells", kwargs=unknown)
-    return judged(told, workers, agent, judged_in, ByCell(), (LANES, 2), **settings)
+    return judged(known, workers, agent, unknown, ByCell(), (LANES, 2), **settings)
 
 
 def _folder(name: str) -> Path:
@@ -209,6 +243,15 @@ def rows_equal() -> Experiment:
     return _cells({"trainer": trainer}, AgentSpec(sample_steps=STEPS), together=("actor", "trainer"))
 
 
+def rows_buffered() -> Experiment:
+    """Two actors, two buffer workers behind them, a trainer and an evaluation, in
+    processes of their own."""
+    trainer = trainers(RowRecorder(folder=str(_folder("trained"))))
+    buffers = Buffers(process=(), count=BUFFERS, restarts=1000)
+    agent = AgentSpec(samples="gathered", sample_steps=STEPS)
+    return _cells({"buffers": buffers, "trainer": trainer}, agent)
+
+
 @dataclass
 class Rows:
     """What became of the steps of a run; a step is one of an environment, with a row of
@@ -222,19 +265,27 @@ class Rows:
     another lane's, in flight as the run ended, or begun by who died."""
     gaps: int = 0
     """Others that nobody trained on: undone, and not done again, or dropped."""
+    undone: int = 0
+    """Steps that were trained on in updates which do not count."""
+    most: int = 0
+    """Most steps that nobody may have trained on, as the run says (`too_many`)."""
     wrong: list[str] = field(default_factory=list)
 
 
 def found(folder: Path, updates: int) -> Rows:
     """Compare what was trained in so many updates with what was played."""
     rows, trained = Rows(), Counter[tuple[int, ...]]()
-    for file in (folder / "trained").glob("*.npz"):
-        if ".half" not in file.name and int(file.name.split()[0]) < updates:
-            with np.load(file) as arrays:
-                kept = dict(arrays)
-            for number in range(len(kept) // len(_KEPT)):
-                sample = {name: kept[f"{number}.{name}"] for name in _KEPT}
-                trained.update(_acted(sample, file.name, rows.wrong))
+    for file in (folder / "trained").iterdir():
+        if ".half" in file.name:
+            continue
+        with np.load(file) as arrays:
+            kept = dict(arrays)
+        samples = [{name: kept[f"{n}.{name}"] for name in _KEPT} for n in range(len(kept) // len(_KEPT))]
+        acted = [cell for sample in samples for cell in _acted(sample, file.name, rows.wrong)]
+        if file.suffix == UNDONE or int(file.name.split()[0]) >= updates:
+            rows.undone += len({cell[:-1] for cell in acted})
+        else:
+            trained.update(acted)
     twice = sum(count > 1 for count in trained.values())
     if twice:
         rows.wrong.append(f"{twice} rows were trained on twice")
@@ -255,6 +306,8 @@ def _acted(sample: dict[str, Any], where: str, wrong: list[str]) -> list[tuple[i
         (after - before == [0, 0, 1, 0]).all()
         and (sample["reward"][:-1][acts] == paid(*after.T).astype(np.float32)).all()
         and (sample["action"][:-1][acts] == action_of(*before.T)).all()
+        and (sample["value"][:-1][acts] == value_of(*before.T)).all()
+        and (sample["log_prob"][:-1][acts] == -value_of(*before.T)).all()
         and (sample["version"][:-1][acts] >= 0).all()
     )
     if not fits:
@@ -284,3 +337,35 @@ def _compare(copy: int, log: bytes, trained: Counter[tuple[int, ...]], rows: Row
             waiting += 1
         step += 1
     rows.tails += waiting
+
+
+def too_many(
+    rows: Rows, events: Sequence[Event], told: Mapping[str, float], commands: int, buffers: int = 0
+) -> list[str]:
+    """Return in words what nobody trained on beyond what can be: with each step that
+    failed those of the other lanes in its tick, with each actor that died what it had
+    begun, what the run tells as lost or dropped, what was trained on in updates that do
+    not count, and what was in flight as each of its `commands` ended, in so many
+    `buffers`, too. Of `events` and of the newest record, `told`, the losses must agree,
+    and be no more than that."""
+    begun, samples, deaths = dict[tuple[str, int], int](), 0, 0
+    for event in events:
+        if event.what in ("died", "lost"):
+            begun[event.worker, event.life] = event.steps  # the last word of each life
+            samples += event.samples
+            deaths += event.what == "died" and event.worker.startswith("actor")
+    rows.most = (
+        rows.failed * (LANES - 1)
+        + deaths * OF_DEATH
+        + (samples + int(told["dropped"])) * SAMPLE
+        + rows.undone
+        + commands * (ACTORS * IN_FLIGHT + buffers * SLOTS * SAMPLE)
+    )
+    wrong = []
+    if (missing := rows.tails + rows.gaps) > rows.most:
+        wrong.append(f"nobody trained on {missing} steps, and at most {rows.most} can be lost")
+    if (steps := sum(begun.values())) > deaths * OF_DEATH:
+        wrong.append(f"{steps} steps are told to be lost with {deaths} actors")
+    if told.get("lost/steps", 0) > steps or told.get("lost/samples", 0) > samples:
+        wrong.append(f"lost are {steps} steps and {samples} samples by the events, and more by the metrics")
+    return wrong

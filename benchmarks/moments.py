@@ -18,8 +18,11 @@ says so, and to come to its limit later. Of
 runs with a replay memory the ratio is to be exact; of `rows` and `equal-rows` every row
 that was trained on one that was played, and none trained on twice (`identified.py`). It
 prints how many went so, what became of the others, and how long those that were to end
-took for it. It ends with 1 where any did not go so, or was over before its fault could
-come.
+took for it. A run whose fault did not come counts for nothing, and is done again, so
+often at most (`TRIES`): which was over before, where nobody was there whom it should
+strike, or where it still waits for somebody to take it (of environments, which look for
+it every 32 steps; as a run ends it may well come too late). How many these were is
+printed, too. It ends with 1 where any run did not go as it is to, or no fault came.
 """
 
 import argparse
@@ -46,7 +49,22 @@ import identified
 import outside
 from fault_rows.runs import EXPERIMENTS, processes
 from fault_rows.storage import WEIGHTS, cut, flip
-from faulty import FAULTS, LONGEST, Run, apart, buffered, equal, in_threads, population, stop_for
+from fault_rows.taken import MET
+from faulty import (
+    FAULTS,
+    LONGEST,
+    WATCHED,
+    NoFault,
+    Run,
+    apart,
+    buffered,
+    equal,
+    in_threads,
+    population,
+    stop_for,
+    watched,
+    watched_in_threads,
+)
 
 from tidemill import Experiment
 from tidemill.core.errors import TidemillError
@@ -57,12 +75,13 @@ from tidemill.store.checkpoint import checkpoints, read_newest
 
 SHORT = 100  # updates of a run
 MOMENTS = ("start", "evaluation", "saving", "ending", "any")
-TRIES = 5  # for a moment that a run may be past when the fault comes
+TRIES = 10  # for a moment that a run may be past when the fault comes
 ENDS, GONE = 20.0, 5.0  # seconds to end: by a signal, without its main process
 OFTEN = ["--set=workers.trainer.checkpoint_seconds=0.2"]
 LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
 WELL = "as it is to be"
+NONE = "had no fault"
 AWAY = ("nothing answers there", "is no environment server", "free space or make")
 """What a run says that begins without its server, or its disk."""
 AT_LAST = ("summary.json cannot be written", "did not take the run's last checkpoint")
@@ -82,6 +101,7 @@ class Work:
     trainers: what comes before the names of metrics, of each trainer
     beside: function that returns what the run needs beside itself, given a folder
     check: function that returns what is wrong with a run that came to its limit
+    came: function that returns whether the fault has come which was asked for
     """
 
     function: Callable[[], Experiment]
@@ -93,6 +113,7 @@ class Work:
     trainers: tuple[str, ...] = ("",)
     beside: Callable[[Path], AbstractContextManager[Any]] = nullcontext
     check: Callable[[Run], list[str]] = lambda run: []
+    came: Callable[[Run], bool] = lambda run: not run.waiting()
 
     def reached(self, run: Run) -> float:
         """Return how far a run is, by its records; of several trainers that which is the
@@ -120,17 +141,38 @@ def check_slots(run: Run, held: int = 0) -> list[str]:
     return check_ratio(run) if right else [f"the counts are {n}"]
 
 
-def check_rows(run: Run) -> list[str]:
-    """Return what is wrong with the rows that a run has trained on."""
+def check_rows(run: Run, buffers: int = 0) -> list[str]:
+    """Return what is wrong with the rows that a run has trained on, of so many buffer
+    workers."""
     rows, told = identified.found(run.folder, SHORT), run.newest()
-    undone = any(event.what == "went back" for event in read_events(run.path))
+    events = read_events(run.path)
+    undone = any(event.what == "went back" for event in events)
     undone = undone or told["dropped"] or "was killed" in run.output.read_text()
     if rows.trained != told["step"]:
         rows.wrong.append(f"{rows.trained} steps were trained on, and {told['step']:.0f} are counted")
-    if rows.gaps and not undone:
+    if rows.gaps > sum(event.samples for event in events) * identified.SAMPLE and not undone:
         rows.wrong.append(f"{rows.gaps} steps are missing")
+    rows.wrong += identified.too_many(rows, events, told, run.commands, buffers)
     ROWS.append(rows)
     return rows.wrong
+
+
+def check_watched(run: Run) -> list[str]:
+    """Return what is wrong with the evaluations of a run that waits for them."""
+    found = {
+        int(record["evaluation/version"]): record["evaluation/return"]
+        for record in read_metrics(run.path)
+        if "evaluation/return" in record
+    }
+    wrong = [f"version {version} has {value}" for version, value in found.items() if not 0 < value <= 500]
+    if missing := {*range(WATCHED, SHORT, WATCHED)} - {*found}:
+        wrong.append(f"versions {sorted(missing)} were not evaluated")
+    if not any(
+        event.what in ("told", "died") and "judge-0" in event.cause + event.worker
+        for event in read_events(run.path)
+    ):
+        wrong.append("it did not tell what became of its judge")
+    return wrong
 
 
 def check_shortage(run: Run) -> list[str]:
@@ -172,7 +214,11 @@ def _kill(whose: str) -> Strike:
 
 
 def _ask_for(fault: str) -> Strike:
-    return lambda run, draw, whose: (run.faults / fault).touch()
+    return lambda run, draw, whose: run.ask_for(fault)
+
+
+def _strike_judge(run: Run, draw: random.Random, whose: str, fault: str) -> None:
+    run.ask_for(fault, of_judges=True)
 
 
 def _stop(run: Run, draw: random.Random, whose: str) -> None:
@@ -185,6 +231,9 @@ MAIN = ("main", "damaged")  # whose main process is killed
 ENDINGS: dict[str, Strike | None] = dict.fromkeys([*SIGNALS, *MAIN])
 DAMAGES = ((WEIGHTS, flip), (WEIGHTS, cut), ("manifest.json", cut))
 """What may be of a checkpoint: a file, and what is done to it."""
+JUDGED: dict[str, Strike | None] = {
+    fault: partial(_strike_judge, fault=fault) for fault in ("raise", "nan", "hang")
+}
 LANES = {fault: SUFFERED[fault] for fault in ("raise", "nan", "huge", "hang")}
 SLOTS = Work(outside.in_slots, OFTEN, unit="step", length=outside.STEPS, watchers=("",), check=check_slots)
 SLOT_FAULTS = {fault: SUFFERED[fault] for fault in ("raise", "nan", "hang")}
@@ -199,12 +248,18 @@ TRACKER: dict[str, Strike | None] = {
     "away": partial(outside.strike_tracker, how="away", longest=8.0),
     "break": partial(outside.strike_tracker, how="broken"),
 }
-IDENTIFIED: dict[str, Strike | None] = {"kill": SUFFERED["kill"], "TERM": None, "main": None}
+IDENTIFIED: dict[str, Strike | None] = {
+    **{fault: SUFFERED[fault] for fault in ("kill", "stop", "nan", "hang")},
+    "TERM": None,
+    "main": None,
+}
 KILL, STOP = (partial(outside.strike_simulator, number=number) for number in (signal.SIGKILL, signal.SIGSTOP))
 WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
     "apart": (Work(apart), SUFFERED | ENDINGS),
     "equal": (Work(equal), SUFFERED | ENDINGS),
     "threads": (Work(in_threads, launch="threads"), LANES | {"stop": _stop} | ENDINGS),
+    "judges": (Work(watched, check=check_watched), JUDGED),
+    "judges-threads": (Work(watched_in_threads, launch="threads", check=check_watched), JUDGED),
     "disk": (
         Work(apart, beside=outside.small_disk),
         {"full": outside.fill_disk, "read-only": outside.forbid_disk},
@@ -213,7 +268,15 @@ WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
         Work(apart, beside=outside.share),
         {"hang": outside.hang_share, "gone": outside.lose_share},
     ),
-    "tracked": (Work(apart, [*SMALL, "--log", f"{EXPERIMENTS}:Away"], check=check_tracked), TRACKER),
+    "tracked": (
+        Work(
+            apart,
+            [*SMALL, "--log", f"{EXPERIMENTS}:Away"],
+            check=check_tracked,
+            came=lambda run: (run.folder / MET).exists(),
+        ),
+        TRACKER,
+    ),
     "group": (Work(apart, beside=outside.little_memory, check=check_shortage), {"eat": _ask_for("eat")}),
     "equal-group": (
         Work(equal, beside=outside.little_memory, check=check_shortage),
@@ -239,6 +302,14 @@ WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
     ),
     "rows": (Work(identified.rows_apart, LIMITED, check=check_rows), IDENTIFIED),
     "equal-rows": (Work(identified.rows_equal, LIMITED, check=check_rows), IDENTIFIED),
+    "rows-threads": (
+        Work(identified.rows_apart, LIMITED, launch="threads", check=check_rows),
+        {"nan": SUFFERED["nan"], "stop": _stop, "TERM": None, "main": None},
+    ),
+    "rows-buffers": (
+        Work(identified.rows_buffered, LIMITED, check=partial(check_rows, buffers=identified.BUFFERS)),
+        {"kill": _kill("buffers"), "actor": _kill("actor"), "stop": SUFFERED["stop"], "main": None},
+    ),
 }
 """What a run does, and what may strike it; None: what ends it."""
 KINDS = {work: [f"{work}/{strike}" for strike in strikes] for work, (_, strikes) in WORKS.items()}
@@ -277,41 +348,49 @@ def come_to(moment: str, run: Run, work: Work, draw: random.Random, at_once: boo
     return ""
 
 
-def one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None]:
+def one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None, int]:
     """Have a fault of this kind at such a moment. Return what became of the run, in
-    words, and the seconds that it took to end where it was to."""
-    try:
-        return _one(kind, moment, draw)
-    except outside.LeftBehind as error:
-        return str(error), None
+    words, the seconds that it took to end where it was to, and how many runs before it
+    had no fault."""
+    known = len(ROWS)
+    for without in range(TRIES):
+        try:
+            return *_one(kind, moment, draw), without
+        except NoFault:
+            del ROWS[known:]
+        except outside.LeftBehind as error:
+            return str(error), None, without
+    return NONE, None, TRIES
 
 
 def _one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None]:
+    """See `one`. Raises `NoFault` where a run had none."""
     what, _, name = kind.partition("/")
     work, strike = WORKS[what][0], WORKS[what][1][name]
-    for _ in range(TRIES):
-        with tempfile.TemporaryDirectory() as place, work.beside(Path(place)) as beside:
-            run = Run(Path(place), work.function, *work.words, launch=work.launch, beside=beside)
-            try:
-                whose = come_to(moment, run, work, draw, at_once=strike is None)
-                if run.main.poll() is not None:
-                    if run.main.returncode:
-                        return f"ended before with {run.main.returncode}: {run.said()}", None
-                    continue
-                if strike is not None:
-                    strike(run, draw, whose)
-                    return _told(goes_on(run, work)), None
-                wrong, seconds = ends(run, work, "main" if name in MAIN else name)
-                if complete(run):
-                    return _told(wrong or goes_on(run, work)), seconds
-                damaged = damage(run, draw) if name == "damaged" else ""
-                wrong = wrong or again(run, work)
-                if damaged and not re.search(damaged, run.output.read_text()):
-                    wrong.append("it did not tell what was damaged")
-                return _told(wrong), seconds
-            finally:
-                run.kill()
-    return "was over before", None
+    with tempfile.TemporaryDirectory() as place, work.beside(Path(place)) as beside:
+        run = Run(Path(place), work.function, *work.words, launch=work.launch, beside=beside)
+        try:
+            whose = come_to(moment, run, work, draw, at_once=strike is None)
+            if run.main.poll() is not None:
+                if run.main.returncode:
+                    return f"ended before with {run.main.returncode}: {run.said()}", None
+                raise NoFault
+            if strike is not None:
+                strike(run, draw, whose)
+                wrong = goes_on(run, work)
+                if not wrong and not work.came(run):
+                    raise NoFault
+                return _told(wrong), None
+            wrong, seconds = ends(run, work, "main" if name in MAIN else name)
+            if complete(run):
+                return _told(wrong or goes_on(run, work)), seconds
+            damaged = damage(run, draw) if name == "damaged" else ""
+            wrong = wrong or again(run, work)
+            if damaged and not re.search(damaged, run.output.read_text()):
+                wrong.append("it did not tell what was damaged")
+            return _told(wrong), seconds
+        finally:
+            run.kill()
 
 
 def _told(wrong: Sequence[str]) -> str:
@@ -413,26 +492,29 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and leaves no run behind
-    wrong = 0
+    wrong = none = 0
     for kind in [kind for name in given.kinds or KINDS for kind in NAMES[name]]:
         draw, took = random.Random(f"{given.seed} {kind}"), list[float]()
         ROWS.clear()
         for moment in given.moment or MOMENTS:
-            became = Counter[str]()
+            became, vain = Counter[str](), 0
             for _ in range(given.times):
-                what, seconds = one(kind, moment, draw)
+                what, seconds, without = one(kind, moment, draw)
                 became[what] += 1
+                vain += without
                 took += [] if seconds is None else [seconds]
             told = "; ".join(f"{count} {what}" for what, count in became.most_common())
+            told += f" (besides, no fault came in {vain} runs)" if vain else ""
             print(f"{kind:<16} {moment:<10} {told}", flush=True)
             wrong += given.times - became[WELL]
+            none += became[NONE]
         if took:
             print(f"{kind:<16} took {statistics.median(took):.1f} ({max(took):.1f}) s to end", flush=True)
         if ROWS:
-            names = ("played", "trained", "failed", "tails", "gaps")
+            names = ("played", "trained", "failed", "tails", "gaps", "undone", "most")
             print(f"{kind:<16} steps", {name: sum(getattr(rows, name) for rows in ROWS) for name in names})
     if wrong:
-        print(f"{wrong} runs were not {WELL}")
+        print(f"{wrong} runs were not {WELL}" + f", of which {none} {NONE} in {TRIES} tries" * bool(none))
     return bool(wrong)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from bridge_kills import folders, lives
 from fault_rows.runs import processes
-from faulty import DEADLINE, LONGEST, SAVING, Run, faulty_cartpole, judged, later, stop_for, trainers
+from faulty import DEADLINE, LONGEST, SAVING, NoFault, Run, faulty_cartpole, judged, later, stop_for, trainers
 from memory_groups import MemoryGroup, NoGroup, memory_group
 from shares import NoShare, Share, share_in
 
@@ -122,9 +122,11 @@ def _folders_go() -> Iterator[None]:
 
 
 def strike_simulator(run: Run, draw: random.Random, whose: str, number: int) -> None:
-    """Send a signal to a simulator."""
-    with suppress(IndexError, psutil.Error):
+    """Send a signal to a simulator. Raises `NoFault` where there is none."""
+    try:
         draw.choice(simulators(run, whose)).send_signal(number)
+    except (IndexError, psutil.Error):
+        raise NoFault from None
 
 
 def simulators(run: Run, whose: str) -> list[psutil.Process]:

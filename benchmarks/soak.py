@@ -11,14 +11,17 @@ actor's environment an exception, NaN in an observation, a reward of 3e38 (which
 learning's numbers infinite), or a step that never comes back. Processes are two actors, a
 policy worker and a trainer, or (`--layout equal`) two that gather and train by turns. For
 each minute (of a short run 18 times) it prints memory, descriptors, threads, files and
-steps/s, and in the end what is left. Files are those of the run's folder, but for records
-of faults (`faults/`), of which 10 are kept of each worker, and which come slowly.
+steps/s, and in the end what is left. Faults are those that came: whom one should strike
+may not be there, and an environment takes its own after at most 32 steps. Files are those
+of the run's folder, but for records of faults (`faults/`), of which 10 are kept of each
+worker, and which come slowly.
 
 It ends with 1 where the run did not end as it was told to, left anything, has kept more
-records than that, or is not level: where of the last third of these lines the median of
-memory, descriptors, threads or files is more than 5 % and `SLACK` above that of the
-middle third, or that of steps/s below three quarters of it. The first third is not
-looked at: what is kept fills up. Fewer than nine lines tell nothing, and end with 1, too.
+records than that, had less than half of the faults, or is not level: where of the last
+third of these lines the median of memory, descriptors, threads or files is more than 5 %
+and `SLACK` above that of the middle third, or that of steps/s below three quarters of it.
+The first third is not looked at: what is kept fills up. Fewer than nine lines tell
+nothing, and end with 1, too.
 
 With `--marks` CartPole, and two CartPoles in one environment that two policies play by a
 policy worker each, are learnt until episodes have a mean return of 475, with such faults
@@ -44,7 +47,7 @@ import gymnasium
 import pettingzoo
 import psutil
 from fault_rows.runs import processes
-from faulty import FAULTS, LASTING, LAYOUTS, Faulty, Run
+from faulty import FAULTS, LASTING, LAYOUTS, Faulty, NoFault, Run
 from faulty import __file__ as faulty_file
 
 from tidemill import (
@@ -191,6 +194,34 @@ def held(run: Run) -> dict[str, float]:
     return found
 
 
+class Had:
+    """The faults that a run was to have, and has had."""
+
+    def __init__(self, run: Run, draw: random.Random) -> None:
+        self._run, self._draw = run, draw
+        self._asked, self._had = 0, Counter[str]()
+
+    def one_of(self, faults: Sequence[str]) -> None:
+        """Have one more, of these."""
+        fault = self._draw.choice(faults)
+        self._asked += 1
+        with suppress(NoFault):
+            self._run.suffer(fault, self._draw)
+            self._had[fault] += 1
+
+    def came(self) -> Counter[str]:
+        """Return how many came of each."""
+        return self._had - Counter(self._run.waiting())
+
+    def too_few(self) -> list[str]:
+        """Return in words that most did not come, where it is so."""
+        came = self.came().total()
+        return [f"of {self._asked} faults {came} came"] * (2 * came < self._asked)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {fault}" for fault, count in sorted(self.came().items()))
+
+
 def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: random.Random) -> list[str]:
     """Have one fault after another, and print what the run holds meanwhile. Return what
     is wrong."""
@@ -199,15 +230,13 @@ def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: ran
         run = Run(Path(name), layout)
         stack.callback(run.kill)
         began = told = time.monotonic()
-        had, before = Counter[str](), (time.time(), 0.0)
+        had, before = Had(run, draw), (time.time(), 0.0)
         if not run.wait_for(run.newest):
             sys.exit(f"the run did not begin:\n{run.output.read_text()}")
         print("  time  faults      MB  descriptors  threads  files  update      steps/s", flush=True)
         while time.monotonic() - began < seconds and run.main.poll() is None:
             time.sleep(gap)
-            fault = draw.choice(FAULTS)
-            had[fault] += 1
-            run.suffer(fault, draw)
+            had.one_of(FAULTS)
             if time.monotonic() - told < min(60.0, seconds / (2 * LINES)):
                 continue
             told = time.monotonic()
@@ -217,18 +246,17 @@ def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: ran
             line = held(run) | {"steps/s": (steps - last) / (now - at)}
             lines.append(line)
             print(
-                f"{told - began:>5.0f}s {had.total():>7} {line['MB']:>7.0f} {line['descriptors']:>12.0f} "
-                f"{line['threads']:>8.0f} {line['files']:>6.0f} {record.get('update', 0):>7.0f} "
-                f"{line['steps/s']:>12,.0f}",
+                f"{told - began:>5.0f}s {had.came().total():>7} {line['MB']:>7.0f} "
+                f"{line['descriptors']:>12.0f} {line['threads']:>8.0f} {line['files']:>6.0f} "
+                f"{record.get('update', 0):>7.0f} {line['steps/s']:>12,.0f}",
                 flush=True,
             )
         status = run.end(signal.SIGTERM)
         lives = Counter(event.what for event in read_events(run.path))
         returns = [r["evaluation/return"] for r in read_metrics(run.path) if "evaluation/return" in r]
-        counts = ", ".join(f"{count} {fault}" for fault, count in sorted(had.items()))
         best, left = max(returns, default=0.0), run.left()
         print(
-            f"{counts}: {lives['died']} workers died, {lives['lives']} live again, {lives['went back']} "
+            f"{had}: {lives['died']} workers died, {lives['lives']} live again, {lives['went back']} "
             f"times back to a checkpoint; status {status}; {len(returns)} evaluations, the best {best:.0f}; "
             f"left: {left or 'nothing'}"
         )
@@ -237,6 +265,7 @@ def soak(layout: Callable[[], Experiment], seconds: float, gap: float, draw: ran
         kept = {path.name: len([*path.iterdir()]) for path in run.path.glob("faults/*")}
         return [
             *[f"it ended with {status}"] * (status != ASKED),
+            *had.too_few(),
             *[f"it left {left}"] * bool(left),
             *(f"{count} records of faults of {name}" for name, count in kept.items() if count > KEPT),
             *not_level(lines),
@@ -249,14 +278,13 @@ def marks(gap: float, draw: random.Random) -> list[str]:
     wrong = list[str]()
     for function in (one_policy, two_policies):
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-            run, began, had = Run(Path(name), function), time.monotonic(), Counter[str]()
+            run, began = Run(Path(name), function), time.monotonic()
+            had = Had(run, draw)
             stack.callback(run.kill)
             run.wait_for(run.newest)
             while run.main.poll() is None and time.monotonic() - began < LONGEST_LESSON:
                 time.sleep(draw.uniform(0.5, 1.5) * gap)
-                fault = draw.choice([fault for fault in FAULTS if fault != "huge"])  # returns have it
-                had[fault] += 1
-                run.suffer(fault, draw)
+                had.one_of([fault for fault in FAULTS if fault != "huge"])  # returns have it
             status = run.end(signal.SIGTERM)
             record, lives = run.newest(), Counter(event.what for event in read_events(run.path))
             reached = ", ".join(
@@ -264,10 +292,10 @@ def marks(gap: float, draw: random.Random) -> list[str]:
                 for metric, value in record.items()
                 if metric.startswith("return/") and metric.endswith("mean")
             )
-            counts, left = ", ".join(f"{count} {fault}" for fault, count in sorted(had.items())), run.left()
+            left = run.left()
             print(
                 f"{function.__name__}: {reached} after {record.get('step', 0):,.0f} env steps and "
-                f"{time.monotonic() - began:.0f} s; {counts}: {lives['died']} workers died, {lives['lives']} "
+                f"{time.monotonic() - began:.0f} s; {had}: {lives['died']} workers died, {lives['lives']} "
                 f"live again, {lives['went back']} times back to a checkpoint; status {status}; left: "
                 f"{left or 'nothing'}",
                 flush=True,
@@ -275,7 +303,7 @@ def marks(gap: float, draw: random.Random) -> list[str]:
             if status:
                 print(run.output.read_text()[-3000:])
                 wrong.append(f"{function.__name__} was not learnt: status {status}")
-            wrong += [f"{function.__name__} left {left}"] * bool(left)
+            wrong += [f"{function.__name__} left {left}"] * bool(left) + had.too_few()
     return wrong
 
 

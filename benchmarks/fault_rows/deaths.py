@@ -176,7 +176,8 @@ ROWS = {
         {"env steps undone": 0, "env steps of unfinished samples": SAMPLE}, PROCESSES, 4,
     ),
     "server": Row(
-        "kill -9 of the policy worker", deaths_of("apart", "server-0"), {**NOTICED, "lives": 3.0},
+        "kill -9 of the policy worker", deaths_of("apart", "server-0"),
+        {**NOTICED, "lives": 3.0, "no update for": 3.0},
         {"env steps undone": 0, "env steps of unfinished samples": 0}, PROCESSES, 4,
     ),
     "last-server": Row(
@@ -207,7 +208,7 @@ ROWS = {
         {**NOTICED, "lives": 10.0, **CHECKPOINT}, {}, PROCESSES, 4,
     ),
     "buffer": Row(
-        "kill -9 of a buffer worker", deaths_of("buffered", "buffer-0"), NOTICED,
+        "kill -9 of a buffer worker of two", deaths_of("buffered", "buffer-0"), {**NOTICED, **WAITS},
         {"env steps undone": 0}, PROCESSES, 4,
     ),
     "evaluation": Row(

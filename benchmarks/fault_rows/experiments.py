@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from hoard import take_all_memory
-from taken import FOLDER, taken
+from taken import FOLDER, MET, taken
 
 from tidemill import (
     DQN,
@@ -110,7 +110,8 @@ class Unclosable(CartPoleEnv):
 
 class Away(MetricSink):
     """A tracker that hangs, is away, or broken, while files of these names lie beside the
-    run's folder; it writes the number of each update there."""
+    run's folder; it writes the number of each update there, and that such a file was met
+    (`MET`)."""
 
     title = "the tracker"
 
@@ -119,6 +120,8 @@ class Away(MetricSink):
         self._beside = run.folder.parent
 
     def write(self, record: Mapping[str, float]) -> None:
+        if any((self._beside / name).exists() for name in ("hangs", "away", "broken")):
+            (self._beside / MET).touch()
         while (self._beside / "hangs").exists():
             time.sleep(0.01)
         if (self._beside / "away").exists():
@@ -244,9 +247,9 @@ def _from_memory(actors: ReplayActors, warm_up: int, **trainer: Any) -> Experime
 
 
 def buffered() -> Experiment:
-    """An actor, a buffer worker, and a trainer."""
+    """An actor, two buffer workers, and a trainer."""
     into = AgentSpec(samples="gathered", sample_steps=SAMPLE_STEPS)
-    return _on_policy(spec=into, buffer=Buffers(process=()))
+    return _on_policy(spec=into, buffer=Buffers(process=(), count=2))
 
 
 def judged() -> Experiment:

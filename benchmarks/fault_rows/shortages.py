@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from random import Random
 
-from fault_rows.deaths import SAMPLE
+from fault_rows.deaths import SAMPLE, WAITS, Updates
 from fault_rows.row import Impossible, Row, Seen
 from fault_rows.runs import BrokenPromise, processes, run_of, started
 from memory_groups import NoGroup, memory_group
+
+from tidemill.run.events import Event
 
 NO_UPDATE = 30.0  # seconds without one after which the run says why
 ROOM = 300 << 20  # bytes that a control group has more than the run takes
@@ -31,6 +33,32 @@ def stopped_worker(launch: str, draw: Random) -> Iterator[Seen]:
             raise BrokenPromise(f"the chain is: {chain.cause}")
         run.wait_for_updates()
         yield Seen({"silence told": silent - at, "chain told": chain.time - at})
+
+
+def stopped_actor_of_two(launch: str, draw: Random) -> Iterator[Seen]:
+    """SIGSTOP of one actor of two, for as long as it takes until that is told: the other
+    one goes on, and nobody dies of it."""
+    with run_of("apart", launch) as run:
+        time.sleep(draw.uniform(0.5, 2.0))
+        actor = processes(run.main.pid)["actor-0"]
+        at, updates = time.time(), Updates(run)
+
+        def told() -> list[Event]:
+            updates.look()
+            return run.events("told", "actor-0 is silent for .*stopped", at)
+
+        actor.suspend()
+        try:
+            silent = run.wait_for(told, "that it is silent is told")[0].time
+        finally:
+            actor.resume()
+        run.event("told", "actor-0 speaks again", at)
+        run.wait_for_updates()
+        if chains := run.events("told", "no update", at):
+            raise BrokenPromise(f"it goes on, and this is told: {chains[0].cause}")
+        if run.events("died"):
+            raise BrokenPromise(f"somebody died of it: {run.output[-400:]}")
+        yield Seen({"silence told": silent - at, "no update for": updates.longest})
 
 
 def hanging_thread(launch: str, draw: Random) -> Iterator[Seen]:
@@ -97,6 +125,10 @@ TOLD = {"silence told": 7.0, "chain told": NO_UPDATE + 2.0}
 
 ROWS = {
     "stopped-worker": Row("SIGSTOP of the only actor", stopped_worker, TOLD, {}, ("processes",), 1),
+    "stopped-of-two": Row(
+        "SIGSTOP of one actor of two", stopped_actor_of_two, {"silence told": 7.0, **WAITS}, {},
+        ("processes",), 1,
+    ),
     "hanging-thread": Row("a step never comes back, without a deadline", hanging_thread, TOLD, {},
                           ("threads",), 1),
     "starving-trainer": Row(
