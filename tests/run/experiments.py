@@ -496,6 +496,11 @@ def judged(environment: str) -> Experiment:
     return made.replace(workers={**made.workers, "judge": judge, "evaluation": tidemill.Evaluation(games=2)})
 
 
+def evaluated() -> Experiment:
+    """An evaluation goes on beside it all the while."""
+    return judged("Talker")
+
+
 def dies_at_last(flag: str, saved: bool, trainers: int, leaves: bool = False) -> Experiment:
     """Trainers, each with an actor in its process, of which one dies as the run ends.
     However long that takes, there is no checkpoint between the first and the last."""

@@ -2,6 +2,7 @@
 caught up with, and a run can be ended all the while."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.shares import NoShare, Share, share_in
-from tests.run.watching import Run, leftovers, wait_until
+from tests.run.watching import Run, ended_well, leftovers, wait_until
 
 import tidemill
 from tidemill.core.errors import RunError
@@ -144,3 +145,57 @@ def test_while_a_share_hangs_a_signal_ends_the_run_and_its_last_weights_go_elsew
     newest = read_newest(refuge / "checkpoints/policy")
     assert (newest.arrays["policy"]["w"] == newest.facts["updates"]).all()
     assert {path.name for path in refuge.iterdir()} >= {"config.json", "summary.json"}
+
+
+def test_where_an_evaluation_hangs_on_a_share_is_told_and_a_signal_ends_the_run(
+    share: Share, tmp_path: Path
+) -> None:
+    """The share holds up the judge, which draws versions, and the evaluation, which looks
+    for them. Their logs are there, too."""
+    folder, place = tmp_path / "own", share.place / "run"
+    told_soon = "from tidemill.run import silence; silence.TIMES = 0.0"
+    run = Run(folder, "evaluated", "--run-dir", str(place), code=told_soon)
+    told = folder / "output.txt"
+    stuck = re.compile(r"(judge|evaluation)-0 is silent for .*: \1-0: .* ← .* \((sources|evaluation)\.py:")
+    try:
+        wait_until(lambda: "evaluation 10.00" in told.read_text(), 120, "versions are evaluated")
+        share.stop()
+        before = read_newest(tmp_path / "behind/run/checkpoints/policy").facts["updates"]
+        seen = len(told.read_text())
+        wait_until(lambda: stuck.search(told.read_text(), seen), 120, "it is told where one hangs")
+        os.kill(run.main.pid, signal.SIGTERM)
+        status, text = run.ended()
+        wait_until(lambda: not run.processes(), 60, "no process of the run is left")
+    finally:
+        share.go_on()
+        run.kill_all()
+    assert status == 1 and f"{place} cannot be written: {SILENT}" in text, text
+    (refuge,) = run.temporary.glob("tidemill-run-*")
+    assert read_newest(refuge / "checkpoints/policy").facts["updates"] >= before
+
+
+def test_a_trainer_that_dies_while_a_share_hangs_lives_again_once_it_answers(
+    share: Share, tmp_path: Path
+) -> None:
+    folder, place = tmp_path / "own", share.place / "run"
+    told_soon = "from tidemill.run import stall_watch; stall_watch.STALL = 5.0"
+    run = Run(folder, "cartpole", "--run-dir", str(place), code=told_soon)
+    told, gone = folder / "output.txt", f"its output cannot be read: {place}/logs/trainer-0.log: {SILENT}"
+    try:
+        run.wait_for_file(place / "metrics.jsonl", "the first update")
+        trainer = run.wait_for_worker("trainer-0")
+        share.stop()
+        trainer.kill()
+        wait_until(lambda: gone in told.read_text(), 120, "its death is told")
+        wait_until(lambda: "trainer-0 died at" in told.read_text(), 120, "the main process goes on")
+        share.go_on()
+        wait_until(lambda: "lives" in {event.what for event in read_events(place)}, 120, "it lives again")
+        os.kill(run.main.pid, signal.SIGTERM)
+        run.ended()
+        wait_until(lambda: not run.processes(), 60, "no process of the run is left")
+    finally:
+        share.go_on()
+        run.kill_all()
+    (died,) = [event for event in read_events(place) if event.what == "died"]
+    assert died.worker == "trainer-0" and "killed by SIGKILL" in died.cause and gone in died.cause
+    ended_well(place, "interrupted", "SIGTERM")

@@ -269,7 +269,8 @@ class Launcher(ABC):
 
     def ready(self, workers: Sequence[str]) -> bool:
         """True when there is a place for the next lives of `workers`. Where their host is
-        gone, another one is found meanwhile. Raises `RunError` where there is none."""
+        gone, another one is found meanwhile; where the share hangs that the run's folder
+        is on, there is one once it answers. Raises `RunError` where there is none."""
         return True
 
     def restart(self, workers: Sequence[str]) -> dict[str, Link]:

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import traceback
 from contextlib import suppress
@@ -57,11 +56,11 @@ def main() -> None:
     for standard in (1, 2):
         os.dup2(output, standard)
     os.close(output)
-    # Where its threads are, into its log, when the runner asks for it and
-    # `_end_with_runner` does not get Python's lock.
-    faulthandler.register(ASK_FOR_STACK, sys.stderr)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (ASK_FOR_STACK,))  # see `_signals_blocked`
     order = msgspec.json.decode(text, type=ProcessSetup).received(descriptors)
+    # where its threads are, when the runner asks for it and `_end_with_runner` does not
+    # get Python's lock
+    faulthandler.register(ASK_FOR_STACK, order.stacks)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (ASK_FOR_STACK,))  # see `_signals_blocked`
     mark_started(order.mark)
     begin_to_work()
     travel(order.path)
@@ -72,7 +71,7 @@ def main() -> None:
     bell = EventBell(order.bell)
     links = [SocketLink(socket.socket(fileno=ends.link)) for ends in order.ends]
     try:
-        watched = lifeline, order.asked, order.mark
+        watched = lifeline, order.asked, order.stacks, order.mark
         threading.Thread(target=_end_with_runner, args=watched, name="lifeline", daemon=True).start()
     except RuntimeError as error:
         links[0].send(pack(Status(State.FAILED, error=why(error))))
@@ -137,17 +136,17 @@ def _take_signals_again() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _end_with_runner(link: int, asked: int, mark: str) -> None:
-    """Write down where the workers' thread is whenever that is `asked`, until the runner
-    is gone; a worker that is still here a little later (its environment hangs) is
-    ended."""
+def _end_with_runner(link: int, asked: int, stacks: int, mark: str) -> None:
+    """Write down where the workers' thread is, in `stacks`, whenever that is `asked`,
+    until the runner is gone; a worker that is still here a little later (its environment
+    hangs) is ended."""
     poll = select.poll()
     poll.register(link, 0)  # hang-up is always reported
     poll.register(asked, select.POLLIN)
     while all(descriptor == asked for descriptor, _ in poll.poll()):
-        with suppress(OSError):  # a full disk is not ours to tell
+        with suppress(OSError):  # memory that is full is not ours to tell
             os.eventfd_read(asked)
-            os.write(2, dump_of(stack_of(threading.main_thread().ident)).encode())
+            os.write(stacks, dump_of(stack_of(threading.main_thread().ident)).encode())
     sleep(GRACE)
     _end_session(mark)
 

@@ -247,8 +247,8 @@ class HostsLauncher(Launcher):
         return self._own.launcher.notices() if self._own is not None else ()
 
     def ready(self, workers: Sequence[str]) -> bool:
-        assert self._agents is not None
-        return self._agents.ready(workers)
+        assert self._own is not None and self._agents is not None
+        return self._agents.ready(workers) and self._own.launcher.ready(workers)
 
     def restart(self, workers: Sequence[str]) -> dict[str, Link]:
         assert self._own is not None and self._agents is not None

@@ -37,7 +37,7 @@ from tidemill.core.config import encode
 from tidemill.core.control_groups import MemoryKills, memory_kills
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, DeadlineError, RunError, returned
-from tidemill.core.folder_thread import FolderThread
+from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.killed_processes import KILLED, await_end, kill_session
 from tidemill.core.memory import Need, check_memory, size
 from tidemill.core.private_files import private
@@ -59,7 +59,8 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
 _STACK = 0.5  # seconds that a process has to write down where its threads are
-_AWAY = 2.0  # seconds that the disk has on which logs are
+_LONGEST_STACK = 1 << 20  # bytes of that which are read
+_AWAY = 2.0  # seconds that the disk, or share, has on which logs are
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -99,6 +100,7 @@ class ProcessSetup(msgspec.Struct, frozen=True):
     files: dict[str, str]  # digests, by path
     bell: int
     asked: int  # eventfd by which it is asked where its workers' thread is
+    stacks: int  # memfd that it writes down where its threads are in
     path: list[str]  # where the main process looks for modules
     life: int  # of its workers
     gpus: dict[str, int]  # see `Job`
@@ -110,7 +112,11 @@ class ProcessSetup(msgspec.Struct, frozen=True):
         links = (end.link for end in self.ends)
         return list(
             dict.fromkeys(
-                [self.bell, self.asked, *links, *(d for handle in handles for d in handle.descriptors)]
+                [
+                    *(self.bell, self.asked, self.stacks),
+                    *links,
+                    *(d for handle in handles for d in handle.descriptors),
+                ]
             )
         )
 
@@ -130,7 +136,9 @@ class ProcessSetup(msgspec.Struct, frozen=True):
             )
             for end in self.ends
         ]
-        return msgspec.structs.replace(self, ends=ends, bell=own[self.bell], asked=own[self.asked])
+        return msgspec.structs.replace(
+            self, ends=ends, bell=own[self.bell], asked=own[self.asked], stacks=own[self.stacks]
+        )
 
 
 @dataclass
@@ -141,6 +149,8 @@ class WorkerGroup:
     core: the one that it keeps to, or None
     spin: seconds to poll without sleeping (see `Context`)
     asked: eventfd by which the process is asked where its workers' thread is
+    stacks: memfd that it writes down where its threads are in: no log, which may be on a
+        share that hangs, as may whoever is asked
     mark: how the marks of its lives begin
     pidfd: what tells of its end
     kills: what the system had killed for want of memory when it began
@@ -151,6 +161,7 @@ class WorkerGroup:
     core: int | None
     spin: float
     asked: int
+    stacks: int
     life: int
     mark: str = field(default_factory=new_mark)
     process: "subprocess.Popen[bytes] | None" = None
@@ -236,6 +247,7 @@ class ProcessesLauncher(Launcher):
                 self._temporary = temporary_folder()
             logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._logs, self._disk = logs, FolderThread(logs, _AWAY)
         # The runner sleeps mostly, and where some take turns all wait for nobody but each
         # other, and shortly: they need not leave it a core.
         own_cores = len(processes) < cores() + any(len(names) > 1 for names in processes)
@@ -244,7 +256,8 @@ class ProcessesLauncher(Launcher):
             spin = SPIN if own_cores and core is None else 0.0
             lives = share.lives.get(names[0], 0)
             asked = self._keep(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-            group = WorkerGroup(names, logs / log_name(names), core, spin, asked, lives - 1)
+            stacks = self._keep(os.memfd_create("tidemill stacks"))
+            group = WorkerGroup(names, logs / log_name(names), core, spin, asked, stacks, lives - 1)
             if not lives:
                 group.log.unlink(missing_ok=True)
             self._groups.append(group)
@@ -296,6 +309,7 @@ class ProcessesLauncher(Launcher):
             dict(job.files),
             self._bells[names[0]],
             group.asked,
+            group.stacks,
             own_path(),
             group.life,
             {name: job.gpus[name] for name in names if name in job.gpus},
@@ -320,6 +334,16 @@ class ProcessesLauncher(Launcher):
     @property
     def restarts(self) -> bool:
         return self._transport is not None and self._transport.renews
+
+    def ready(self, workers: Sequence[str]) -> bool:
+        """See `Launcher.ready`. A life begins in the run's folder: not while that
+        hangs."""
+        try:
+            if not self._group_of.keys().isdisjoint(workers):
+                self._disk.do(self._logs.exists)
+        except Unanswered:
+            return False
+        return True
 
     def restart(self, workers: Sequence[str], edges: Collection[str] = ()) -> dict[str, Link]:
         """See `Launcher.restart`. Some of `workers` may live elsewhere: `edges` are those
@@ -379,7 +403,7 @@ class ProcessesLauncher(Launcher):
         least = Need("worker processes", LEAST_MEMORY, f"{size(LEAST_MEMORY)} at least")
         check_memory([least] * count, memory.available())
         edges = find_transport(self.transport).descriptors_per_edge * len(share.edges)
-        allow_descriptors(edges + 2 * count + 3 * len(share.workers))
+        allow_descriptors(edges + 3 * count + 3 * len(share.workers))
 
     def command(self, workers: Sequence[str]) -> list[str]:
         """Return the command of the process of these workers. A subclass may put another
@@ -437,17 +461,20 @@ class ProcessesLauncher(Launcher):
             else f"its process ended with status {code}"
         )
         how += killer(group.kills, memory_kills()) if code == -signal.SIGKILL else _CAUSES.get(-code, "")
-        log = group.log
-        tail = log.read_text(errors="replace")[-_TAIL:].strip() if log.exists() else ""
+        try:
+            tail = self._disk.do(partial(_tail, group.log))
+        except OSError as error:
+            return f"{how}; its output cannot be read: {group.log}: {error.strerror}"
         return how + (f"; its last output:\n{tail}" if tail else "")
 
     def stack(self, worker: str) -> Sequence[Call]:
         group = self._group_of[worker]
-        if (process := group.process) is None or not group.log.exists():
+        if (process := group.process) is None:
             return ()
-        with open(group.log, "rb") as log, contextlib.suppress(ProcessLookupError):
-            log.seek(0, os.SEEK_END)
+        with contextlib.suppress(ProcessLookupError):
             for again in (False, True):
+                os.ftruncate(group.stacks, 0)
+                os.lseek(group.stacks, 0, os.SEEK_SET)  # for the process, too
                 if again:
                     process.send_signal(ASK_FOR_STACK)
                 else:  # a thread of it knows more, where Python's lock is not held
@@ -455,7 +482,7 @@ class ProcessesLauncher(Launcher):
                 deadline, written = monotonic() + _STACK, b""
                 while monotonic() < deadline and not written.endswith(b"\n"):
                     sleep(0.02)
-                    written += log.read()
+                    written = os.pread(group.stacks, _LONGEST_STACK, 0)
                 if calls := calls_of(written.decode(errors="replace")):
                     return calls
         return ()
@@ -523,12 +550,20 @@ class ProcessesLauncher(Launcher):
             os.close(self._descriptors.pop())
 
     def _remove_empty_logs(self) -> None:
-        for folder in {group.log.parent for group in self._group_of.values()}:
-            logs = [group.log for group in self._group_of.values() if group.log.parent == folder]
-            thread = FolderThread(folder, _AWAY)
+        if self._group_of:
+            logs = [group.log for group in self._group_of.values()]
             with contextlib.suppress(OSError):
-                thread.do(partial(_remove_empty, logs, folder))
-            thread.close()
+                self._disk.do(partial(_remove_empty, logs, self._logs))
+            self._disk.close()
+
+
+def _tail(log: Path) -> str:
+    """Return the end of a log, "" where there is none."""
+    if not log.exists():
+        return ""
+    with open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4 * _TAIL))  # a character has 4 bytes at most
+        return file.read().decode(errors="replace")[-_TAIL:].strip()
 
 
 def _remove_empty(logs: Sequence[Path], folder: Path) -> None:
