@@ -262,7 +262,7 @@ def test_a_trainer_with_a_replay_memory_that_is_killed_lives_again(tmp_path: Pat
     events = read_events(tmp_path / "run")
     assert [(event.worker, event.life) for event in events if event.what == "lives"] == [("trainer-0", 2)]
     (back,) = (event for event in events if event.what == "went back")
-    assert back.policy == "policy"
+    assert (back.policy, back.worker, back.life) == ("policy", "trainer-0", 1) and back.seconds > 0
     facts = left(tmp_path, Fraction(3, 2), deaths=1)
     n = facts["limiter"]
     assert facts["steps"] == 500 == n["committed"] and facts["stored"] <= facts["taken"]

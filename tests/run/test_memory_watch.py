@@ -57,7 +57,9 @@ class Clock:
                 actor.grows = "a list grows"
 
         actor.link.send = ask
-        self.watch = MemoryWatch([["actor-0"], ["trainer-0"]], self.own.get, self.told.append)
+        self.watch = MemoryWatch(
+            [["actor-0"], ["trainer-0"]], self.own.get, lambda _, text: self.told.append(text)
+        )
 
     def minutes(self, count: float, **grows: int) -> None:
         """Let so many minutes go by, in each of which processes grow by so many MB."""
@@ -242,7 +244,9 @@ def told_of(
         source=Path(__file__),
         on_update=on_update,
     )
-    told, *_ = [event.cause for event in read_events(folder / "run") if " for itself, " in event.cause]
+    event, *_ = [event for event in read_events(folder / "run") if " for itself, " in event.cause]
+    assert (event.worker, event.life) == ("actor-0", 1)
+    told = event.cause
     whose = "actor-0" if launch == "processes" else "actor-0, trainer-0"
     assert told.startswith(f"{whose} holds ")
     return told

@@ -79,7 +79,7 @@ class Watched:
             [[*self.members]],
             lambda _: stack,
             lambda _: condition,
-            self.told.append,
+            lambda _, text: self.told.append(text),
             lambda *said: self.hung.append(said),
         )
 

@@ -14,6 +14,7 @@ from tidemill.algorithms.dqn import DQNLearner
 from tidemill.algorithms.ppo import PPOLearner, PPOLoss
 from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.events import read_events
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.trained.replay_fault import replay_fault
@@ -72,6 +73,10 @@ def test_an_update_that_is_not_finite_is_left_out_recorded_and_found_again(tmp_p
     assert told.count("update 3 was cut short") == 1
     assert "tidemill replay-fault RUN 3" in told
     assert "--set workers.trainer.algorithm.learning_rate=" in told
+    (event,) = (event for event in read_events(tmp_path / "run") if "update 3 was cut short" in event.cause)
+    each = [record["step"] for record in read_metrics(tmp_path / "run")]
+    assert (event.what, event.worker, event.life) == ("told", "trainer-0", 1)
+    assert event.steps == each[2] - each[1]  # what was left out
     report = replay_fault(tmp_path / "run")
     assert report.record.name == "update-3"
     ((row, lane),) = places
@@ -104,6 +109,9 @@ def test_three_in_a_row_lead_back_to_the_last_checkpoint_with_a_smaller_rate(tmp
     assert "with the weights of checkpoint update-2, with learning_rate = 0.0005" in capsys.readouterr().err
     assert kept(tmp_path / "run") == [1, 2, 6, 7]
     records = read_metrics(tmp_path / "run")
+    (back,) = (event for event in read_events(tmp_path / "run") if "in a row were left out" in event.cause)
+    assert (back.worker, back.life) == ("trainer-0", 1)
+    assert back.steps == records[3]["step"] - records[1]["step"]  # the fifth is not counted yet
     assert [record["learning_rate"] for record in records if "learning_rate" in record][-1] == 5e-4
     manifest = json.loads((tmp_path / "run/checkpoints/policy/update-7/manifest.json").read_text())
     assert manifest["facts"]["settings"] == {"learning_rate": 5e-4}

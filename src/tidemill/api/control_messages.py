@@ -347,9 +347,11 @@ class MemoryGrown(msgspec.Struct, frozen=True, tag=True):
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
-    """The message is a text that the user should read although the run goes on."""
+    """The message is a text that the user should read although the run goes on. `steps`:
+    env steps that what it tells has cost."""
 
     text: str
+    steps: int = 0
 
 
 _Orders = Configure | Start | Pause | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings

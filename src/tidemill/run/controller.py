@@ -128,7 +128,7 @@ class Controller:
         )
         processes = experiment.processes()
         self._silence = SilenceWatch(
-            processes, launcher.stack, launcher.condition, report.notify, self._deaths.hangs
+            processes, launcher.stack, launcher.condition, report.notify_of, self._deaths.hangs
         )
         self._turns = TurnWatch(
             lambda text: alarm(report.mask(text)),
@@ -140,7 +140,7 @@ class Controller:
             state.interrupts.tell = alarm
         every = [[name for name, _ in experiment.members()]]  # in one process
         self._memory = MemoryWatch(
-            processes if launcher.processes else every, launcher.own_bytes, report.notify
+            processes if launcher.processes else every, launcher.own_bytes, report.notify_of
         )
         self._last_watch = 0.0
 

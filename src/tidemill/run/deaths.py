@@ -79,7 +79,7 @@ class Deaths:
     def _leave(self, dead: Mapping[str, Member], name: str, cause: str) -> None:
         """Have the run end without those that are dead with `name`."""
         if self._state.members[name].state is not State.COMPLETED:
-            self._state.report.notify(f"{name} is gone, as the run ended: {cause}")
+            self._state.report.notify_of(name, f"{name} is gone, as the run ended: {cause}")
         for other, member in dead.items():
             if member.buried or (other == name and member.state not in ENDED):
                 member.state, member.buried = State.FAILED, False
@@ -97,4 +97,4 @@ class Deaths:
                     "Gymnasium(threads=1) has lanes step in threads of their own, which are left where they "
                     f"hang, and {cure}"
                 )
-            self._state.report.notify(f"{name}: {cause}; nobody can end its thread. {cure}")
+            self._state.report.notify_of(name, f"{name}: {cause}; nobody can end its thread. {cure}")

@@ -219,7 +219,7 @@ class Ending:
         if not living:
             self.patience = CLOSE_DEADLINE  # they have reported their end
         for name, member in living.items():
-            self._state.report.notify(self._why_forced(name, member))
+            self._state.report.notify_of(name, self._why_forced(name, member))
 
     def await_closed(self) -> None:
         """Wait for environments that workers close which have reported their end, and
@@ -238,9 +238,10 @@ class Ending:
         for name in closing:
             self.patience = 0.1
             calls = self._launcher.stack(name)
-            self._state.report.notify(
+            self._state.report.notify_of(
+                name,
                 f"{name}: an environment does not let itself be closed, for {awake() - began:.0f} s: "
-                f"{whereabouts(calls) or 'nobody knows where'}; it is left, and ends with its process"
+                f"{whereabouts(calls) or 'nobody knows where'}; it is left, and ends with its process",
             )
 
     def _hear_last(self, messages: WorkerMessages) -> None:
@@ -250,7 +251,7 @@ class Ending:
             unread = None if member.buried else member.link.receive()
             if unread is None and member.state not in ENDED:
                 member.state = State.FAILED
-                self._state.report.notify(f"{name} did not finish: {self._launcher.obituary(name)}")
+                self._state.report.notify_of(name, f"{name} did not finish: {self._launcher.obituary(name)}")
             for data in unread or ():
                 try:
                     messages.take(name, unpack_up(data, name))

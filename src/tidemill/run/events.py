@@ -29,15 +29,16 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     what: "began": every worker runs, for the first time in this command; "died": a worker
         did, of `cause`; "lost": what is lost with it, as far as that is known by
         now; "lives": it runs again; "went back": the trainers of `policy`
-        begin anew at their newest checkpoint; "told": the user was told `cause`; "ended":
-        the run did, for `cause`
+        begin anew at their newest checkpoint, since `worker`, one of them, died; "told":
+        the user was told `cause`, of `worker` where it is of one; "ended": the run did,
+        for `cause`
     worker: its name
-    life: number of its life, from 1
+    life: number of its life, from 1; where it "went back", of the one that died
     policy: name of a policy
     cause: why, in words
     seconds: for how long the worker did not run
-    steps: env steps that are undone; where a worker died, those that it had begun samples
-        with, as far as it had told
+    steps: env steps that are undone, or whose update was left out; where a worker died,
+        those that it had begun samples with, as far as it had told
     samples: that were on their way, and are lost
     """
 

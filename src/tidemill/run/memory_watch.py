@@ -55,14 +55,14 @@ class MemoryWatch:
 
     processes: the workers that share each process
     own_bytes: function that returns how much it is (see `Launcher.own_bytes`)
-    tell: function that tells the user
+    tell: function that tells the user of a worker
     """
 
     def __init__(
         self,
         processes: Sequence[Sequence[str]],
         own_bytes: Callable[[str], int | None],
-        tell: Callable[[str], None],
+        tell: Callable[[str, str], None],
     ) -> None:
         self._processes, self._own_bytes, self._tell = processes, own_bytes, tell
         self._known: dict[str, _Footprint] = {}  # by first worker
@@ -108,9 +108,9 @@ class MemoryWatch:
         answer, member.grows = member.grows, ""
         if not known.telling:
             if answer:  # late
-                self._tell(f"{first}: {answer}")
+                self._tell(first, f"{first}: {answer}")
         elif answer or now > known.until or member.buried or member.life != known.life:
-            self._tell(f"{known.telling}; {answer or known.guess}")
+            self._tell(first, f"{known.telling}; {answer or known.guess}")
             known.telling = ""
 
 

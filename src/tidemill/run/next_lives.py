@@ -4,8 +4,11 @@ before were."""
 from collections.abc import Callable, Mapping, Sequence
 from time import time
 
+from msgspec.structs import replace
+
 from tidemill.api.control_messages import ChangeSettings, Down, Exit, Hold, Pause
 from tidemill.api.edges import group_of
+from tidemill.core.clock import awake
 from tidemill.run.conditions import Conditions
 from tidemill.run.cuts import Cuts
 from tidemill.run.events import Event
@@ -70,8 +73,11 @@ class NextLives:
         life there."""
         assert self._undo is not None  # `Deaths.bury` has seen to that
         self._recorder.record_rest()
-        before, others = Progress(), Progress()
-        for member in self._state.members.values():
+        before, others, died = Progress(), Progress(), Event(time(), "went back")
+        for name, member in self._state.members.items():
+            if member.buried and member.config.limited and not died.worker:
+                gone = round(awake() - member.died_at, 3)
+                died = replace(died, worker=name, life=member.life + 1, seconds=gone)
             if member.update.update:
                 (before if member.buried else others).count(member.update)
             if member.buried:
@@ -86,7 +92,7 @@ class NextLives:
             self._conditions.tell_all_stages()
         undone = max(before.steps - point.steps, 0)
         names = " and ".join(policies)
-        self._state.report.events.append(Event(time(), "went back", policy=names, steps=undone))
+        self._state.report.events.append(replace(died, time=time(), policy=names, steps=undone))
         self._state.report.notify_of_event(
             f"{names} goes back to its newest checkpoint: {undone:,} env steps are undone"
         )

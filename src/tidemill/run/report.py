@@ -1,7 +1,7 @@
 """What a run reports besides metrics: notices that its user should read, events, and
 tracebacks for developers. No secret of its experiment is in any of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import time
 
 from tidemill.api.experiment import Experiment
@@ -9,6 +9,7 @@ from tidemill.core.clock import awake
 from tidemill.core.config import encode
 from tidemill.core.secrets import known, mask
 from tidemill.run.events import Event
+from tidemill.run.member import Member
 
 # seconds before the last progress of a worker in which what others told may still be why
 # it waits: they tell now and then
@@ -16,7 +17,7 @@ BEFORE = 10.0
 
 
 class RunReport:
-    """The report of a run of an experiment.
+    """The report of a run of an experiment with these workers.
 
     notices: what the user should read
     events: what happened besides training
@@ -24,7 +25,8 @@ class RunReport:
     tracebacks: what a developer should read
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, members: Mapping[str, Member]) -> None:
+        self._members = members
         self.notices: list[str] = []
         self.events: list[Event] = []
         self.of_events = set[str]()
@@ -52,9 +54,16 @@ class RunReport:
             self.events.append(Event(time(), "told", cause=text))
             self.notify_of_event(text)
 
-    def notify_for(self, worker: str, text: str) -> None:
-        """Have the user read what a worker says."""
-        self.notify(f"{worker}: {text}")
+    def notify_of(self, worker: str, text: str, steps: int = 0) -> None:
+        """Have the user read this of a worker in the life that it is in, now and among
+        the events; it has cost so many env `steps`."""
+        life, text = self._members[worker].life + 1, self.mask(text)
+        self.events.append(Event(time(), "told", worker, life, cause=text, steps=steps))
+        self.notify_of_event(text)
+
+    def notify_for(self, worker: str, text: str, steps: int = 0) -> None:
+        """Have the user read what a worker says, likewise."""
+        self.notify_of(worker, f"{worker}: {text}", steps)
         self._of_workers.append((awake(), worker, self.notices[-1]))
 
     def trace(self, worker: str, details: str) -> None:

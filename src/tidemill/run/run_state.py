@@ -40,7 +40,7 @@ class RunState:
         self.progress = progress or Progress()
         self.progress.begin(experiment)
         self.who_answers = WhoAnswers(experiment)
-        self.report = RunReport(experiment)
+        self.report = RunReport(experiment, self.members)
         self.facts = Facts()
         self.plan: MemoryPlan | None = None
         self.reason = self.asked = ""

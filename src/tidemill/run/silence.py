@@ -57,7 +57,7 @@ class SilenceWatch:
     stack: function that returns where a worker's thread is (see `Launcher.stack`)
     condition: function that returns what keeps a worker still that its environment has
         nothing to do with, or ""
-    tell: function that tells the user
+    tell: function that tells the user of a worker
     hangs: function that is called with a worker that something holds for too long, its
         environment most likely, and why it counts as gone
     """
@@ -67,7 +67,7 @@ class SilenceWatch:
         processes: Sequence[Sequence[str]],
         stack: Callable[[str], Sequence[Call]],
         condition: Callable[[str], str],
-        tell: Callable[[str], None],
+        tell: Callable[[str, str], None],
         hangs: Callable[[str, str], None],
     ) -> None:
         self._processes, self._stack, self._condition = processes, stack, condition
@@ -89,7 +89,7 @@ class SilenceWatch:
         heard = max(member.heard for member in group.values())
         silent, whose = awake() - heard, ", ".join(group)
         if first in self._silent and heard > self._silent[first]:
-            self._tell(f"{whose} speaks again, after {heard - self._silent.pop(first):.0f} s")
+            self._tell(first, f"{whose} speaks again, after {heard - self._silent.pop(first):.0f} s")
         longest = max(member.statistics.get("longest_poll", 0.0) for member in group.values())
         begins = any(m.config.limited and not m.update.update for m in group.values())
         if first not in self._silent and silent > max(FIRST if begins else LEAST, TIMES * longest):
@@ -99,8 +99,9 @@ class SilenceWatch:
                 for member in group.values():
                     member.where = why
             self._tell(
+                first,
                 f"{whose} is silent for {silent:.0f} s (no poll took longer than {longest:.2g} s before)"
-                + (f": {why}" if why else "")
+                + (f": {why}" if why else ""),
             )
         asked = self._asked.get(first, 0.0)
         if heard < asked and awake() - asked < ASK_EVERY:  # not of a silence before, or another life's

@@ -206,7 +206,7 @@ class Stalls:
         untold = [name for name in new if found[name] not in self._told.values()]
         self._told |= found
         if untold:
-            self._state.report.notify(self._words(untold))
+            self._state.report.notify_of(untold[0], self._words(untold))
 
     def _see(self, names: Iterable[str]) -> dict[str, str]:
         """Return who explains why nothing comes of each of these, once it is known where

@@ -273,7 +273,11 @@ def _events(events: list[Event]) -> Table:
         if event.what == "lives":
             cause = f"it did not run for {event.seconds:.1f} s"
         elif event.what == "went back":
-            cause = f"to its newest checkpoint: {event.steps:,} env steps are undone"
+            cause = f"{event.policy} to its newest checkpoint: {event.steps:,} env steps are undone"
+        elif event.what == "told":
+            cause = _shortly(event.cause.removeprefix(f"{event.worker}: "))
+            if event.steps:
+                cause += f" ({event.steps:,} env steps)"
         words = (_clock(event.time), event.what, event.worker or event.policy, str(event.life or ""), cause)
         table.add_row(*(Text(printable(word)) for word in words))  # brackets are no markup
     return table

@@ -118,7 +118,7 @@ class WorkerMessages:
             case MemoryGrown(text=text):
                 member.grows = text[:LONGEST_GROWN]
             case Notice():
-                self._state.report.notify_for(name, message.text)
+                self._state.report.notify_for(name, message.text, message.steps)
 
     def _take_status(self, name: str, member: Member, message: Status) -> None:
         """Note what a worker has become. Raises `RunError` where it failed."""

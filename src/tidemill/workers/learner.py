@@ -365,7 +365,8 @@ class Learner:
         facts["settings"] = encode(self._now())
         text = self._faults.note(fault, self.counters.updates, self.policy, self.algorithm, facts)
         if text and (fault.minibatch or self.equal_trainers.first):
-            self.notice(f"{text}; {self._cure()}" if self._cure() else text)
+            left_out = sum(held.trained for held in batch) // self.samples.seats_per_lane
+            self.notice(f"{text}; {self._cure()}" if self._cure() else text, left_out)
 
     def _look_further(self, metrics: Mapping[str, float]) -> None:
         """Raise `UpdateFault` where metrics of an algorithm that does not look itself are
@@ -415,7 +416,8 @@ class Learner:
         if self.equal_trainers.first:
             self.notice(
                 f"{IN_A_ROW} updates in a row were left out: training goes on with the weights of checkpoint "
-                f"{found.path.name}{told}"
+                f"{found.path.name}{told}",
+                max(self.counters.steps - int(found.facts["steps"]), 0),
             )
 
     def finish_update(self) -> None:
@@ -578,9 +580,9 @@ class Learner:
         values = {"step": float(counters.steps), "update": float(counters.updates), **told, **metrics}
         self._report(WorkerStatistics(polls, values, {"seconds": counters.seconds}, update=True))
 
-    def notice(self, text: str) -> None:
-        """Report a text for the user."""
-        self._report(Notice(text))
+    def notice(self, text: str, steps: int = 0) -> None:
+        """Report a text for the user, of what has cost so many env `steps`."""
+        self._report(Notice(text, steps))
 
     def save_finite(self) -> None:
         """Write the checkpoint of a run that is about to fail since its updates are not
