@@ -16,7 +16,7 @@ from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.control_socket import tell
 from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
-from tidemill.run.same_run import digest_of
+from tidemill.run.same_run import GIVEN, LOOKED_AT, asked_before, digest_of, left_unfinished
 from tidemill.store.checkpoint import ENDED, checkpoints
 from tidemill.training.result import Result
 from tidemill.training.train import resume, train
@@ -25,7 +25,7 @@ experiments = load_file(EXPERIMENTS, "test")
 UPDATES = 40
 
 
-def run(folder: Path, stop_at: int | None = None, updates: int = UPDATES, **given: object) -> Result:
+def run(folder: Path | None, stop_at: int | None = None, updates: int = UPDATES, **given: object) -> Result:
     """Train CartPole inline, and end that by SIGTERM after so many updates."""
 
     def on_update(metrics: dict[str, float], _: RunControl) -> None:
@@ -55,6 +55,60 @@ def test_an_interrupted_run_goes_on_and_all_else_is_refused(tmp_path: Path) -> N
     with pytest.raises(RunError, match="already holds a run"):  # it is complete
         run(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_without_a_folder_an_unfinished_run_is_named_and_a_new_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def told(**given: object) -> str:
+        run(None, stop_at=2, quiet=False, updates=3, **given)
+        lines = capsys.readouterr().out.splitlines()
+        return next((line for line in lines if "has this very run" in line), "")
+
+    assert told() == ""
+    (first,) = Path("runs").iterdir()
+    assert told(seed=7) == ""
+    own = f"note: {first} has this very run, which was interrupted; to go on with it: "
+    line = told()
+    assert line.startswith(own) and line.endswith(f" resume {first}. This is a new one")
+    assert len([*Path("runs").iterdir()]) == 3
+
+
+def test_the_newest_of_its_runs_decides_whether_one_is_unfinished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = run(None, stop_at=2, updates=3)
+    first, experiment = made.folder, made.folder / "config.json"
+    digest = asked_before(RunFolder(first))[GIVEN]
+    asked = RunFolder(first).experiment(EXPERIMENTS, True).experiment
+
+    def told() -> bool:
+        return left_unfinished(asked, digest) != ""
+
+    def later(number: int, status: str) -> Path:
+        path = Path(f"{first}-{number}")
+        shutil.copytree(first, path)
+        RunFolder(path).write("summary.json", {"status": status})
+        return path
+
+    assert experiment.is_file() and told() and left_unfinished(asked, "other") == ""
+    assert left_unfinished(asked.replace(name="another"), digest) == ""
+    running = RunFolder(first)
+    running.lock()
+    assert not told()
+    running.unlock()
+    shutil.rmtree(later(2, "interrupted") / "checkpoints")  # which has nothing to go on from
+    assert told()
+    later(3, "completed")
+    assert not told()
+    later(4, "killed")
+    assert told()
+    for number in range(5, 5 + LOOKED_AT):
+        (later(number, "interrupted") / "launcher.json").write_text("{}")
+    assert not told()
 
 
 def test_a_run_that_goes_on_again_and_again_is_the_same_but_with_other_limits(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from heapq import nlargest
 from pathlib import Path
 from time import monotonic, sleep, strftime
 from typing import Any, NamedTuple
@@ -53,6 +54,8 @@ MEMORY = "memory.json"
 PLACES = "placement.json"
 SOURCE = "source.json"
 SUMMARY, VERSIONS = "summary.json", "versions.json"
+RUNS = Path("runs")  # where new ones are made
+LONGEST = 60  # characters of their names, but for the number of those of the same second
 MOMENT = 0.5  # seconds for which a lock is waited for that others hold for an instant
 
 
@@ -419,9 +422,22 @@ def as_typed(path: Path) -> str:
 def new_folder(experiment: Experiment) -> Path:
     """Make a folder under ./runs that nobody else has, also who asks at the same time,
     and return it. Raises `OSError`."""
-    stem = f"{experiment.name}-s{experiment.seed}-{strftime('%Y%m%d-%H%M%S')}"[:60]
-    path, number = Path("runs") / stem, 1
+    stem = f"{_begin(experiment)}{strftime('%Y%m%d-%H%M%S')}"[:LONGEST]
+    path, number = RUNS / stem, 1
     while path not in private_folder(path):
         number += 1
-        path = Path("runs") / f"{stem}-{number}"
+        path = RUNS / f"{stem}-{number}"
     return path
+
+
+def newest_folders(experiment: Experiment, most: int) -> list[Path]:
+    """Return the newest folders, so many at most, that are called as `new_folder` calls
+    those of this experiment's name and seed."""
+    begin, names = _begin(experiment)[:LONGEST], list[str]()
+    with suppress(OSError):
+        names = [name for name in os.listdir(RUNS) if name.startswith(begin)]
+    return [RUNS / name for name in nlargest(most, names)]
+
+
+def _begin(experiment: Experiment) -> str:
+    return f"{experiment.name}-s{experiment.seed}-"

@@ -14,10 +14,12 @@ from tidemill.core.config import encode
 from tidemill.core.errors import RunError
 from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import hide
-from tidemill.run.folder import CONFIG, LAUNCHER, SUMMARY, RunFolder, as_typed
+from tidemill.run.folder import CONFIG, LAUNCHER, SUMMARY, RunFolder, as_typed, newest_folders
 
 GIVEN = "given"
 """In the file of how it was launched: a digest of what was asked for."""
+LOOKED_AT = 5
+"""Folders under ./runs, the newest ones, in which an unfinished run is looked for."""
 
 
 def digest_of(experiment: Experiment, source: Path | None, layout: str) -> str:
@@ -47,6 +49,24 @@ def unfinished(path: Path, experiment: Experiment, digest: str) -> str:
     if not (path / CONFIG).is_file() or asked_before(folder) != {GIVEN: digest}:
         return ""
     return cut_short(folder) if folder.has_checkpoints(experiment.trained()) else ""
+
+
+def left_unfinished(experiment: Experiment, digest: str) -> str:
+    """Return a sentence for who begins a run that has no folder yet, where the newest one
+    under ./runs with this very run, and with something to go on from, is unfinished, and
+    nobody goes on with it; else ""."""
+    for path in newest_folders(experiment, LOOKED_AT):
+        folder = RunFolder(path)
+        if asked_before(folder) != {GIVEN: digest} or not folder.has_checkpoints(experiment.trained()):
+            continue
+        ended = "" if folder.led() else unfinished(path, experiment, digest)
+        return (
+            f"{as_typed(path)} has this very run, which was {ended}; to go on with it: "
+            f"{folder.how_to_go_on()}. This is a new one"
+            if ended
+            else ""
+        )
+    return ""
 
 
 def cut_short(folder: RunFolder) -> str:

@@ -28,7 +28,14 @@ from tidemill.run.resume_point import ResumePoint, before_torn_end, without_met_
 from tidemill.run.run_control import OnUpdate
 from tidemill.run.run_lifecycle import RunLifecycle, never_began
 from tidemill.run.same_run import GIVEN as ASKED
-from tidemill.run.same_run import asked_before, cut_short, digest_of, put_aside, unfinished
+from tidemill.run.same_run import (
+    asked_before,
+    cut_short,
+    digest_of,
+    left_unfinished,
+    put_aside,
+    unfinished,
+)
 from tidemill.run.source_info import check_other_processes, own_source, source_file
 from tidemill.run.start_remarks import remarks
 from tidemill.run.trust import Trust
@@ -76,9 +83,10 @@ def train(
     launch: "processes", "threads", "inline" or "ray", with options as in
         ``"ray(hosts=4)"``; or a launcher of one's own, a class or where it is
         ("FILE.py:NAME")
-    run_dir: the run's folder; by default a new one under ./runs. Where it holds this very
-        run (the same experiment, configuration and layout), interrupted or killed, that
-        goes on; any other run there is refused
+    run_dir: the run's folder; by default a new one under ./runs, which says so where the
+        last run there was this one, unfinished. Where it holds this very run (the same
+        experiment, configuration and layout), interrupted or killed, that goes on; any
+        other run there is refused
     source: the file that defines the experiment's own classes; by default that of the
         main script, where it defines any
     quiet: show nothing
@@ -155,6 +163,8 @@ def _train(
     elif run_dir is not None and (ended := unfinished(Path(run_dir), experiment, asked)):
         _say(f"goes on with this run, which was {ended} (--anew starts anew)", quiet)
         return resume(run_dir, launch=launch, quiet=quiet, log=log, on_update=on_update)
+    elif run_dir is None and (told := left_unfinished(experiment, asked)):
+        _say(told, quiet)
     with Interrupts() as interrupts, ExitStack() as stack:
         # before anything is measured
         folder = RunFolder.create(Path(run_dir) if run_dir is not None else None, experiment, known)
