@@ -33,12 +33,15 @@ from tidemill import (
 )
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.policy import PolicyConfig
+from tidemill.api.schedule import LinearSchedule
 
 LASTING: dict[str, Any] = {"restarts": 1000}
 CARTPOLE = Gymnasium(id="CartPole-v1", max_episode_steps=60)
 SPEC = AgentSpec(sample_steps=8)
 JUDGE = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
 SMALL = PPO(minibatch_size=32, epochs=2)
+# by steps: a run that is resumed beyond its limit has another end
+FALLING = LinearSchedule(1e-2, 1e-4, to_step=400)
 
 
 def trainer(inline: bool, **settings: Any) -> Trainer:
@@ -65,8 +68,9 @@ def of(updates: int, policy: PolicyConfig | None = None, **workers: Any) -> Expe
 
 
 def one(inline: bool, updates: int) -> Experiment:
-    """Two actors and a trainer."""
-    return of(updates, actor=actors(), trainer=trainer(inline))
+    """Two actors and a trainer, whose settings change with the steps."""
+    rates = SMALL.replace(learning_rate=FALLING, entropy_coefficient=FALLING)
+    return of(updates, actor=actors(), trainer=trainer(inline, algorithm=rates))
 
 
 def served(inline: bool, updates: int) -> Experiment:

@@ -59,6 +59,7 @@ from tidemill.api.buffer import Buffer
 from tidemill.api.control_messages import Hold, Holding, Save, Saved, State, unpack_down
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.processing import Processor, ProcessorConfig
+from tidemill.api.schedule import LinearSchedule
 from tidemill.cli.main import app
 from tidemill.core.cut import generator_state, set_generator_state
 from tidemill.core.errors import CheckpointError, ConfigError
@@ -122,7 +123,15 @@ class Forgetting(Queue):
         return buffer
 
 
-INLINE = {
+# until the run ends, and by steps
+SCHEDULED = PPO(
+    minibatch_size=32,
+    epochs=2,
+    learning_rate=LinearSchedule(1e-2, 1e-4),
+    entropy_coefficient=LinearSchedule(0.1, 0.0, to_step=500),
+    clip=LinearSchedule(0.3, 0.1, to_step=300, from_step=100),
+)
+INLINE: dict[str, dict[str, Any]] = {
     "two targets, samples ahead": {"slots": 3},
     "several actors, requests joined": {"ring": 3, "count": 2, "flush_requests": 3},
     "one slot": {"slots": 1, "ring": 1, "lanes": 8},
@@ -139,12 +148,14 @@ INLINE = {
         "environment": Gymnasium(id="Pendulum-v1", max_episode_steps=50),
         "policy": RecurrentActorCritic(hidden=(8,), normalise_observations=True),
     },
+    "schedules": {"algorithm": SCHEDULED},
 }
 
 
 @pytest.mark.parametrize(("launch", "trainers"), [("inline", 1), ("threads", 2), ("processes", 2)])
 def test_runs_in_lockstep_resume_exactly_wherever_their_workers_are(launch: str, trainers: int) -> None:
-    found = check_resume(experiment(lag=0, count=2, trainers=trainers), updates=6, launch=launch)
+    made = experiment(lag=0, count=2, trainers=trainers, algorithm=SCHEDULED)
+    found = check_resume(made, updates=6, launch=launch)
     assert found.exact and found.compared > 40, found
 
 
