@@ -18,10 +18,13 @@ from tidemill.core.clock import awake
 from tidemill.core.errors import NoProgress
 from tidemill.core.memory import LocalSegment
 from tidemill.core.user_code_loading import load_file
+from tidemill.replay.limiter import Limiter
 from tidemill.replay.replay import UniformReplay
 from tidemill.replay_training.trainer import ReplayTrainerWorker
+from tidemill.store.checkpoint import checkpoints
 from tidemill.transports.local import LocalBell, LocalLink
 from tidemill.transports.slots import SlotEndpoints
+from tidemill.workers import checkpoint_pace
 from tidemill.workers.actor import ActorWorker
 from tidemill.workers.base import Worker
 
@@ -149,6 +152,28 @@ def test_however_long_an_actor_makes_its_environments_anew_that_is_no_want_of_pr
     later[0] += 101.0
     with pytest.raises(NoProgress, match=r"no step was stored for 100 s"):
         lives.trainer._poll()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_pause_saves_what_is_not_saved_yet_of_an_exact_run_at_a_cut_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    """With no step's updates half done."""
+    monkeypatch.setattr(checkpoint_pace, "LEAST", 3600.0)  # by time there is the first one alone
+    lives = Lives(1, folder=tmp_path, checkpoint_share=1)
+    lives.gather(60)
+    lives.trainer._config = lives.trainer._config.replace(exact=exact)
+
+    def saved_in_a_pause() -> list[int]:
+        lives.trainer.pause()
+        lives.trainer.start()
+        return [int(path.name[7:]) for path in checkpoints(tmp_path / "checkpoints" / "policy")]
+
+    now = lives.trainer.learner.counters.updates
+    with monkeypatch.context() as patch:
+        patch.setattr(Limiter, "owed", 1)
+        assert (now in saved_in_a_pause()) is not exact
+    assert now > 1 and now in saved_in_a_pause()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -197,3 +197,17 @@ def test_what_a_crash_would_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     progress.note_saved(first, 3_000, 30)
     now[0] = 145.0
     assert progress.crash_cost == (3.0, 0)
+    is_updated(first, 31, 3_100)
+    progress.pause()
+    now[0] = 1000.0
+    assert progress.crash_cost == (3.0, 100)
+    progress.note_saved(first, 3_100, 31)
+    assert progress.crash_cost == (0.0, 0)
+    now[0] = 2000.0
+    progress.go_on()
+    now[0] = 2005.0
+    is_updated(second, 15, 1_500)  # it is as it was saved at 130.0, 15 s of training before the pause
+    assert progress.crash_cost == (20.0, 100)
+    is_updated(first, 32, 3_200)
+    progress.note_saved(second, 1_500, 15)
+    assert progress.crash_cost == (5.0, 100)

@@ -74,12 +74,63 @@ def test_before_the_first_update_there_is_little_to_lose():
     assert pace.due(0.1, 1)
 
 
-def test_a_pause_is_no_time_in_which_anything_is_lost():
+def paused(pace, began, ended):
+    pace.pause(began)
+    pace.pause(began + 1.0)  # said twice
+    pace.start(ended, True)
+
+
+def test_a_pause_is_no_time_and_what_was_trained_before_it_is_no_less_to_be_saved():
     pace = CheckpointPace(60.0)
     pace.start(0.0, True)
-    pace.start(1000.0, True)
-    assert not pace.due(1059.0, 5)
-    assert pace.due(1060.0, 5)
+    pace.wrote(1000.0, 1000.0)
+    paused(pace, 1050.0, 5000.0)
+    assert not pace.due(5009.0, 5)
+    assert pace.due(5010.0, 5)
+
+
+def test_a_run_that_is_paused_often_is_saved_all_the_same():
+    pace, now = CheckpointPace(60.0), 1000.0
+    pace.start(0.0, True)
+    pace.wrote(now, now)
+    for _ in range(3):
+        paused(pace, now + 19.0, now + 100.0)
+        now += 100.0
+        assert not pace.due(now, 5)
+    assert not pace.due(now + 2.0, 5)
+    assert pace.due(now + 3.0, 5)
+
+
+def test_one_that_is_written_in_a_pause_counts_from_its_end():
+    pace = CheckpointPace(60.0, 1.0)
+    pace.start(0.0, True)
+    pace.pause(1000.0)
+    assert pace.due(1000.0, 5)
+    pace.wrote(1001.0, 1003.0)
+    pace.start(2000.0, True)
+    assert not pace.due(2059.0, 5)
+    assert pace.due(2060.0, 5)
+
+
+def test_a_run_does_not_grow_older_in_a_pause():
+    """A young one is saved as often as before."""
+    pace = CheckpointPace(60.0)
+    pace.start(0.0, True)
+    pace.wrote(20.0, 20.0)
+    paused(pace, 20.0, 5000.0)
+    assert not pace.due(5001.9, 5)
+    assert pace.due(5002.3, 5)
+
+
+@pytest.mark.parametrize(("cost", "due"), [(0.0, True), (0.5, True), (1.1, False)])
+def test_in_a_pause_one_is_due_as_far_as_the_share_allows(cost, due):
+    """A replay memory may take minutes, for which somebody who goes on at once waits."""
+    pace = CheckpointPace(60.0, 0.02)
+    pace.start(0.0, True)
+    pace.wrote(1000.0 - cost, 1000.0)
+    assert not pace.due(1050.0, 5)
+    assert pace.due(1050.0, 5, inf) is due
+    assert not CheckpointPace(60.0).due(10.0, 0, inf)  # nothing is trained
 
 
 def test_a_share_of_1_holds_nothing_back():

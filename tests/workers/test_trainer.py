@@ -19,9 +19,12 @@ from tidemill.api.control_messages import (
     Facts,
     Hold,
     Notice,
+    Pause,
     SampleFacts,
     Save,
+    Saved,
     SaveDue,
+    Start,
     State,
     Status,
     WorkerStatistics,
@@ -42,6 +45,7 @@ from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.transports.local import local_endpoints
 from tidemill.transports.slots import SlotProducer
 from tidemill.workers import checkpoint_pace
+from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.trainer import TrainerWorker
 from tidemill.workers.trainer_config import Trainer
 
@@ -73,7 +77,8 @@ class Adder(Algorithm):
     built: ClassVar[list["Adder"]] = []
 
     def __init__(self, policy: Policy, amount: float) -> None:
-        self.policy, self.amount, self.loss = policy, amount, 0.5
+        self.policy, self.amount = policy, amount
+        self.loss: float | None = 0.5
         self.seen: list[list[float]] = []
         self.steps: list[int] = []
         self.moment = np.zeros(2)
@@ -84,7 +89,7 @@ class Adder(Algorithm):
         self.steps.append(steps)
         self.policy.parameters()["w"][:] += self.amount  # type: ignore[index]
         self.moment += 10
-        return {"loss/policy": self.loss}
+        return {} if self.loss is None else {"loss/policy": self.loss}
 
     def state(self) -> dict[str, Any]:
         return {"moment": self.moment}
@@ -696,6 +701,80 @@ def test_one_update_is_saved_once(tmp_path: Path) -> None:
     assert (saved / "manifest.json").stat().st_ino == before
 
 
+def test_what_is_not_saved_yet_is_saved_in_a_pause(tmp_path: Path) -> None:
+    """The machine may go down in it."""
+    bench = Bench(folder=tmp_path, checkpoint_share=1)
+
+    def saved() -> list[str]:
+        return [path.name for path in checkpoints(tmp_path / "checkpoints" / "policy")]
+
+    bench.worker.pause()
+    bench.worker.start()
+    assert saved() == []  # nothing is trained
+    bench.two_updates()
+    assert saved() == ["update-1"]
+    bench.worker.pause()
+    assert saved() == ["update-1", "update-2"]
+    states = [m.state if isinstance(m, Status) else m for m in bench.heard()]
+    assert Saved("policy", 2, 16) in states[states.index(State.PAUSED, states.index(Saved("policy", 1, 8))) :]
+    before = (tmp_path / "checkpoints" / "policy" / "update-2" / "manifest.json").stat().st_ino
+    for _ in range(2):
+        bench.worker.start()
+        bench.worker.pause()
+    assert (tmp_path / "checkpoints" / "policy" / "update-2" / "manifest.json").stat().st_ino == before
+    assert saved() == ["update-1", "update-2"]
+
+
+def test_a_trainer_that_ends_or_that_is_not_begun_saves_nothing_in_a_pause(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, checkpoint_share=1)
+    bench.two_updates()
+    bench.worker.pause()
+    written = tmp_path / "checkpoints" / "policy"
+    (written / "update-2").rename(tmp_path / "elsewhere")
+    bench.worker.learner._saved = -1, -1, -1
+    bench.worker.pause()  # said again
+    assert [path.name for path in checkpoints(written)] == ["update-1"]
+    bench.worker.start()
+    bench.worker._end("stopped")
+    bench.worker.pause()
+    assert [path.name for path in checkpoints(written)] == ["update-1"]
+
+
+def test_an_exact_run_is_cut_in_a_pause(tmp_path: Path) -> None:
+    bench = Bench(folder=tmp_path, exact=True, checkpoint_share=1)
+    bench.two_updates()
+    bench.link.send(pack(Hold(cut=1)))
+    bench.link.send(pack(Save()))
+    bench.link.send(pack(Hold(on=False, cut=2)))
+    bench.worker.run_once()
+    bench.send(2, 2)
+    bench.poll()
+    before = sum(isinstance(message, SaveDue) for message in bench.heard())
+    bench.worker.pause()
+    assert sum(isinstance(message, SaveDue) for message in bench.heard()) == before + 1
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints" / "policy")] == ["update-2"]
+
+
+def test_nobody_waits_for_a_cut_in_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts in what a checkpoint costs, and so in how rarely they are written."""
+    bench, now = Bench(folder=tmp_path, exact=True), [1000.0]
+    for module in ("trainer", "learner"):
+        monkeypatch.setattr(f"tidemill.workers.{module}.awake", lambda: now[0])
+    bench.two_updates()
+    pace = bench.worker.learner._pace
+    for message, later in (
+        (Hold(cut=1), 4.0),
+        (Pause(), 500.0),
+        (Start(), 1.0),
+        (Save(), 5.0),
+        (Hold(on=False, cut=2), 0.0),
+    ):
+        bench.link.send(pack(message))
+        bench.worker.run_once()
+        now[0] += later
+    assert pace.interval(1e6) == pytest.approx(6.0 * 49)
+
+
 def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     bench = Bench(folder=tmp_path, checkpoint_seconds=1e-9, checkpoint_share=1)
@@ -724,6 +803,88 @@ def test_an_algorithm_that_spoils_its_weights_goes_back_at_once(tmp_path: Path) 
     texts = [m.text for m in bench.heard() if isinstance(m, Notice)]
     assert "Adder has made weight w NaN or infinite" in texts[0]
     assert "training goes on with the weights of checkpoint update-1" in texts[1]
+
+
+def spoilt(bench: Bench, loss: float | None) -> int:
+    """Return after how many updates it is seen that an algorithm which tells this `loss`
+    spoils its weights, from the third one on; 0: not in 20."""
+    bench.algorithm.loss = loss
+    bench.two_updates()
+    bench.algorithm.amount = np.nan
+    learner = bench.worker.learner
+    for version in range(2, 20):
+        learner.close()  # what is being pushed is there, and the next one may be
+        bench.send(version, version)
+        bench.poll()
+        if learner.counters.skipped:
+            assert np.isfinite(learner.policy.parameters()["w"]).all()
+            texts = [m.text for m in bench.heard() if isinstance(m, Notice)]
+            assert "Adder has made weight w NaN or infinite" in texts[0] and "goes on with" in texts[1]
+            assert ('tells no "loss"' in texts[0]) is (loss is None) and len(texts) == 2
+            return learner.counters.updates
+    return 0
+
+
+def test_of_an_algorithm_that_tells_no_loss_weights_are_looked_at_now_and_then(tmp_path: Path) -> None:
+    assert spoilt(Bench(folder=tmp_path, database_seconds=None), None) == 16
+
+
+def test_of_one_that_tells_a_loss_they_are_not(tmp_path: Path) -> None:
+    assert spoilt(Bench(folder=tmp_path, database_seconds=None), 0.5) == 0
+
+
+def test_of_an_algorithm_that_tells_no_loss_weights_are_looked_at_before_they_are_saved(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(folder=tmp_path, database_seconds=None, checkpoint_seconds=1e-9, checkpoint_share=1)
+    assert spoilt(bench, None) == 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "when"),
+    [
+        (None, {"database_seconds": 1e-9}),
+        (None, {"database_updates": 3, "database_versions": None}),
+        (0.5, {"database_updates": 3, "database_versions": None}),  # somebody may wait for it
+    ],
+)
+def test_no_version_that_is_not_finite_is_pushed(tmp_path: Path, loss: float | None, when: Any) -> None:
+    bench = Bench(folder=tmp_path, **when)
+    assert spoilt(bench, loss) == 3
+    bench.worker.learner.close()  # what is being pushed is there
+    database = ParameterDatabase(tmp_path / PARAMETERS)
+    found = [database.load("policy", each.version)[0]["w"] for each in database.versions("policy")]
+    assert len(found) > 1 and np.isfinite(found).all()
+
+
+def test_a_version_that_is_not_finite_all_the_same_is_not_kept(tmp_path: Path) -> None:
+    """An algorithm that tells a finite loss is not looked at."""
+    bench = Bench(folder=tmp_path)
+    bench.algorithm.amount = np.nan
+    bench.send(0)
+    bench.poll()
+    with pytest.raises(CheckpointError, match="w is not finite"):
+        bench.worker.exit()
+    learner = bench.worker.learner
+    assert learner._versions is not None
+    learner._versions.end(learner.policy, {})
+    told = [m.text for m in bench.heard() if isinstance(m, Notice)]
+    assert "a version was not kept: weight w of version 1 of policy policy is not finite" in told[-1]
+    assert [each.version for each in ParameterDatabase(tmp_path / PARAMETERS).versions("policy")] == [0]
+
+
+def test_equal_trainers_look_at_the_same_updates_whenever_these_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(folder=tmp_path, database_seconds=1e-9, checkpoint_seconds=1e-9, checkpoint_share=1)
+    learner = bench.worker.learner
+    for others in (False, True):
+        monkeypatch.setattr(EqualTrainers, "others", others)
+        found = []
+        for learner.counters.updates in range(40):
+            if learner._weights_due(False, 0.0):
+                found.append(learner.counters.updates + 1)
+        assert found == ([16, 32] if others else [*range(1, 41)])
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])

@@ -8,6 +8,7 @@ actor's slots. In an exact run all tasks that are owed come before the grant.
 """
 
 from collections.abc import Generator, Iterator
+from math import inf
 
 from tidemill.api.algorithm import UpdateFault, run_alone
 from tidemill.api.control_messages import Adopt, ChangeSettings, EnterStage, Facts, Measured, Notice, State
@@ -107,8 +108,12 @@ class ReplayTrainerWorker(Worker):
         super().start()
 
     def pause(self) -> None:
-        self.learner.limits.pause()
+        """See `Worker.pause`. What is trained, and not saved, is saved in the pause."""
+        trained = self.state is State.RUNNING
+        self.learner.pause()
         super().pause()
+        if trained:
+            self._save_when_due(inf)
 
     def exit(self, reason: str = "") -> None:
         """See `Worker.exit`. What is in flight may still come, and what is owed is
@@ -329,11 +334,7 @@ class ReplayTrainerWorker(Worker):
         if now - self._metrics.reported_at >= REPORT_SECONDS:
             self._summarise()
             self.learner.look_at_versions()
-        due = self._reason is None and self.learner.save_due()
-        # an exact run is at a cut after each sample and all that this owes
-        if due and not (self._config.exact and self.limiter.owed):
-            self._save()
-            self._progress_at += awake() - now  # writing a large memory is no want of progress
+        self._save_when_due()
 
     def _look_for_progress(self) -> None:
         """Fail when nothing has come for long. Actors have told what their slots suffer
@@ -385,6 +386,15 @@ class ReplayTrainerWorker(Worker):
             self.learner.report_update(told, self.polls)
 
     # ---- checkpoints: between two tasks, while slots step on ---------------------------
+
+    def _save_when_due(self, ahead: float | None = None) -> None:
+        """Write a checkpoint when it is time for one, see `Learner.save_due`."""
+        due = self._reason is None and self.learner.save_due(ahead)
+        # an exact run is at a cut after each sample and all that this owes
+        if due and not (self._config.exact and self.limiter.owed):
+            began = awake()
+            self._save()
+            self._progress_at += awake() - began  # writing a large memory is no want of progress
 
     def _save(self, final: bool = False, again: bool = False) -> None:
         self._summarise()  # a run that goes on from here drops what is told later

@@ -312,6 +312,7 @@ class Controller:
             self._have_tried(False)
             if self.state.running:
                 self.state.send_all(Pause())
+            self.state.progress.pause()
         self.state.paused = True
 
     def resume(self) -> None:
@@ -320,6 +321,7 @@ class Controller:
             self._have_tried(True)
             if self.state.running:
                 self.state.send_all(Start())
+            self.state.progress.go_on()
         self.state.paused = False
         self.stalls.begin()
 

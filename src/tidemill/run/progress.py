@@ -101,6 +101,8 @@ class Progress:
     began: float = field(default_factory=awake)
     """When this life of the run began, and after how many env steps."""
     steps_at_start: int = 0
+    paused_at: float | None = None
+    """When the run was paused, while it is."""
     limiters: dict[str, dict[str, float]] = field(default_factory=dict)
     """The newest that each trainer with a ratio told of its limiter, ``limiter/`` left
     out; what either side waited is summed."""
@@ -113,22 +115,37 @@ class Progress:
         the disk."""
         self.saved[policy] = awake(), steps, updates
 
+    def pause(self) -> None:
+        """Note that the run is paused: nothing is added to what a crash would cost."""
+        if self.paused_at is None:
+            self.paused_at = awake()
+
+    def go_on(self) -> None:
+        """Note that the run goes on after a pause, in which no time has passed."""
+        if self.paused_at is not None:
+            now, paused = awake(), self.paused_at
+            self.began += now - max(self.began, paused)
+            for policy, (at, steps, updates) in self.saved.items():
+                self.saved[policy] = at + now - max(at, paused), steps, updates
+        self.paused_at = None
+
     @property
     def crash_cost(self) -> tuple[float, int]:
         """What would be lost if everything died now: seconds since the newest durable
         checkpoint, of several policies the oldest one of those that were updated since,
         and most env steps of a policy since its own. Before each has one, all of this
-        life."""
+        life. Pauses are no time."""
+        now = awake() if self.paused_at is None else self.paused_at
         if not self.trained or self.trained - self.saved.keys():
-            return awake() - self.began, self.steps - self.steps_at_start
+            return max(now - self.began, 0.0), self.steps - self.steps_at_start
         lost = [
             (at, self.updated[policy][0] - steps)
             for policy, (at, steps, updates) in self.saved.items()
             if policy in self.trained and self.updated.get(policy, (0, 0))[1] > updates
         ]
         if not lost:
-            return awake() - max(at for at, _, _ in self.saved.values()), 0
-        return awake() - min(at for at, _ in lost), max(steps for _, steps in lost)
+            return max(now - max(at for at, _, _ in self.saved.values()), 0.0), 0
+        return max(now - min(at for at, _ in lost), 0.0), max(steps for _, steps in lost)
 
     @property
     def mean_return(self) -> float | None:

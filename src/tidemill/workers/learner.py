@@ -31,7 +31,7 @@ from tidemill.api.control_messages import (
 )
 from tidemill.api.edges import number
 from tidemill.api.plain_spaces import plain_spaces
-from tidemill.api.policy import VERSIONS_OF_LIFE, Policy, check_weights
+from tidemill.api.policy import VERSIONS_OF_LIFE, Policy, check_weights, number_of
 from tidemill.api.spaces import Spaces
 from tidemill.api.weights_header import write_header
 from tidemill.api.worker import Context
@@ -73,6 +73,9 @@ from tidemill.workers.version_metadata import STAGE, TrainingReturns, field_of, 
 from tidemill.workers.version_writer import LAST_PUSH, VersionWriter
 
 AGAIN = 5.0  # seconds until a version that is waited for is pushed again, where it was not kept
+# updates between two looks at the weights of an algorithm that tells no loss: a look
+# reads them once, an update ten times and more
+LOOK_EACH = 16
 # by folder: where an equal trainer hangs as they end, all others write the last
 # checkpoint, in threads at once
 _writing: dict[str, Lock] = {}
@@ -336,7 +339,7 @@ class Learner:
                 algorithm, policy, [held.sample for held in batch], steps
             )
             metrics = returned(metrics, dict, algorithm.update)
-            self._look_further(metrics)
+            self._look_further(metrics, began)
         except UpdateFault as fault:
             self.counters.skipped += 1
             self._note(fault, batch)
@@ -368,14 +371,37 @@ class Learner:
             left_out = sum(held.trained for held in batch) // self.samples.seats_per_lane
             self.notice(f"{text}; {self._cure()}" if self._cure() else text, left_out)
 
-    def _look_further(self, metrics: Mapping[str, float]) -> None:
-        """Raise `UpdateFault` where metrics of an algorithm that does not look itself are
-        not finite, and its weights are not, either."""
-        telling = sum(v for name, v in metrics.items() if name.startswith("loss") or name == "gradient_norm")
-        if isfinite(telling) or not (name := not_finite(self.policy.parameters(), self._infinite)):
+    def _look_further(self, metrics: Mapping[str, float], began: float) -> None:
+        """Raise `UpdateFault` where the weights are not finite after an update that was
+        begun at `began`, by an algorithm that does not look itself: they are looked at
+        where a loss of it is not finite, or where it tells none."""
+        telling = [v for name, v in metrics.items() if name.startswith("loss") or name == "gradient_norm"]
+        if isfinite(sum(telling)) and not self._weights_due(bool(telling), awake() - began):
+            return
+        if not (name := not_finite(self.policy.parameters(), self._infinite)):
             return
         self._faults.in_a_row = IN_A_ROW  # there is no way back but that one
-        raise UpdateFault(f"{type(self.algorithm).__name__} has made weight {name} NaN or infinite", "", {})
+        sooner = "" if telling else ', and tells no "loss" or "gradient_norm" by which that is seen at once'
+        raise UpdateFault(
+            f"{type(self.algorithm).__name__} has made weight {name} NaN or infinite{sooner}", "", {}
+        )
+
+    def _weights_due(self, tells: bool, took: float) -> bool:
+        """True where the weights are to be looked at after an update that `took` so many
+        seconds: before a version that is waited for is pushed; and where the algorithm
+        `tells` no loss now and then, and before they are saved or pushed. Equal trainers,
+        all of which are to find the same, do not ask the time."""
+        updates, versions = self.counters.updates + 1, self._versions
+        if versions is not None and versions.counts and versions.due(number_of(self.version + 1)):
+            return True
+        if tells:
+            return False
+        if updates % LOOK_EACH == 0:
+            return True
+        return not self.equal_trainers.others and (
+            self._pace.due(awake(), updates, took)
+            or (versions is not None and versions.due(number_of(self.version + 1)))
+        )
 
     def _cure(self) -> str:
         rate = getattr(self._now(), "learning_rate", None)
@@ -569,6 +595,11 @@ class Learner:
         self._pace.start(awake(), self.found is not None)
         self.limits.start()
 
+    def pause(self) -> None:
+        """Count no time until the next `start`."""
+        self._pace.pause(awake())
+        self.limits.pause()
+
     # ---- reports, versions, checkpoints ------------------------------------------------
 
     def report_update(self, metrics: dict[str, float], polls: int) -> None:
@@ -590,15 +621,19 @@ class Learner:
         with suppress(CheckpointError):
             self.save(final=True)
 
-    def save_due(self) -> bool:
+    def save_due(self, ahead: float | None = None) -> bool:
         """True when it is time for a checkpoint, which of equal trainers the first one
         says: not while updates are left out, since what they end in is to be gone back
-        from."""
+        from. `ahead`: seconds until that is asked again; None: as the last update took.
+
+        A pause (`inf`) may last for any time, and the machine may go down in it. To write
+        one then keeps nobody from anything, unless training is to go on at once: so it is
+        due as far as its share of the time allows, a replay memory, which takes long,
+        included."""
         faulty = self._faults.in_a_row or self.went_back
+        ahead = self._update_s if ahead is None else ahead
         return (
-            not faulty
-            and self.equal_trainers.first
-            and self._pace.due(awake(), self.counters.updates, self._update_s)
+            not faulty and self.equal_trainers.first and self._pace.due(awake(), self.counters.updates, ahead)
         )
 
     def count_hold(self, began: float) -> None:
@@ -611,7 +646,7 @@ class Learner:
         Where it cannot be written only the `final` one raises."""
         now = self.counters.updates, self.counters.steps, self.counters.dropped
         if not self.equal_trainers.first or self._folder is None or (self._saved == now and not again):
-            self._pace.start(awake(), True)  # until the next one
+            self._pace.unchanged(awake())
             if self.equal_trainers.first and self._folder is not None:
                 self._report(Saved(self._config.policy, *now[:2]))
             return
@@ -706,6 +741,7 @@ class Learner:
             config.database_updates,
             config.database_versions,
             text,
+            self._infinite,
             self.notice,
         )
         if self.equal_trainers.first:

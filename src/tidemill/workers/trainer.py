@@ -9,6 +9,7 @@ gradients (`workers.data_parallel`). Where one dies the others keep their batche
 """
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import cast
 
 import numpy as np
@@ -131,11 +132,17 @@ class TrainerWorker(Worker):
         if self.state is State.READY:
             self.learner.apply_changes()  # what all were told before this life
         self.learner.start()
+        if self._held_at is not None:
+            self._held_at = awake()  # nobody has waited for a cut in a pause
         super().start()
 
     def pause(self) -> None:
-        self.learner.limits.pause()
+        """See `Worker.pause`. What is trained, and not saved, is saved in the pause."""
+        trained = self.state is State.RUNNING and self._reason is None
+        self.learner.pause()
         super().pause()
+        if trained and self.learner.save_due(inf):
+            self._save_when_due()
 
     def exit(self, reason: str = "") -> None:
         """See `Worker.exit`. Equal trainers end together, before the next update that one

@@ -17,9 +17,10 @@ from time import monotonic
 
 from tidemill.api.policy import Policy, number_of
 from tidemill.core.clock import awake
-from tidemill.core.errors import TidemillError
-from tidemill.core.schema import Arrays
+from tidemill.core.errors import DatabaseError, TidemillError
+from tidemill.core.schema import Array, Arrays
 from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.workers.update_faults import not_finite
 
 LAST_PUSH = 4.0  # seconds that the end of a run waits for the disk
 LOOK = 0.1  # seconds between looks at the time meanwhile
@@ -32,6 +33,7 @@ class VersionWriter:
     updates: between two pushes, in place of seconds; None: by seconds
     keep: versions that are kept besides tagged ones; None: all
     text: goes into each version's file, see `ParameterDatabase.push`
+    infinite: where its parameters may be infinite, by name
     tell: function that is called with what the user should read, in the thread of the
         caller
     """
@@ -44,13 +46,14 @@ class VersionWriter:
         updates: int | None,
         keep: int | None,
         text: Mapping[str, str],
+        infinite: Mapping[str, Array],
         tell: Callable[[str], None],
     ) -> None:
         self._database = ParameterDatabase(folder)
         self._policy = policy
         self._seconds, self._updates = seconds, updates
         self._keep = keep
-        self._text = text
+        self._text, self._infinite = text, infinite
         self._tell = tell
         self._thread: Thread | None = None
         self._last, self._pushed = 0.0, -1
@@ -70,16 +73,28 @@ class VersionWriter:
         self._push(number, policy.parameters(), counters)
         self._pushed = policy.version
 
+    @property
+    def counts(self) -> bool:
+        """True where updates say when a version is pushed: whoever needs it waits."""
+        return bool(self._updates)
+
+    def due(self, version: int) -> bool:
+        """Return whether it is time to push version number `version`."""
+        if self._updates:
+            return version % self._updates == 0
+        return monotonic() - self._last >= self._seconds and not (
+            self._thread is not None and self._thread.is_alive()
+        )
+
     def look(self, policy: Policy, counters: Mapping[str, float]) -> None:
         """Begin to push the policy's version when it is time, which costs a copy of its
         parameters; every so many updates push it."""
-        if self._updates:
-            if number_of(policy.version) % self._updates == 0:
-                self._pushed = policy.version
-                self._push_aside(number_of(policy.version), policy.parameters(), counters)
-                self._tell_failure()
+        if not self.due(number_of(policy.version)):
             return
-        if monotonic() - self._last < self._seconds or (self._thread is not None and self._thread.is_alive()):
+        if self._updates:
+            self._pushed = policy.version
+            self._push_aside(number_of(policy.version), policy.parameters(), counters)
+            self._tell_failure()
             return
         self._tell_failure()
         self._start(policy, counters)
@@ -126,6 +141,10 @@ class VersionWriter:
     def _push_aside(self, version: int, parameters: Arrays, counters: Mapping[str, float]) -> None:
         self._kept = False
         try:
+            if wrong := not_finite(parameters, self._infinite):
+                raise DatabaseError(
+                    f"weight {wrong} of version {version} of policy {self._policy} is not finite"
+                )
             self._push(version, parameters, counters)
             self._kept = True
         except Exception as error:  # told by the trainer: training goes on
