@@ -89,6 +89,7 @@ AT_LAST = ("summary.json cannot be written", "did not take the run's last checkp
 LEFT = {
     "hangs": "has not come back within .* of the run's end, and is left",
     "broken": "the tracker: no more is written there",
+    "away": "the tracker lacks its last records",
 }
 """What is said of a tracker that lacks records, by the file that spoils it."""
 
@@ -187,8 +188,8 @@ def check_tracked(run: Run) -> list[str]:
     told = [int(record["update"]) for record in read_metrics(run.path) if "update" in record]
     file = run.folder / "tracked"
     tracked = [int(line) for line in file.read_text().split()] if file.exists() else []
-    spoilt = [words for name, words in LEFT.items() if (run.folder / name).exists()]
-    if tracked == told or any(re.search(words, run.output.read_text()) for words in spoilt):
+    met = run.folder / MET
+    if tracked == told or (met.exists() and re.search(LEFT[met.read_text()], run.output.read_text())):
         return []
     return [f"the tracker has {len(tracked)} of {len(told)} records"]
 

@@ -110,8 +110,8 @@ class Unclosable(CartPoleEnv):
 
 class Away(MetricSink):
     """A tracker that hangs, is away, or broken, while files of these names lie beside the
-    run's folder; it writes the number of each update there, and that such a file was met
-    (`MET`)."""
+    run's folder; it writes the number of each update there, and by which file it failed
+    last (`MET`)."""
 
     title = "the tracker"
 
@@ -120,8 +120,9 @@ class Away(MetricSink):
         self._beside = run.folder.parent
 
     def write(self, record: Mapping[str, float]) -> None:
-        if any((self._beside / name).exists() for name in ("hangs", "away", "broken")):
-            (self._beside / MET).touch()
+        for name in ("hangs", "away", "broken"):
+            if (self._beside / name).exists():
+                (self._beside / MET).write_text(name)
         while (self._beside / "hangs").exists():
             time.sleep(0.01)
         if (self._beside / "away").exists():
@@ -247,9 +248,9 @@ def _from_memory(actors: ReplayActors, warm_up: int, **trainer: Any) -> Experime
 
 
 def buffered() -> Experiment:
-    """An actor, two buffer workers, and a trainer."""
+    """Two actors, each with a buffer worker, and a trainer."""
     into = AgentSpec(samples="gathered", sample_steps=SAMPLE_STEPS)
-    return _on_policy(spec=into, buffer=Buffers(process=(), count=2))
+    return _on_policy(actors={"count": 2}, spec=into, buffer=Buffers(process=(), count=2))
 
 
 def judged() -> Experiment:

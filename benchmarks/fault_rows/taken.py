@@ -7,7 +7,7 @@ from pathlib import Path
 
 FOLDER = "FAULTS"  # the variable that names the folder
 TAKEN = "taken"  # its folder of those that have happened: when is the file's time
-MET = "met"  # the file beside a run that its tracker leaves once it has failed
+MET = "met"  # the file beside a run in which its tracker says by what it failed
 
 
 def taken() -> str:
