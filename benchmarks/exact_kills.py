@@ -24,8 +24,8 @@ than inline it goes on while its main process hears of an update), how many of t
 before there was anything to go on from (the run began anew), how many things were
 compared, and whether all were equal, or what differs first. Since a run that begins anew
 leaves the same bits whatever a resume does, it may do so only where no whole cut is
-there, after the first cuts by `kill` and `later`, and never once it was told to end, or
-has lost single workers alone. Ends with 1 where something differs, or began anew
+there, after the first two cuts by `kill` and `later`, and never once it was told to end,
+or has lost single workers alone. Ends with 1 where something differs, or began anew
 otherwise.
 """
 
@@ -66,7 +66,7 @@ WHOLE = ("kill", "later", "stop")
 LONGEST = 300.0  # seconds of a life, however busy the machine is
 COMPLETED, INTERRUPTED, ANEW = 0, 3, "anew"
 EARLY = {"kill": 2, "later": 2}
-"""How many of the first cuts may come before there is a whole cut to go on from."""
+"""Which cut is the last that may come before there is a whole cut to go on from."""
 Strikes = Sequence[tuple[int, float]]
 """At which updates something is cut, and seconds after these."""
 
@@ -75,6 +75,7 @@ def live(folder: Path, kind: str, launch: str, updates: int, cut: str, strikes: 
     """Begin a run, or go on with it by the same command. Return what it ended with.
     Raises what that raises, unless it may begin anew."""
     left = list(strikes)
+    cuts = strikes[0][0] - 1 if strikes else updates  # of all of it, before this life
 
     def on_update(record: dict[str, float], control: RunControl) -> None:
         control.save()
@@ -92,7 +93,7 @@ def live(folder: Path, kind: str, launch: str, updates: int, cut: str, strikes: 
     try:
         result = train(made, **settings)
     except (RunError, CheckpointError):
-        if (folder / SUMMARY).exists() or not may_begin_anew(folder, made, cut):
+        if (folder / SUMMARY).exists() or not may_begin_anew(folder, made, cut, cuts):
             raise
         with (folder.parent / ANEW).open("a") as file:
             file.write(".")
@@ -100,12 +101,12 @@ def live(folder: Path, kind: str, launch: str, updates: int, cut: str, strikes: 
     return COMPLETED if result.summary["status"] == "completed" else INTERRUPTED
 
 
-def may_begin_anew(folder: Path, experiment: Experiment, cut: str) -> bool:
-    """Return whether a run that was cut so may have nothing to go on from: it was cut
-    early, and its folder has no whole cut."""
+def may_begin_anew(folder: Path, experiment: Experiment, cut: str, cuts: int) -> bool:
+    """Return whether a run that was cut so, and so often, may have nothing to go on from:
+    the last of these was early, and its folder has no whole cut."""
     if not folder.exists() or can_go_on(RunFolder(folder), experiment):
         return False
-    return begun_anew(folder) < EARLY.get(cut, 0)
+    return 0 < cuts <= EARLY.get(cut, 0)
 
 
 def begun_anew(folder: Path) -> int:

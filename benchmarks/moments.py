@@ -12,7 +12,8 @@ hangs, its last weights are in `$TMPDIR`; what kills for want of memory is told 
 and a tracker has every record, or the run says that it lacks some. One that is told to
 end by a signal, or whose main process is killed, is to leave nothing but a checkpoint
 (after a signal that of its last update), and the same command is to go on from there to
-the limit: where the newest is damaged then (`damaged`) from the one before. A run that
+the limit: where the newest is damaged then (`damaged`, whose `start` is with the first
+checkpoint) from the one before. A run that
 begins while its server is away, or its disk full, is to end at once, with an error that
 says so, and to come to its limit later. Of
 runs with a replay memory the ratio is to be exact; of `rows` and `equal-rows` every row
@@ -20,9 +21,10 @@ that was trained on one that was played, and none trained on twice (`identified.
 prints how many went so, what became of the others, and how long those that were to end
 took for it. A run whose fault did not come counts for nothing, and is done again, so
 often at most (`TRIES`): which was over before, where nobody was there whom it should
-strike, or where it still waits for somebody to take it (of environments, which look for
-it every 32 steps; as a run ends it may well come too late). How many these were is
-printed, too. It ends with 1 where any run did not go as it is to, or no fault came.
+strike, and no checkpoint to damage, where the system killed nobody for want of memory,
+or where it still waits for somebody to take it (of environments, which look for it every
+32 steps; as a run ends it may well come too late). How many these were is printed, too.
+It ends with 1 where any run did not go as it is to, or no fault came.
 """
 
 import argparse
@@ -168,7 +170,7 @@ def check_watched(run: Run) -> list[str]:
     wrong = [f"version {version} has {value}" for version, value in found.items() if not 0 < value <= 500]
     if missing := {*range(WATCHED, SHORT, WATCHED)} - {*found}:
         wrong.append(f"versions {sorted(missing)} were not evaluated")
-    if not any(
+    if not run.waiting() and not any(
         event.what in ("told", "died") and "judge-0" in event.cause + event.worker
         for event in read_events(run.path)
     ):
@@ -180,7 +182,12 @@ def check_shortage(run: Run) -> list[str]:
     """Return what is wrong with what a run says of a kill for want of memory."""
     said = [run.output.read_text(), *(event.cause for event in read_events(run.path))]
     told = any("out of memory: its control group has no more" in text for text in said)
-    return [] if told or not run.beside.kills else ["it did not tell that memory was short"]
+    return [] if told or not was_short(run) else ["it did not tell that memory was short"]
+
+
+def was_short(run: Run) -> bool:
+    """Return whether the system has killed any of a run for want of memory."""
+    return bool(run.beside.kills)
 
 
 def check_tracked(run: Run) -> list[str]:
@@ -278,9 +285,12 @@ WORKS: dict[str, tuple[Work, dict[str, Strike | None]]] = {
         ),
         TRACKER,
     ),
-    "group": (Work(apart, beside=outside.little_memory, check=check_shortage), {"eat": _ask_for("eat")}),
+    "group": (
+        Work(apart, beside=outside.little_memory, check=check_shortage, came=was_short),
+        {"eat": _ask_for("eat")},
+    ),
     "equal-group": (
-        Work(equal, beside=outside.little_memory, check=check_shortage),
+        Work(equal, beside=outside.little_memory, check=check_shortage, came=was_short),
         {"eat": _ask_for("eat")},
     ),
     "python": (
@@ -318,16 +328,21 @@ NAMES = {**KINDS, **{kind: [kind] for kinds in KINDS.values() for kind in kinds}
 """What may be asked for: all that may strike a run, or one thing."""
 
 
-def come_to(moment: str, run: Run, work: Work, draw: random.Random, at_once: bool) -> str:
-    """Wait until a run is at such a moment; a start begins `at_once`, or with the first
-    worker. Return whom the fault is to strike, as a part of a name."""
+def come_to(moment: str, run: Run, work: Work, draw: random.Random, name: str) -> str:
+    """Wait until a run is at such a moment; a start begins at once for what ends it, with
+    the first checkpoint where that is to be damaged, else with the first worker. Return
+    whom the fault of this name is to strike, as a part of a name."""
+
+    def begun() -> object:
+        if name == "damaged":
+            return to_damage(run)
+        return name in ENDINGS or (run.path.exists() if work.launch == "threads" else processes(run.main.pid))
 
     def done(share: float) -> bool:
         return work.reached(run) >= share * work.length
 
     if moment == "start":
-        if not at_once:
-            run.wait_for(lambda: run.path.exists() if work.launch == "threads" else processes(run.main.pid))
+        run.wait_for(begun)
         time.sleep(draw.uniform(0.0, 1.5))
     elif moment == "evaluation":
         share = draw.choice([0.2, 0.4, 0.6])  # where iterations end
@@ -371,7 +386,7 @@ def _one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None
     with tempfile.TemporaryDirectory() as place, work.beside(Path(place)) as beside:
         run = Run(Path(place), work.function, *work.words, launch=work.launch, beside=beside)
         try:
-            whose = come_to(moment, run, work, draw, at_once=strike is None)
+            whose = come_to(moment, run, work, draw, name)
             if run.main.poll() is not None:
                 if run.main.returncode:
                     return f"ended before with {run.main.returncode}: {run.said()}", None
@@ -384,8 +399,12 @@ def _one(kind: str, moment: str, draw: random.Random) -> tuple[str, float | None
                 return _told(wrong), None
             wrong, seconds = ends(run, work, "main" if name in MAIN else name)
             if complete(run):
-                return _told(wrong or goes_on(run, work)), seconds
-            damaged = damage(run, draw) if name == "damaged" else ""
+                vain = name == "damaged" or run.main.returncode == 0  # it was over by itself
+                wrong = wrong or goes_on(run, work)
+                if vain and not wrong:
+                    raise NoFault
+                return _told(wrong), seconds
+            damaged = damage(run, draw) if name == "damaged" and not wrong else ""
             wrong = wrong or again(run, work)
             if damaged and not re.search(damaged, run.output.read_text()):
                 wrong.append("it did not tell what was damaged")
@@ -462,12 +481,18 @@ def saved(path: Path, work: Work) -> int | None:
     return max(found, default=None)
 
 
+def to_damage(run: Run) -> list[Path]:
+    """Return the checkpoints of a run, from old to new, of which one may be damaged."""
+    return checkpoints(run.path / "checkpoints" / "policy")
+
+
 def damage(run: Run, draw: random.Random) -> str:
     """Damage the newest checkpoint. Return by which words of a run's that is told, as an
-    expression; "" where there is none to go back to, and it begins anew."""
-    found = checkpoints(run.path / "checkpoints" / "policy")
+    expression; "" where there is none to go back to, and it begins anew. Raises `NoFault`
+    where there is no checkpoint at all."""
+    found = to_damage(run)
     if not found:
-        return ""
+        raise NoFault
     file, how = draw.choice(DAMAGES)
     how(found[-1] / file)
     return rf"{found[-1].name}\b.* (damaged|cannot be read)" if len(found) > 1 else ""

@@ -1,11 +1,13 @@
 """The benchmarks of faults do what they say; their times decide nothing here."""
 
 import ast
+import json
 import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,6 +91,62 @@ def test_an_environment_s_fault_came_once_it_was_taken(moments: Any, tmp_path: P
     assert run.waiting() == ["nan"]
 
 
+def test_a_checkpoint_that_is_not_there_cannot_be_damaged(moments: Any, tmp_path: Path) -> None:
+    run = Begun(moments, tmp_path).made
+    run.path = tmp_path / "run"
+    with pytest.raises(moments.NoFault):
+        moments.damage(run, random.Random(1))
+
+
+def test_memory_was_short_once_the_system_killed_for_it(moments: Any, tmp_path: Path) -> None:
+    run = Begun(moments, tmp_path).made
+    for kills in (0, 1):
+        run.beside = SimpleNamespace(kills=kills)
+        assert all(moments.WORKS[what][0].came(run) == bool(kills) for what in ("group", "equal-group"))
+
+
+class Over(Begun):
+    """One that has come to its limit, with such a status of its main process."""
+
+    def __init__(self, moments: Any, folder: Path, status: int) -> None:
+        super().__init__(moments, folder)
+        self.made.path, self.made.main.returncode = folder / "run", status
+        self.made.path.mkdir()
+        (self.made.path / moments.SUMMARY).write_text('{"status": "completed"}')
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "came"),
+    [("TERM", 0, False), ("TERM", -15, True), ("main", 0, False), ("main", -9, True), ("damaged", -9, False)],
+)
+def test_what_is_to_end_a_run_does_not_come_to_one_that_was_over(
+    name: str, status: int, came: bool, moments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Over(moments, tmp_path, status).made
+    monkeypatch.setattr(run, "kill", lambda: None, raising=False)
+    monkeypatch.setattr(run.main, "poll", lambda: None)
+    for function, value in {"Run": run, "come_to": "", "ends": ([], 1.0), "goes_on": []}.items():
+        monkeypatch.setattr(moments, function, lambda *_, _value=value, **__: _value)
+    if came:
+        assert moments._one(f"apart/{name}", "any", random.Random(1)) == (moments.WELL, 1.0)
+    else:
+        with pytest.raises(moments.NoFault):
+            moments._one(f"apart/{name}", "any", random.Random(1))
+
+
+def test_a_judge_is_told_of_only_where_it_took_its_fault(moments: Any, tmp_path: Path) -> None:
+    run = Begun(moments, tmp_path).made
+    run.path = tmp_path / "run"
+    run.path.mkdir()
+    records = [
+        {"evaluation/version": version, "evaluation/return": 9.0} for version in range(10, moments.SHORT, 10)
+    ]
+    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert moments.check_watched(run) == ["it did not tell what became of its judge"]
+    run.ask_for("raise", of_judges=True)
+    assert moments.check_watched(run) == []
+
+
 def test_a_run_whose_fault_did_not_come_counts_for_nothing(
     moments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,14 +227,14 @@ def test_a_run_begins_anew_only_where_it_was_cut_early_and_no_whole_cut_is_there
     exact_kills: Any, tmp_path: Path
 ) -> None:
     folder, made = tmp_path / "run", exact_kills.KINDS["one"](True, 1)
-    assert not exact_kills.may_begin_anew(folder, made, "kill")
+    last = exact_kills.EARLY["kill"]
+    assert not exact_kills.may_begin_anew(folder, made, "kill", last)
     assert exact_kills.live(folder, "one", "inline", 1, "", []) == exact_kills.COMPLETED
-    assert not exact_kills.may_begin_anew(folder, made, "kill")
+    assert not exact_kills.may_begin_anew(folder, made, "kill", last)
     shutil.rmtree(folder / "cuts" / "actor-0")
-    assert exact_kills.may_begin_anew(folder, made, "kill")
-    assert not exact_kills.may_begin_anew(folder, made, "stop")
-    (tmp_path / exact_kills.ANEW).write_text("." * exact_kills.EARLY["kill"])
-    assert not exact_kills.may_begin_anew(folder, made, "kill")
+    assert [at for at in range(last + 3) if exact_kills.may_begin_anew(folder, made, "kill", at)] == [1, 2]
+    assert not exact_kills.may_begin_anew(folder, made, "stop", 1)
+    assert not exact_kills.may_begin_anew(folder, made, "actor", 0)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +248,14 @@ def test_the_copy_without_the_check_for_nan_has_none(name: str, nan_cost: Any) -
     found = ast.unparse(ast.fix_missing_locations(nan_cost.Blind().visit(ast.parse(text))))
     compile(found, name, "exec")
     assert any(words in text for words in LOOKS) and not any(words in found for words in LOOKS)
+
+
+def test_a_check_for_nan_that_is_found_nowhere_ends_the_benchmark(nan_cost: Any, tmp_path: Path) -> None:
+    for file in ALGORITHMS.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    nan_cost.blind(tmp_path.glob("*.py"))
+    with pytest.raises(SystemExit, match="isfinite, "):
+        nan_cost.blind(tmp_path.glob("*.py"))
 
 
 def test_the_core_without_it_has_none(nan_cost: Any) -> None:

@@ -9,7 +9,7 @@ from tidemill.api.launcher import Call
 from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.core.user_code_loading import load_file
 from tidemill.run import equal_lives
-from tidemill.run.equal_lives import ANSWER, SAVING, EqualLives
+from tidemill.run.equal_lives import SAVING, EqualLives
 from tidemill.run.member import Member
 from tidemill.run.silence import HUNG, TIMES
 from tidemill.transports.local import LocalBell, LocalLink
@@ -91,11 +91,11 @@ def test_who_does_not_answer_in_time_or_ends_begins_a_next_life(trainers: Traine
     trainers.members[FIRST].awaits = Staying(0, 5, True)  # of an earlier death
     trainers.answer(THIRD, 5)
     trainers.members[FIRST].saving = saving
-    trainers.now += ANSWER + SAVING * saving - 0.1
+    trainers.now += equal_lives.ANSWER + SAVING * saving - 0.1
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None
     trainers.now += 0.2
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None  # what has come meanwhile is heard first
-    waited = ANSWER + SAVING * saving + 0.1
+    waited = equal_lives.ANSWER + SAVING * saving + 0.1
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) == {
         FIRST: f"it has not answered for {waited:.0f} s since {SECOND} died"
     }
@@ -122,22 +122,22 @@ def test_who_is_in_an_update_is_waited_for_but_not_for_ever(trainers: Trainers) 
         return trainers.now - began, gone
 
     seconds, gone = waited()
-    assert TIMES * HUNG / 4 <= seconds <= TIMES * HUNG / 4 + 2 * ANSWER
+    assert TIMES * HUNG / 4 <= seconds <= TIMES * HUNG / 4 + 2 * equal_lives.ANSWER
     assert f"since {SECOND} died" in gone[FIRST] and "(grad (own.py:7)" in gone[FIRST]
     trainers.lives.ask([SECOND], [FIRST, THIRD])
     trainers.answer(THIRD, 5)
     trainers.members[FIRST].statistics.clear()
-    assert HUNG <= waited()[0] <= HUNG + 2 * ANSWER
+    assert HUNG <= waited()[0] <= HUNG + 2 * equal_lives.ANSWER
     trainers.lives.ask([SECOND], [FIRST, THIRD])
     trainers.answer(THIRD, 5)
     trainers.calls[FIRST].insert(0, Call("step", "/lib/tidemill/envs/lanes.py", 3))  # its actor's turn
-    assert waited()[0] <= 2 * ANSWER
+    assert waited()[0] <= 2 * equal_lives.ANSWER
 
 
 def test_who_has_answered_while_nobody_listened_is_not_late(trainers: Trainers) -> None:
     trainers.lives.ask([SECOND], [FIRST, THIRD])
     trainers.answer(THIRD, 5)
-    trainers.now += 10 * ANSWER  # a callback took so long
+    trainers.now += 10 * equal_lives.ANSWER  # a callback took so long
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None
     trainers.answer(FIRST, 5)
     assert trainers.lives.settle([SECOND], [FIRST, THIRD]) is None  # one of them saves

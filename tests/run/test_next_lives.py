@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.run.cut_experiments import experiment
 from tests.run.test_supervisor import lives, process_of
 from tests.run.watching import EXPERIMENTS, leftovers, wait_until
 
@@ -122,6 +123,30 @@ def test_one_that_the_system_goes_on_refusing_ends_the_run_with_both_causes(
     assert "death 3 of actor-0 within 600 s; 2 are allowed (restarts, restarts_within_s)" in said
     assert "go on from the last one by: " in said
     assert [event.life for event in deaths(path)] == [1, 2, 3]
+    assert leftovers(path) == []
+
+
+def test_of_those_that_live_together_the_one_that_died_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+    """And no other one has died, however often; it is named where all go back."""
+    path, killed = tmp_path / "run", list[psutil.Process]()
+    refusal.of(processes, "worker_process", errno.ENOMEM)
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killed and (process := process_of(path, "trainer-0")) is not None:
+            killed.append(process)
+            refusal.begin(2)
+            process.kill()
+        elif lives(path) == ["actor-0", "actor-1", "trainer-0"]:
+            control.stop("it goes on")
+
+    made = experiment(0, 100_000, count=2)
+    result = train(made, launch="processes", run_dir=path, quiet=True, on_update=on_update)
+    assert (result.summary["status"], result.summary["reason"]) == ("completed", "it goes on")
+    assert [(event.worker, event.life) for event in deaths(path)] == [
+        ("trainer-0", life) for life in (1, 2, 3)
+    ]
+    (back,) = [event for event in read_events(path) if event.what == "went back"]
+    assert back.worker == "trainer-0" and back.seconds > 0.5
     assert leftovers(path) == []
 
 

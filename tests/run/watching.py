@@ -208,9 +208,10 @@ def links(pid: int) -> Iterator[str]:
 
 
 def segments(pid: int) -> int:
-    """Return the number of shared-memory segments that a process holds (a mapping keeps a
-    descriptor of its own)."""
-    return len({link for link in links(pid) if "memfd:tidemill" in link})
+    """Return the number of shared-memory segments of streams that a process holds (a
+    mapping keeps a descriptor of its own)."""
+    segments = {link for link in links(pid) if "memfd:tidemill" in link}
+    return len({link for link in segments if "memfd:tidemill stacks" not in link})
 
 
 def bells(pid: int) -> int:

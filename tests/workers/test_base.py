@@ -407,4 +407,5 @@ def test_no_worker_of_the_library_is_another_one_changed() -> None:
             importlib.import_module(module.name)
     kinds = [kind for kind in Worker.__subclasses__() if kind.__module__.startswith("tidemill.")]
     assert len(kinds) >= 7
-    assert [kind for base in kinds for kind in base.__subclasses__()] == []
+    changed = [kind for base in kinds for kind in base.__subclasses__()]
+    assert [kind for kind in changed if kind.__module__.startswith("tidemill.")] == []  # tests have some

@@ -8,6 +8,7 @@ process ends.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -60,6 +61,7 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
 }
 _STACK = 0.5  # seconds that a process has to write down where its threads are
 _LONGEST_STACK = 1 << 20  # bytes of that which are read
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the system lacks, and not the log
 _AWAY = 2.0  # seconds that the disk, or share, has on which logs are
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
@@ -343,6 +345,8 @@ class ProcessesLauncher(Launcher):
                 self._disk.do(self._logs.exists)
         except Unanswered:
             return False
+        except OSError:  # a folder that is gone holds nobody up
+            pass
         return True
 
     def restart(self, workers: Sequence[str], edges: Collection[str] = ()) -> dict[str, Link]:
@@ -437,7 +441,7 @@ class ProcessesLauncher(Launcher):
         try:
             return open(log, "ab", opener=private)
         except OSError as error:
-            if not life:
+            if not life or error.errno in _SHORT:
                 raise
             lost = f"what life {life + 1} of {log.stem} prints is lost"
             self._notices.append(f"{log} cannot be written: {error.strerror}; {lost}")

@@ -68,16 +68,15 @@ class NextLives:
             after.append(Exit(reason))
         return before, after
 
-    def go_back(self, policies: Sequence[str]) -> None:
+    def go_back(self, policies: Sequence[str], died: str) -> None:
         """Go back to the newest checkpoints of `policies`, whose trainers begin a new
-        life there."""
+        life there, since the worker `died`."""
         assert self._undo is not None  # `Deaths.bury` has seen to that
         self._recorder.record_rest()
-        before, others, died = Progress(), Progress(), Event(time(), "went back")
-        for name, member in self._state.members.items():
-            if member.buried and member.config.limited and not died.worker:
-                gone = round(awake() - member.died_at, 3)
-                died = replace(died, worker=name, life=member.life + 1, seconds=gone)
+        before, others, member = Progress(), Progress(), self._state.members[died]
+        gone = round(awake() - member.died_at, 3)
+        event = Event(time(), "went back", died, member.life + 1, seconds=gone)
+        for member in self._state.members.values():
             if member.update.update:
                 (before if member.buried else others).count(member.update)
             if member.buried:
@@ -92,7 +91,7 @@ class NextLives:
             self._conditions.tell_all_stages()
         undone = max(before.steps - point.steps, 0)
         names = " and ".join(policies)
-        self._state.report.events.append(replace(died, time=time(), policy=names, steps=undone))
+        self._state.report.events.append(replace(event, policy=names, steps=undone))
         self._state.report.notify_of_event(
             f"{names} goes back to its newest checkpoint: {undone:,} env steps are undone"
         )

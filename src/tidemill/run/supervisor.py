@@ -82,6 +82,7 @@ class Burial:
 
     staying: trainers that wait for equal ones among them
     hung: whether some of them have not ended yet
+    died: the one whose death it was, of several the first
     refused: whether the system has not let them begin before
     """
 
@@ -89,6 +90,7 @@ class Burial:
     at: float
     staying: Sequence[str]
     hung: bool
+    died: str
     refused: bool = False
 
 
@@ -97,12 +99,15 @@ class Birth:
     """Workers whose next life has begun.
 
     rounds: who is to become what, a round after another
-    told: what each was told to become last
+    told: what each was told to become last, and the second (of `awake`) of the last word
+    late: whether the last look found that nobody had said anything for too long
     """
 
     names: Sequence[str]
     rounds: Sequence[tuple[State, Sequence[str]]]
     told: dict[str, State] = field(default_factory=dict)
+    told_at: float = 0.0
+    late: bool = False
 
 
 def levels(experiment: Experiment) -> list[list[str]]:
@@ -203,14 +208,14 @@ class Supervisor:
                 self._state.report.notify_of_event(
                     f"{said}; life {member.life + 2} of {name} begins with {', '.join(before)}{void}"
                 )
-                self._bury_with(Burial(names, now, staying, hangs))
+                self._bury_with(Burial(names, now, staying, hangs, name))
                 return
         try:
             pause = self._budget.spend(name, dead, cause, ran)
         except NoLifeLeft as error:
             self._go_on_without(name, names, error)
             return
-        self._bury_with(Burial(names, now + pause, staying, hangs))
+        self._bury_with(Burial(names, now + pause, staying, hangs, name))
         with_it = [other for other in names if other != name]
         goes = f" (and {', '.join(with_it)} with it)" if with_it else ""
         if staying:
@@ -275,6 +280,7 @@ class Supervisor:
                     max(burial.at, other.at),
                     self._in_order(staying),
                     burial.hung or other.hung,
+                    other.died,
                     burial.refused or other.refused,
                 )
         self._buried.append(burial)
@@ -332,7 +338,6 @@ class Supervisor:
         names = burial.names
         self._unbear(names)
         members = {name: self._members[name] for name in names}
-        died = next(name for name, member in members.items() if member.buried)
         for name, member in members.items():
             if member.unsent:
                 self._bury(name, "lost", "with one that it cannot go on without")
@@ -343,7 +348,7 @@ class Supervisor:
         except TidemillError:
             raise
         except OSError as error:
-            self._refuse(burial, died, cause_of(error))
+            self._refuse(burial, cause_of(error))
             return
         except Exception as error:
             text = f"the next life of {', '.join(names)} cannot be started: {cause_of(error)}"
@@ -354,7 +359,7 @@ class Supervisor:
         sure = not (burial.hung or self._launcher.each_host())
         joins, undone = self._equals.join(names, burial.staying, sure)
         if back := [name for name in policies if name in undone or name not in self._equals.policies]:
-            self._next_lives.go_back(back)
+            self._next_lives.go_back(back, burial.died)
         for name, link in links.items():
             members[name].begin_life(link)
             if name in joins:
@@ -366,10 +371,11 @@ class Supervisor:
             )
         self._births.append(Birth(names, rounds))
 
-    def _refuse(self, burial: Burial, died: str, cause: str) -> None:
-        """Count one more death of `died`, and of those that are dead with it, whose next
-        lives the system has refused to start, and have them wait for another try. Raises
-        `RunError` where they are to have none."""
+    def _refuse(self, burial: Burial, cause: str) -> None:
+        """Count one more death of the one that died, and of those that are dead with it,
+        whose next lives the system has refused to start, and have them wait for another
+        try. Raises `RunError` where they are to have none."""
+        died, cause = burial.died, self._state.report.mask(cause)
         dead, now = self.dead_with(died), awake()
         said = f"{died} is gone: {self._members[died].cause}; its next life cannot be started: {cause}"
         for name in burial.names:
@@ -406,7 +412,7 @@ class Supervisor:
                 ]
                 awaited += unready  # they live again themselves
                 if birth.told.get(name) is not state and not unready:
-                    birth.told[name] = state
+                    birth.told[name], birth.told_at = state, awake()
                     before, after = self._next_lives.orders(name)
                     tries = bool(self._state.reason) or not self._state.paused
                     orders: list[Down] = (
@@ -423,9 +429,12 @@ class Supervisor:
                     if state is State.RUNNING:
                         member.reviving = False
                         self._equals.starts(name)
-            if waiting and awake() - max(member.heard for member in awaited) > READY_DEADLINE:
-                gone |= {name: why for name in waiting if (why := self._why_late(birth, name, state))}
             if waiting:
+                last = max(birth.told_at, *(member.heard for member in awaited))
+                # what they have said since the last look may not be read yet
+                was, birth.late = birth.late, awake() - last > READY_DEADLINE
+                if was and birth.late:
+                    gone |= {name: why for name in waiting if (why := self._why_late(birth, name, state))}
                 return False
         for name in birth.names:
             self._members[name].reviving = False
