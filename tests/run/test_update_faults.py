@@ -12,13 +12,14 @@ import pytest
 import tidemill
 from tidemill.algorithms.dqn import DQNLearner
 from tidemill.algorithms.ppo import PPOLearner, PPOLoss
+from tidemill.api.algorithm import UpdateFault
 from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.trained.replay_fault import replay_fault
-from tidemill.workers.update_faults import UpdateFaults
+from tidemill.workers.update_faults import IN_A_ROW, UpdateFaults
 
 
 @pytest.fixture
@@ -158,6 +159,17 @@ def test_returns_to_a_checkpoint_are_forgotten_once_both_time_and_updates_have_g
     assert not faults.too_often(1001)
 
 
+def test_one_update_that_spoils_the_weights_is_not_told_as_several_in_a_row():
+    faults, fault = UpdateFaults(Mock()), UpdateFault("", "", {})
+    for _ in range(IN_A_ROW):
+        faults.note(fault, 0, Mock(), Mock(), {})
+    assert faults.go_back and faults.left_out == "3 updates in a row were left out"
+    faults.went_back(0)
+    faults.in_a_row = IN_A_ROW  # as `Learner` sets it
+    faults.note(fault, 0, Mock(), Mock(), {})
+    assert faults.go_back and faults.left_out == "an update was left out"
+
+
 def test_a_run_that_is_not_finite_from_the_start_ends_with_the_cause_and_finite_weights(tmp_path, spoil):
     spoil(range(100))
     with pytest.raises(RunError, match="no checkpoint is left to go back to"):
@@ -174,6 +186,18 @@ def test_equal_trainers_leave_out_the_same_updates_and_go_back_together(tmp_path
     assert capsys.readouterr().err.count("with the weights of checkpoint update-2") == 1
     assert kept(tmp_path / "run")[:2] == [1, 2]
     assert read_metrics(tmp_path / "run")[-1]["skipped"] == 3
+
+
+def test_equal_trainers_go_back_together_again_after_a_checkpoint_that_the_first_wrote(
+    tmp_path, spoil, capsys
+):
+    spoil({3, 4, 5, 8, 9, 10})
+    made = {"workers.actor.count": 2, "workers.trainer.count": 2, "workers.actor.lanes": 4}
+    made |= {"workers.actor.agents.0.sample_steps": 16}
+    run(tmp_path / "run", 12, checkpoints=10, **made)
+    told = capsys.readouterr().err
+    assert told.count("with the weights of checkpoint update-2") == 1
+    assert told.count("with the weights of checkpoint update-7") == 1
 
 
 def test_a_replay_memory_goes_on_with_the_next_batch(tmp_path, spoil):

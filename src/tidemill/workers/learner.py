@@ -412,9 +412,13 @@ class Learner:
         """Go on with the weights and the learner of a checkpoint: of the newest one, or
         where that did not help, the one before it, and so on. Updates, steps and versions
         count on. Raises an `UpdateFault` where none is left, or that was too often."""
-        found, often = None, self._faults.too_often(self.counters.updates)
+        first, own_often = self.equal_trainers.first, self._faults.too_often(self.counters.updates)
+        of_first = np.array([self._returns, bool(own_often)], float) * first  # who alone saves
+        yield from self.equal_trainers.sum(of_first)
+        returns, found = int(of_first[0]), None
+        often = (own_often or "training has gone back too often, which has not helped") if of_first[1] else ""
         if self.goes_back and self._folder is not None and not often:
-            found = next(islice(readable(self._folder), self._returns, None), None)
+            found = next(islice(readable(self._folder), returns, None), None)
         own = -1 if found is None else int(found.facts["updates"])
         agreed = np.array([1.0, own])
         yield from self.equal_trainers.sum(agreed)
@@ -426,13 +430,14 @@ class Learner:
             if often and cure and self._config.fault_rate_factor is None:
                 group = self._context.name.rpartition("-")[0]
                 cure += f", or have each return make it smaller: --set workers.{group}.fault_rate_factor=0.5"
-            text = f"{IN_A_ROW} updates in a row were left out, and {to}: {fault}{cure}"
+            text = f"{self._faults.left_out}, and {to}: {fault}{cure}"
             raise UpdateFault(text, "", {}) from fault
         self.policy.load(found.arrays["policy"], self.policy.version)
         self.algorithm.load_state(found.arrays["algorithm"])
         if isinstance(self.algorithm, DataParallel) and (rank := number(self._context.name)):
             self.algorithm.separate(rank)
-        self._returns, self.went_back = self._returns + 1, True
+        self._returns, self.went_back = returns + 1, True
+        left_out = self._faults.left_out
         self._faults.went_back(self.counters.updates)
         rates = self._config.smaller_rates(self._now())
         if rates and (config := self._accept(rates)) is not None:
@@ -441,8 +446,7 @@ class Learner:
         told = "".join(f", with {name} = {rate:g}" for name, rate in rates.items())
         if self.equal_trainers.first:
             self.notice(
-                f"{IN_A_ROW} updates in a row were left out: training goes on with the weights of checkpoint "
-                f"{found.path.name}{told}",
+                f"{left_out}: training goes on with the weights of checkpoint {found.path.name}{told}",
                 max(self.counters.steps - int(found.facts["steps"]), 0),
             )
 

@@ -44,6 +44,16 @@ class UpdateFaults:
         """True where training is to go back to a checkpoint."""
         return self.in_a_row >= IN_A_ROW
 
+    @property
+    def left_out(self) -> str:
+        """What was left out, in words. An update that spoilt the weights by itself is
+        noted on top of `IN_A_ROW`."""
+        return (
+            f"{IN_A_ROW} updates in a row were left out"
+            if self.in_a_row == IN_A_ROW
+            else "an update was left out"
+        )
+
     def too_often(self, updates: int) -> str:
         """Return how often training has gone back by now, after so many `updates`, where
         once more would be too often; else ""."""
