@@ -124,6 +124,14 @@ def short(folder: Path) -> tidemill.Result:
     )  # fmt: skip
 
 
+def ended_by_signal(run: Run) -> tuple[int, str]:
+    """End a run with all of its processes. Return its status, and what it has printed."""
+    os.kill(run.main.pid, signal.SIGTERM)
+    ended = run.ended()
+    wait_until(lambda: not run.processes(), 60, "no process of the run is left")
+    return ended
+
+
 def test_while_a_share_hangs_a_signal_ends_the_run_and_its_last_weights_go_elsewhere(
     share: Share, tmp_path: Path
 ) -> None:
@@ -133,9 +141,7 @@ def test_while_a_share_hangs_a_signal_ends_the_run_and_its_last_weights_go_elsew
         run.wait_for_file(share.place / "run/metrics.jsonl", "the first update")
         share.stop()
         wait_until(lambda: SILENT in (folder / "output.txt").read_text(), 120, "that is told")
-        os.kill(run.main.pid, signal.SIGTERM)
-        status, text = run.ended()
-        wait_until(lambda: not run.processes(), 60, "no process of the run is left")
+        status, text = ended_by_signal(run)
     finally:
         share.go_on()
         run.kill_all()
@@ -163,9 +169,7 @@ def test_where_an_evaluation_hangs_on_a_share_is_told_and_a_signal_ends_the_run(
         before = read_newest(tmp_path / "behind/run/checkpoints/policy").facts["updates"]
         seen = len(told.read_text())
         wait_until(lambda: stuck.search(told.read_text(), seen), 120, "it is told where one hangs")
-        os.kill(run.main.pid, signal.SIGTERM)
-        status, text = run.ended()
-        wait_until(lambda: not run.processes(), 60, "no process of the run is left")
+        status, text = ended_by_signal(run)
     finally:
         share.go_on()
         run.kill_all()

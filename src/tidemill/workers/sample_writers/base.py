@@ -166,7 +166,7 @@ class Columns(SampleWriter):
         return steps_of(written, (rows >= self._terms.spec.burn_in) & (rows < ends))
 
     def unfilled(self) -> int:
-        rows = self._private_rows - self._reached
+        rows = max(self._private_rows - self._reached, 0)  # one row too many is an error
         return layout(self._terms.schema, (self._terms.seats, rows))[1]
 
     def close(self, seats: Seats) -> None:
