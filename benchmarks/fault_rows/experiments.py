@@ -120,14 +120,15 @@ class Away(MetricSink):
         self._beside = run.folder.parent
 
     def write(self, record: Mapping[str, float]) -> None:
-        for name in ("hangs", "away", "broken"):
-            if (self._beside / name).exists():
-                (self._beside / MET).write_text(name)
-        while (self._beside / "hangs").exists():
+        # one look alone, so that it never fails by what it has not noted
+        found = next((name for name in ("hangs", "away", "broken") if (self._beside / name).exists()), "")
+        if found:
+            (self._beside / MET).write_text(found)
+        while found == "hangs" and (self._beside / found).exists():
             time.sleep(0.01)
-        if (self._beside / "away").exists():
+        if found == "away":
             raise ConnectionError("nobody answers there")
-        if (self._beside / "broken").exists():
+        if found == "broken":
             raise RuntimeError("it is broken")
         if "update" in record:
             with (self._beside / "tracked").open("a") as file:

@@ -160,7 +160,8 @@ def test_a_pause_saves_what_is_not_saved_yet_of_an_exact_run_at_a_cut_alone(
 ) -> None:
     """With no step's updates half done."""
     monkeypatch.setattr(checkpoint_pace, "LEAST", 3600.0)  # by time there is the first one alone
-    lives = Lives(1, folder=tmp_path, checkpoint_share=1)
+    monkeypatch.setattr(checkpoint_pace, "LONG", 3600.0)
+    lives = Lives(1, folder=tmp_path, checkpoint_share=1, checkpoint_seconds=3600.0)
     lives.gather(60)
     lives.trainer._config = lives.trainer._config.replace(exact=exact)
 

@@ -85,8 +85,12 @@ def test_a_run_tells_how_it_is_while_it_goes_on_and_how_it_ended(start: Callable
 def test_a_run_that_was_killed_says_what_to_type(start: Callable[..., Run]) -> None:
     run = start("cartpole")
     wait_until(lambda: checkpoints(run.path / "checkpoints" / "policy"), 60, "a checkpoint")
-    # a later one tells of all workers
-    wait_until(lambda: "time/trainer-0/wait" in {*chain(*last_records(run.path))}, 60, "such a record")
+    names = ("actor-0", "server-0", "trainer-0")
+
+    def of_all_workers() -> bool:
+        return {f"time/{name}/wait" for name in names} <= {*chain(*last_records(run.path))}
+
+    wait_until(of_all_workers, 60, "a record of each worker's time")
     run.main.kill()
     run.ended()
     text = shown(run.path)
@@ -95,7 +99,7 @@ def test_a_run_that_was_killed_says_what_to_type(start: Callable[..., Run]) -> N
     steps, updates = (int(last_records(run.path)[-1][name]) for name in ("step", "update"))
     assert re.search(rf"env steps +{steps:,}\nupdates +{updates:,}\n", last), text
     assert re.search(r"lag +\d+\.\d versions on average\n", last), text
-    for name in ("actor-0", "server-0", "trainer-0"):
+    for name in names:
         assert re.search(rf"{name} +1 +\w.*%", last), text
 
 
