@@ -20,7 +20,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ALGORITHMS = BENCHMARKS.parent / "src" / "tidemill" / "algorithms"
 NATIVE = BENCHMARKS.parent / "src" / "tidemill" / "native"
 LOOKS = ("isfinite(", "np.errstate(", "_SILENT.copy(")
-RIGHTS = ("a share of its own needs", "control groups cannot be made", "have no limit of memory")
 
 
 def run(script: str, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -28,11 +27,8 @@ def run(script: str, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
-@pytest.mark.parametrize("kind", ["tracked/break", "share/hang", "group/eat"])
-def test_a_run_comes_to_its_limit_with_a_fault_as_it_saves(kind: str) -> None:
-    done = run("moments.py", kind, "--times", "1", "--moment", "saving")
-    if done.returncode and any(words in done.stderr for words in RIGHTS):
-        pytest.skip(done.stderr)
+def test_a_run_comes_to_its_limit_with_a_fault_as_it_saves() -> None:
+    done = run("moments.py", "tracked/break", "--times", "1", "--moment", "saving")
     assert done.returncode == 0 and "1 as it is to be" in done.stdout, done.stdout + done.stderr
 
 
