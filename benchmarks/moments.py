@@ -42,7 +42,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from math import floor
+from math import floor, inf
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -79,6 +79,7 @@ SHORT = 100  # updates of a run
 MOMENTS = ("start", "evaluation", "saving", "ending", "any")
 TRIES = 10  # for a moment that a run may be past when the fault comes
 ENDS, GONE = 20.0, 5.0  # seconds to end: by a signal, without its main process
+TOLD = 1.0  # seconds in which what befalls somebody is told, unless the run ends before
 OFTEN = ["--set=workers.trainer.checkpoint_seconds=0.2"]
 LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
@@ -161,7 +162,9 @@ def check_rows(run: Run, buffers: int = 0) -> list[str]:
 
 
 def check_watched(run: Run) -> list[str]:
-    """Return what is wrong with the evaluations of a run that waits for them."""
+    """Return what is wrong with the evaluations of a run that waits for them. What befell
+    a judge just before the run's end nobody tells."""
+    events = read_events(run.path)
     found = {
         int(record["evaluation/version"]): record["evaluation/return"]
         for record in read_metrics(run.path)
@@ -170,9 +173,11 @@ def check_watched(run: Run) -> list[str]:
     wrong = [f"version {version} has {value}" for version, value in found.items() if not 0 < value <= 500]
     if missing := {*range(WATCHED, SHORT, WATCHED)} - {*found}:
         wrong.append(f"versions {sorted(missing)} were not evaluated")
-    if not run.waiting() and not any(
-        event.what in ("told", "died") and "judge-0" in event.cause + event.worker
-        for event in read_events(run.path)
+    ended = max((event.time for event in events if event.what == "ended"), default=inf)
+    # its folder changed last as the judge took its fault
+    in_time = not run.waiting() and ended - run.judged.stat().st_mtime > TOLD
+    if in_time and not any(
+        event.what in ("told", "died") and "judge-0" in event.cause + event.worker for event in events
     ):
         wrong.append("it did not tell what became of its judge")
     return wrong
