@@ -224,7 +224,7 @@ class Run:
         launch: str = "processes",
         beside: Any = None,
     ) -> None:
-        self.folder, self.beside, self.commands = folder, beside, 0
+        self.folder, self.beside, self.commands, self.asked = folder, beside, 0, ""
         place = beside.place if isinstance(beside, Share) else beside
         self.path = (place if isinstance(place, Path) else folder) / "run"
         self._group = beside.folder if isinstance(beside, MemoryGroup) else None
@@ -271,6 +271,7 @@ class Run:
     def ask_for(self, fault: str, of_judges: bool = False) -> None:
         """Have a fault wait for whoever takes it. Raises `NoFault` where one like it
         waits already."""
+        self.asked = fault
         try:
             ((self.judged if of_judges else self.faults) / fault).touch(exist_ok=False)
         except FileExistsError:

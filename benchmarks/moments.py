@@ -53,6 +53,7 @@ from fault_rows.runs import EXPERIMENTS, processes
 from fault_rows.storage import WEIGHTS, cut, flip
 from fault_rows.taken import MET
 from faulty import (
+    DEADLINE,
     FAULTS,
     LONGEST,
     WATCHED,
@@ -79,7 +80,7 @@ SHORT = 100  # updates of a run
 MOMENTS = ("start", "evaluation", "saving", "ending", "any")
 TRIES = 10  # for a moment that a run may be past when the fault comes
 ENDS, GONE = 20.0, 5.0  # seconds to end: by a signal, without its main process
-TOLD = 1.0  # seconds in which what befalls somebody is told, unless the run ends before
+TOLD = 1.0  # seconds in which what befalls somebody is told once it is noticed
 OFTEN = ["--set=workers.trainer.checkpoint_seconds=0.2"]
 LIMITED = [f"--set=limits.updates={SHORT}", *OFTEN]
 SMALL = [*LIMITED, "--set=workers.trainer.algorithm.minibatch_size=64", "--set=workers.actor.lanes=2"]
@@ -175,7 +176,8 @@ def check_watched(run: Run) -> list[str]:
         wrong.append(f"versions {sorted(missing)} were not evaluated")
     ended = max((event.time for event in events if event.what == "ended"), default=inf)
     # its folder changed last as the judge took its fault
-    in_time = not run.waiting() and ended - run.judged.stat().st_mtime > TOLD
+    struck, noticed = run.judged.stat().st_mtime, DEADLINE if run.asked == "hang" else 0.0
+    in_time = not run.waiting() and ended - struck > noticed + TOLD
     if in_time and not any(
         event.what in ("told", "died") and "judge-0" in event.cause + event.worker for event in events
     ):
