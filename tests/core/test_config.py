@@ -121,6 +121,15 @@ def test_members_of_members_belong_to_the_family() -> None:
     assert "Plan" not in members(Brain)
 
 
+def test_a_setting_that_hides_a_method_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Hiding(Brain):
+        replace: int = 3  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"setting replace of Hiding hides the method Config.replace\(\)"):
+        Hiding()
+
+
 def test_a_configuration_cannot_be_changed_and_its_copy_is_checked_again() -> None:
     small = Small()
     with pytest.raises(FrozenInstanceError):

@@ -16,6 +16,19 @@ from tidemill.envs.plain_gymnasium import Gymnasium
 GAMES = str(Path(__file__).with_name("games.py"))
 
 
+class Alone(Counter):
+    """It takes a file that there may be but one of."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(length=2)
+        Path(path).touch(exist_ok=False)
+
+
+def test_a_copy_that_wants_what_another_one_has_is_told_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"FileExistsError: .*; give each copy its own, or close the one"):
+        Gymnasium(make=Alone, kwargs={"path": str(tmp_path / "lock")}).build(2, 0)
+
+
 def counters(lanes=3, seed=100, **kwargs):
     return LaneLoop([Counter(length=2 + i, **kwargs) for i in range(lanes)], "Counter", seed)
 

@@ -226,7 +226,7 @@ def test_without_a_number_lanes_have_five_slots_any_and_none_ends_with_the_first
     assert ReplayActors(environment=slots).most_restarts == float("inf")
     assert Actors(environment=bare, lane_restarts=None).most_restarts == 0
     assert ReplayActors(environment=slots, lane_restarts=3).most_restarts == 3
-    with pytest.raises(ConfigError, match="lane_restarts = 'often'; take a number, or 'auto'"):
+    with pytest.raises(ConfigError, match="lane_restarts = 'often'; take a number, or 'auto', null"):
         set_path(experiment("slots", slots, 4), "workers.actor.lane_restarts", "often")
 
 

@@ -116,7 +116,7 @@ def test_a_step_that_fails_is_recorded_with_what_led_to_it_and_comes_again(fault
     assert re.fullmatch(first, report.first)
     assert report.again == "played again from the same beginning with the same 5 actions, it comes again"
     assert report.same is True
-    assert f"lane {facts['lane']} of target 0 of actor-0, in its life 0" in report.where
+    assert f"lane {facts['lane']} of target 0 of actor-0, in its life 1" in report.where
     assert "after 4 steps of its episode, by version" in report.where
     assert [line.name for line in report.lines] == ["obs", "action"]
     assert ("the arm is stuck" in report.traceback) == (fault in ("raise", "panic"))

@@ -122,7 +122,7 @@ def test_three_in_a_row_lead_back_to_the_last_checkpoint_with_a_smaller_rate(tmp
 def test_a_run_that_never_recovers_ends_with_the_cause_and_finite_weights(tmp_path, spoil):
     spoil(range(3, 100))
     with pytest.raises(
-        RunError, match="3 updates in a row were left out, and no checkpoint is left to go back"
+        RunError, match="3 updates in a row were left out, and the newest checkpoints, 2 of them, have led"
     ):
         run(tmp_path / "run", 50)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
@@ -161,18 +161,21 @@ def test_returns_to_a_checkpoint_are_forgotten_once_both_time_and_updates_have_g
 
 def test_one_update_that_spoils_the_weights_is_not_told_as_several_in_a_row():
     faults, fault = UpdateFaults(Mock()), UpdateFault("", "", {})
-    for _ in range(IN_A_ROW):
-        faults.note(fault, 0, Mock(), Mock(), {})
+    told = [faults.note(fault, 0, Mock(), Mock(), {}) for _ in range(IN_A_ROW)]
+    assert "3 in a row lead back" in told[0] and not any(told[1:])
     assert faults.go_back and faults.left_out == "3 updates in a row were left out"
     faults.went_back(0)
     faults.in_a_row = IN_A_ROW  # as `Learner` sets it
     faults.note(fault, 0, Mock(), Mock(), {})
     assert faults.go_back and faults.left_out == "an update was left out"
+    others = UpdateFaults(Mock())
+    others.in_a_row = IN_A_ROW
+    assert "what spoils the weights leads back" in others.note(fault, 0, Mock(), Mock(), {})
 
 
 def test_a_run_that_is_not_finite_from_the_start_ends_with_the_cause_and_finite_weights(tmp_path, spoil):
     spoil(range(100))
-    with pytest.raises(RunError, match="no checkpoint is left to go back to"):
+    with pytest.raises(RunError, match="no checkpoint is there to go back to"):
         run(tmp_path / "run", 50)
     assert len(kept(tmp_path / "run")) == 1
 

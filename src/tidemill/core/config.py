@@ -7,6 +7,7 @@ says where. Nothing here builds anything: `build()` of the members does.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import types
@@ -47,6 +48,21 @@ def layout_setting(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={LAYOUT: True})
 
 
+@functools.cache
+def _check_settings(kind: type) -> None:
+    """Raise `ConfigError` where a setting of a configuration hides one of its methods."""
+    for each in dataclasses.fields(kind):
+        for base in kind.__mro__:
+            hidden = vars(base).get(each.name)
+            if isinstance(hidden, (types.FunctionType, classmethod)) and each.name not in getattr(
+                base, "__dataclass_fields__", ()
+            ):
+                raise ConfigError(
+                    f"setting {each.name} of {kind.__name__} hides the method {base.__name__}.{each.name}(): "
+                    "name it otherwise"
+                )
+
+
 def acting(default: Any, when: Callable[[Any], bool], idle: str, layout: bool = False) -> Any:
     """Return a field that acts only where `when`, asked of the configuration, is true.
     Elsewhere any value but `default` (or what it returns, if it is a class) is refused,
@@ -83,6 +99,8 @@ class Config:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        kind: Any = type(self)  # mypy takes a class for something without a hash
+        _check_settings(kind)
         for each in dataclasses.fields(self):
             known, value = _choices(each.type), getattr(self, each.name)
             if known and value not in known:
@@ -339,7 +357,8 @@ def _decode_value(hint: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path} = {value!r}; {did_you_mean(str(value), map(str, known))}")
         words = [word for a in some if typing.get_origin(a) is typing.Literal for word in typing.get_args(a)]
         if words and isinstance(value, str) and str not in some and value not in words:
-            raise ConfigError(f"{path} = {value!r}; take a number, or {', '.join(map(repr, words))}")
+            others = [repr(word) for word in words] + ["null"] * (type(None) in args)
+            raise ConfigError(f"{path} = {value!r}; take a number, or {', '.join(others)}")
         configs = [a for a in some if isinstance(a, type) and issubclass(a, Config)]
         if configs and (len(configs) == len(some) or isinstance(value, Mapping)):
             return decode(configs[0], value, path)

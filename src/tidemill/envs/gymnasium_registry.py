@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from errno import EADDRINUSE, EAGAIN, EBUSY, EEXIST
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ _REGISTERED_BY = (
 )
 """By names of environments: what pip installs, and the module whose import registers
 them."""
+
+_ANOTHER = (
+    ". Another copy of it may have that: a run makes one for each lane, and one more to know its spaces; "
+    "give each copy its own, or close the one before"
+)
 
 
 def find_spec(env_id: str) -> Any:
@@ -155,7 +161,8 @@ def call_maker(
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None:
             raise ConfigError(
-                f"{what} cannot be made with {hide(given)}: {mask(str(error), known(given))}"
+                f"{what} cannot be made{f' with {hide(given)}' if given else ''}: "
+                f"{mask(str(error), known(given))}"
             ) from error
         raise ConfigError(
             f'{what} has no argument "{unknown[1]}"; {did_you_mean(unknown[1], arguments(accepts))}'
@@ -163,9 +170,14 @@ def call_maker(
     except BaseException as error:
         fault_of(error)  # raises what is none
         raise ConfigError(
-            f"{what} cannot be made with {hide(given)}: {type(error).__name__}: "
-            f"{mask(message_of(error), known(given))}"
+            f"{what} cannot be made{f' with {hide(given)}' if given else ''}: {type(error).__name__}: "
+            f"{mask(message_of(error), known(given))}{_ANOTHER if _is_taken(error) else ''}"
         ) from error
+
+
+def _is_taken(error: BaseException) -> bool:
+    """True where an error says that somebody has what there is but one of."""
+    return isinstance(error, OSError) and error.errno in (EADDRINUSE, EAGAIN, EBUSY, EEXIST)
 
 
 def arguments(accepts: Callable[..., Any] | str | None) -> list[str]:

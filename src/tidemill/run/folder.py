@@ -162,6 +162,10 @@ class RunFolder:
         if not (path / CONFIG).is_file():
             runs = sorted(str(p.parent) for p in path.glob(f"*/{CONFIG}"))[:5] if path.is_dir() else []
             hint = f"; there are runs in it: {', '.join(runs)}" if runs else ""
+            if not path.exists():
+                raise RunError(
+                    f"{path} is not a run's folder: there is none (one that failed as it began keeps none)"
+                )
             raise RunError(f"{path} is not a run's folder (it has no {CONFIG}){hint}")
         return cls(path)
 

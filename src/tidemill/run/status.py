@@ -179,7 +179,11 @@ def _over(folder: RunFolder, events: list[Event]) -> list[RenderableType]:
         summary = folder.read(SUMMARY)
     if not isinstance(summary, dict) or not summary:  # torn, or there is none
         again = folder.how_to_go_on()
-        cure = f"go on from its last checkpoint by: {again}" if again else "no checkpoint is there"
+        cure = (
+            f"go on from its last checkpoint by: {again}"
+            if again
+            else "no checkpoint is there: begin anew by the same command with --anew"
+        )
         killed = Text(f"no run is going on there, and none has ended: it was killed; {cure}")
         last = [Text("\nWhat it recorded last", "bold"), _facts(_recorded(record))] if record else []
         return [killed, *last, *workers]

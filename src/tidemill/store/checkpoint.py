@@ -305,7 +305,8 @@ def read_newest(folder: Path) -> FoundCheckpoint:
         except CheckpointError as error:
             warnings.append(str(error))
     raise CheckpointError(
-        f"no readable checkpoint in {folder}" + (": " + "; ".join(warnings) if warnings else "")
+        f"no readable checkpoint in {folder}: {'; '.join(warnings) or 'there is none'}. To train anew: the "
+        "command that began it, with --anew"
     )
 
 

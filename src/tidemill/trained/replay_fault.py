@@ -125,8 +125,9 @@ def _record(run: Path, number: int | None, worker: str | None) -> Path:
     if not found:
         raise RunError(
             f"{run} has no record of an update that was left out, or a step that an environment failed in"
-            f"{f', by {worker}' if worker else ''}: there was none, or fault_records (of actors "
-            "lane_fault_records) was 0"
+            f"{f', by {worker}' if worker else ''}: there was none, fault_records (of actors "
+            "lane_fault_records) was 0, or the algorithm, one of your own, did not say what had failed (by "
+            "an UpdateFault with a minibatch)"
         )
     if number is None:
         return max(found, key=lambda path: path.stat().st_mtime)

@@ -115,7 +115,9 @@ def shown(value: object) -> str:
 def place_of(record: StepRecord) -> str:
     """Return in words in which lane that was, when, and by which policy."""
     lane = "some lane" if record.lane is None else f"lane {record.lane}"
-    text = f"{lane} of target {record.target} of {record.worker}, in its life {record.life}, {record.when}"
+    text = (
+        f"{lane} of target {record.target} of {record.worker}, in its life {record.life + 1}, {record.when}"
+    )
     if record.passed_over:
         text += f" (before it {record.passed_over:,} faults were not recorded)"
     if record.resets:

@@ -423,7 +423,11 @@ class Learner:
         agreed = np.array([1.0, own])
         yield from self.equal_trainers.sum(agreed)
         if found is None or agreed[1] != agreed[0] * own:
-            to = often or "no checkpoint is left to go back to"
+            to = often or (
+                f"the newest checkpoints, {returns} of them, have led here again, and no other one is there"
+                if returns
+                else "no checkpoint is there to go back to"
+            )
             if not self.goes_back:
                 to = "an exact run, or one with a journal, does not go back to a checkpoint"
             cure = f"; {self._cure()}" if self._cure() else ""

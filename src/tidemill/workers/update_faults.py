@@ -87,9 +87,11 @@ class UpdateFaults:
         if self._told:
             return ""
         self._told = True
+        # more than those in a row: it has spoilt the weights by itself
+        back = f"{IN_A_ROW} in a row lead" if self.in_a_row <= IN_A_ROW else "what spoils the weights leads"
         return (
-            f"update {updates + 1} was cut short. {fault}.{look} Training goes on; such updates are counted "
-            f'as "skipped", and {IN_A_ROW} in a row lead back to a checkpoint'
+            f'update {updates + 1} was cut short. {fault}.{look} Such updates are counted as "skipped"; '
+            f"training goes on, and {back} back to a checkpoint"
         )
 
     def _write(
