@@ -132,13 +132,20 @@ def test_what_is_to_end_a_run_does_not_come_to_one_that_was_over(
 
 def test_a_judge_is_told_of_only_where_it_took_its_fault(moments: Any, tmp_path: Path) -> None:
     run = Begun(moments, tmp_path).made
-    run.path = tmp_path / "run"
+    run.path, run.asked = tmp_path / "run", "raise"
     run.path.mkdir()
     records = [
         {"evaluation/version": version, "evaluation/return": 9.0} for version in range(10, moments.SHORT, 10)
     ]
     (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert moments.check_watched(run) == ["it did not tell what became of its judge"]
+    untold = ["it did not tell what became of its judge"]
+    assert moments.check_watched(run) == untold
+    # just before the run's end it need not be told, nor a hang within its deadline
+    cases = [("raise", 0.5, []), ("raise", 3.0, untold), ("hang", 3.0, []), ("hang", 7.0, untold)]
+    for fault, seconds, wrong in cases:
+        run.asked, ended = fault, {"time": run.judged.stat().st_mtime + seconds, "what": "ended"}
+        (run.path / "events.jsonl").write_text(f"{json.dumps(ended)}\n")
+        assert moments.check_watched(run) == wrong
     run.ask_for("raise", of_judges=True)
     assert moments.check_watched(run) == []
 
