@@ -122,7 +122,7 @@ def test_three_in_a_row_lead_back_to_the_last_checkpoint_with_a_smaller_rate(tmp
 def test_a_run_that_never_recovers_ends_with_the_cause_and_finite_weights(tmp_path, spoil):
     spoil(range(3, 100))
     with pytest.raises(
-        RunError, match="3 updates in a row were left out, and the newest checkpoints, 2 of them, have led"
+        RunError, match="3 updates in a row were left out, and no other checkpoint is there than those"
     ):
         run(tmp_path / "run", 50)
     summary = json.loads((tmp_path / "run/summary.json").read_text())

@@ -424,7 +424,7 @@ class Learner:
         yield from self.equal_trainers.sum(agreed)
         if found is None or agreed[1] != agreed[0] * own:
             to = often or (
-                f"the newest checkpoints, {returns} of them, have led here again, and no other one is there"
+                "no other checkpoint is there than those that it has gone back to"
                 if returns
                 else "no checkpoint is there to go back to"
             )
