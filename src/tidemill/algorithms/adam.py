@@ -128,8 +128,7 @@ class Adam(Optimiser):
         return norm
 
     def _square(self, gradient: Floats) -> float:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return float(gradient @ gradient)
+        return float(gradient @ gradient)
 
     def _step(self, rate: float, scale: float) -> None:
         """Do one step with learning rate `rate` and `scale` times the gradient."""

@@ -104,8 +104,7 @@ class ImpalaLearner(PolicyGradientLearner):
         rows = np.flatnonzero(acted)
         log_prob, values = self._evaluate(sample, rows)
         rho, value = np.zeros((2, *acted.shape), np.float32)
-        with np.errstate(over="ignore"):
-            rho.reshape(-1)[rows] = np.exp(log_prob - take_rows([sample], [rows], "log_prob"))
+        rho.reshape(-1)[rows] = np.exp(log_prob - take_rows([sample], [rows], "log_prob"))
         value.reshape(-1)[rows] = values
         done, truncated = sample["done"], sample["truncated"]
         return self._vtrace(

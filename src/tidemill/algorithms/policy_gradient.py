@@ -3,7 +3,9 @@ advantages, goes through minibatches in epochs, and has normalisers take the bat
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import pairwise
+from math import isfinite
 from typing import Any, ClassVar
 
 import numpy as np
@@ -90,11 +92,22 @@ class PolicyGradientLearner(DataParallel):
         `UpdateFault` when estimates, a minibatch's loss or gradient, or what normalisers
         are to take in is not finite: in all trainers at the same sum; neither weights nor
         normalisers are changed by it."""
-        return self._update(samples, alone=False)
+        with closing(self._update(samples, alone=False)) as parts:
+            while True:
+                with np.errstate(over="ignore", invalid="ignore"):  # which is left while it waits
+                    try:
+                        numbers = next(parts)
+                    except StopIteration as end:
+                        metrics: dict[str, float] = end.value
+                        return metrics
+                yield numbers
 
     def update(self, samples: Sequence[Sample], steps: int) -> dict[str, float]:
         """See `Algorithm.update`. Nothing but measurements leaves the policy's device."""
-        return run_alone(self._update(samples, alone=True))
+        # once, since around each minibatch it would take 1 % of a small one: what is not
+        # finite is looked for
+        with np.errstate(over="ignore", invalid="ignore"):
+            return run_alone(self._update(samples, alone=True))
 
     def _update(self, samples: Sequence[Sample], alone: bool) -> Generator[Array, None, dict[str, float]]:
         config, policy, loss = self.config, self.policy, self.loss
@@ -209,7 +222,7 @@ class PolicyGradientLearner(DataParallel):
                     found[done, :-1], found[done, -1] = parts, loss.descend(parts, share, rate)
                 done += 1
                 taken.append(order[start:end])
-                if library.at_once and not np.isfinite(found[done - 1]).all():
+                if library.at_once and not isfinite(sum(found[done - 1].tolist())):
                     read(done - 1)
         with place():
             return read()

@@ -120,20 +120,19 @@ class PolicyGradientLoss(ABC):
         inputs, rows = of.source.pick(pieces)
         action = take(of.columns[0], rows)
         log_prob, advantage, target, old_value = take(of.columns[1], rows, 1)["scalars"]
-        with np.errstate(over="ignore", invalid="ignore"):  # `descend` looks for what is not finite
-            found = self.policy.network.forward(inputs, action)
-            of_policy, of_log_prob, kl, clipped = self.of_policy(found.log_prob, log_prob, advantage)
-            of_log_prob *= weight
-            value_loss, of_value = differentiate_value_loss(
-                xp, found.value, target, old_value, number(config.clip_value)
-            )
-            of_value *= weight * number(config.value_coefficient)
-            bonus = number(config.entropy_coefficient)
-            of_entropy = xp.full_like(of_value, -bonus * weight) if bonus else None
-            self.library.total(
-                (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self.parts
-            )
-            self.policy.network.backward(of_log_prob, of_entropy, of_value, self.gradient)
+        found = self.policy.network.forward(inputs, action)
+        of_policy, of_log_prob, kl, clipped = self.of_policy(found.log_prob, log_prob, advantage)
+        of_log_prob *= weight
+        value_loss, of_value = differentiate_value_loss(
+            xp, found.value, target, old_value, number(config.clip_value)
+        )
+        of_value *= weight * number(config.value_coefficient)
+        bonus = number(config.entropy_coefficient)
+        of_entropy = xp.full_like(of_value, -bonus * weight) if bonus else None
+        self.library.total(
+            (of_policy, value_loss, found.entropy.sum(), kl, clipped, len(rows)), weight, self.parts
+        )
+        self.policy.network.backward(of_log_prob, of_entropy, of_value, self.gradient)
         return len(rows)
 
     def descend(self, parts: Any, share: float, rate: float) -> Any:

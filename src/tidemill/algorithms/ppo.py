@@ -113,8 +113,7 @@ class PPOLoss(PolicyGradientLoss):
 
     def weigh(self, advantage: Floats, whole: BatchTotals) -> None:
         if self.config.normalise_advantages:
-            with np.errstate(invalid="ignore"):
-                advantage -= np.float32(whole.mean)
+            advantage -= np.float32(whole.mean)
             advantage /= np.float32(whole.deviation + 1e-8)
 
     def of_policy(self, log_prob: Any, behaviour: Any, advantage: Any) -> PolicyLoss:
