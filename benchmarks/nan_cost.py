@@ -41,12 +41,13 @@ FEWEST = 6  # pairs of which there is an interval with 95 %
 BLOCK = 0.02  # seconds, about, in which one of the two goes on
 IN_C = re.compile(r" *if \(!isfinite\(norm\) \|\| !isfinite\(\w+\)\)\n *return [^;]*;\n")
 FILES_IN_C = ("descent.c", "kernels.c")
+ALIGNED = ("-falign-functions=64",)  # else two lines fewer move all loops behind them: 4 % either way
 
 
 class Blind(ast.NodeTransformer):
     """Takes from modules what looks for numbers that are not finite, and counts that."""
 
-    CALLS = ("_SILENT.copy().run", "isfinite", "np.isfinite", "self._unusable.clamp_")
+    CALLS = ("isfinite", "np.isfinite", "self._unusable.clamp_")
     STATEMENTS = ("read(", "self._unusable.")
     SILENCE = "np.errstate("
 
@@ -63,8 +64,6 @@ class Blind(ast.NodeTransformer):
         if called not in self.CALLS:
             return node
         self.taken[called] += 1
-        if called == "_SILENT.copy().run":
-            return ast.Call(node.args[0], node.args[1:], [])
         found: dict[str, ast.expr] = {
             "isfinite": ast.Constant(True),
             "np.isfinite": ast.parse("np.True_", mode="eval").body,
@@ -111,7 +110,7 @@ def two_packages(folder: Path) -> None:
             if count != 1:
                 raise SystemExit(f"{file.name} looks for NaN otherwise: change this benchmark")
             file.write_text(text)
-        command = [sys.executable, str(package / "native" / "build.py"), str(package / "native")]
+        command = [sys.executable, str(package / "native" / "build.py"), str(package / "native"), *ALIGNED]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
