@@ -195,8 +195,9 @@ class PolicyGradientLearner(DataParallel):
             if whole_epoch is not None:
                 done += whole_epoch
                 taken += [order[start:end] for start, end in pairwise(bounds[: whole_epoch + 1])]
-                with place():
-                    read(done - whole_epoch)
+                if not library.at_once:  # where what is not finite ends no epoch
+                    with place():
+                        read(done - whole_epoch)
                 if whole_epoch < count:
                     break
                 continue
