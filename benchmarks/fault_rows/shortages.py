@@ -99,13 +99,16 @@ def out_of_memory(launch: str, draw: Random) -> Iterator[Seen]:
         time.sleep(draw.uniform(0.5, 2.0))
         group.limit(group.used + ROOM)
         at = run.suffer("eat")
+        run.wait_for(lambda: group.kills, "the system kills it")  # once it has eaten all
+        killed = time.time()
         died = run.event("died", since=at)
         lives = run.event("lives", since=at).time
         if died.worker != "actor-0" or "out of memory: its control group has no more" not in died.cause:
             raise BrokenPromise(f"{died.worker}: {died.cause}")
         run.wait_for_updates()
         yield Seen(
-            {"noticed": died.time - at, "lives": lives - at}, {"env steps of unfinished samples": died.steps}
+            {"noticed": died.time - killed, "lives": lives - killed},
+            {"env steps of unfinished samples": died.steps},
         )
 
 
