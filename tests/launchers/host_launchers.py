@@ -46,6 +46,20 @@ class NoTidemill(HostsLauncher):
         return CommandEngine({"b": CommandHost(LOOPBACK, ("env", "-i"), base)})
 
 
+class NoCommand(HostsLauncher):
+    """A host whose command is not there, beside another one."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({"a": CommandHost(LOOPBACK), "b": CommandHost(LOOPBACK, ("no-such-shell", "b"))})
+
+
+class CalledRunner(HostsLauncher):
+    """A host that is called as the runner's own is."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({"runner": CommandHost(LOOPBACK)})
+
+
 class BlindHost(HostsLauncher):
     """A host that does not see the folder which HIDDEN names: another one lies there."""
 

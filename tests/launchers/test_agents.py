@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +28,7 @@ from tidemill.hosts.orders import (
     Measure,
     Parted,
     Report,
+    RunEnds,
     SentExperiment,
     Traffic,
     Vacated,
@@ -191,24 +194,58 @@ def test_what_an_agent_tells_behind_its_end_is_not_read(told: Told) -> None:
     assert told.agents.known.keys() == {"b"}
 
 
-def test_an_agent_waits_no_longer_for_a_runner_that_has_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_FAREWELL_S", 60.0)
-    bell, hung_up = EventBell(os.eventfd(0)), threading.Event()
+@pytest.fixture
+def agent() -> Iterator[host.HostAgent]:
+    """An agent whose runner nobody hears."""
+    bell = EventBell(os.eventfd(0))
     wire = Wire("b", bell)
     try:
-        ports = (1, 1)  # where nobody hears what it tells
-        told = Introduction("b", LOOPBACK, "runner", LOOPBACK, ports, Keys.new().public.decode())
-        agent = host.HostAgent(wire, told, hung_up)
-        try:
-            agent._over = True
-            timer = threading.Timer(0.2, hung_up.set)
-            timer.start()
-            began = time.monotonic()
-            agent.run()
-            assert time.monotonic() < began + 30 and not agent._peer.words.heard_all
-            timer.join()
-        finally:
-            agent.close()
+        told = Introduction("b", LOOPBACK, "runner", LOOPBACK, (1, 1), Keys.new().public.decode())
+        made = host.HostAgent(wire, told, threading.Event())
+        yield made
+        made.close()
     finally:
         wire.close()
         os.close(bell.descriptor)
+
+
+def test_an_agent_that_is_told_to_end_leaves_no_run_that_ends(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_CALM_S", 0.0)
+    agent._follow(RunEnds(True))
+    agent.terminated = True
+    agent._leave(None)
+    assert not agent._over
+    agent._follow(RunEnds(False))
+    agent._leave(None)
+    assert agent._over
+
+
+def test_whom_an_agent_has_had_pause_goes_on_where_the_run_ends(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_CALM_S", 0.0)
+    said: list[bytes] = []
+    link = SimpleNamespace(send=said.append)
+    workers: Any = SimpleNamespace(links={"actor-0": link}, drained=False, look_whether_drained=lambda: None)
+    agent._workers, agent._running, agent.terminated = workers, {"actor-0"}, True
+    try:
+        agent._leave(workers)
+        agent._follow(RunEnds(True))
+    finally:
+        agent._workers = None
+    assert said == [host._PAUSE, host._START] and not agent._over and not agent._resting
+
+
+def test_an_agent_waits_no_longer_for_a_runner_that_has_hung_up(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_FAREWELL_S", 60.0)
+    agent._over = True
+    timer = threading.Timer(0.2, agent._orphaned.set)
+    timer.start()
+    began = time.monotonic()
+    agent.run()
+    assert time.monotonic() < began + 30 and not agent._peer.words.heard_all
+    timer.join()

@@ -3,18 +3,28 @@ are, and its end leaves nothing anywhere."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from tests.hosts.hosts import needs_namespaces
-from tests.launchers.host_launchers import BlindHost, NoTidemill, OtherKind, ThreeHosts, TwoHosts
+from tests.launchers.host_launchers import (
+    BlindHost,
+    CalledRunner,
+    NoCommand,
+    NoTidemill,
+    OtherKind,
+    ThreeHosts,
+    TwoHosts,
+)
 from tests.run.watching import Run, wait_until
 
 import tidemill.training.train
@@ -40,8 +50,10 @@ from tidemill import (
 from tidemill.api.launcher import Job
 from tidemill.api.transport import Link
 from tidemill.core.cores import cores
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.launchers import hosts, report_checks
+from tidemill.launchers.hosts import HostsLauncher
+from tidemill.launchers.known_agents import Share
 from tidemill.launchers.placement import place
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.nets.choose_device import visible_gpus
@@ -294,6 +306,20 @@ def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_next_lives_that_cannot_be_ordered_are_none(tmp_path: Path) -> None:
+    """Where the run's folder is away, the next try finds lives counted as they were."""
+    launcher, told = TwoHosts(), list[object]()
+    share = Share("b", SimpleNamespace(name="b", home="b"))  # type: ignore[arg-type]
+    there: Any = SimpleNamespace(shares={"b": share}, tell_share=lambda *words: told.append(words))
+    launcher._agents, launcher._own = there, there
+    launcher.places, launcher._logs = {"actor-0": "b"}, tmp_path / "away"
+    launcher._job = Job(experiment())
+    for _ in range(2):
+        with pytest.raises(OSError, match="away"):
+            launcher.restart(["actor-0"])
+    assert launcher._lives["actor-0"] == 0 and not share.links and told == []
+
+
 def test_the_user_s_code_reaches_a_host_without_it_and_logs_come_back(hidden: Path) -> None:
     (hidden / "own.py").write_text(OWN_FILE)
     (hidden / "its_environment.py").write_text(ITS_ENVIRONMENT)
@@ -415,6 +441,21 @@ def test_code_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_host_without_tidemill_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"host b has no agent: .*\n(.|\n)*No module named"):
         train(experiment(), launch=NoTidemill, layout="given", run_dir=tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        (NoCommand, "host b cannot be reached: its command no-such-shell cannot be run (No such file"),
+        (CalledRunner, 'no host may be called "runner"'),
+    ],
+)
+def test_a_host_that_cannot_be_called_is_named(
+    launcher: type[HostsLauncher], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TidemillError, match=re.escape(said)):
+        train(experiment(), launch=launcher, run_dir=tmp_path / "run", quiet=True)
+    wait_until(lambda: not agents_of(psutil.Process().children(recursive=True)), 60, "no agent is left")
 
 
 def test_a_host_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -219,6 +220,21 @@ def test_what_ray_cannot_give_is_said(ray: str, options: dict[str, Any], said: s
     with pytest.raises(RunError, match=said):
         train(experiment(), launch=launch, layout="given", run_dir=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_ray_that_whoever_likes_reaches_is_refused_wherever_it_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    nodes = [
+        {"NodeID": name, "NodeManagerAddress": address, "Alive": True, "Resources": {"CPU": 1.0}}
+        for name, address in (("a", "127.0.0.1"), ("b", "8.8.8.8"))
+    ]
+    hosts = RayHosts()
+    here = SimpleNamespace(get_node_id=lambda: "a")
+    hosts._ray = SimpleNamespace(nodes=lambda: nodes, get_runtime_context=lambda: here)
+    with pytest.raises(NoHosts, match=r"8\.8\.8\.8 is an address of the internet"):
+        hosts._give(Wanted("", None, False))
 
 
 def test_a_wrong_token_is_named(ray: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

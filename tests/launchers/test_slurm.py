@@ -273,6 +273,36 @@ def test_an_allocation_that_is_too_small_is_said(
         slurm.SlurmLauncher(hosts).engine()
 
 
+def test_an_allocation_without_nodes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(RunError, match=r"job 7 has no nodes \(SLURM_JOB_NODELIST is not set"):
+        slurm.SlurmLauncher(None).engine()
+
+
+def test_a_job_is_followed_while_slurm_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where its controller is started anew; only for minutes."""
+    for name in ("_LOOK_S", "_ASK_S", "_LAST_S"):
+        monkeypatch.setattr(slurm_job, name, 0.01)
+    (tmp_path / slurm_job.LOG).write_text("trains\n")
+    said = iter(["", "JobState=RUNNING Reason=None", "", "", "JobState=COMPLETED Reason=None ExitCode=3:0"])
+
+    def scontrol(*_: str) -> str:
+        if not (text := next(said, "JobState=COMPLETED Reason=None ExitCode=3:0")):
+            raise RunError("Unable to contact slurm controller")
+        return text
+
+    monkeypatch.setattr(slurm_job, "slurm", scontrol)
+    assert slurm_job.follow(tmp_path, "7") == 3
+    assert "trains" in capsys.readouterr().out
+    said = iter([""])
+    monkeypatch.setattr(slurm_job, "_AWAY_S", -1.0)
+    with pytest.raises(RunError, match=r"controller\njob 7 goes on, and is followed no more; .* follow"):
+        slurm_job.follow(tmp_path, "7")
+
+
 @pytest.mark.parametrize("wrong", [["--time", "1"], []], ids=["no script", "refused"])
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_run_stays_where_what_was_to_be_begun_anew_is_no_job(

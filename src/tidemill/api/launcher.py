@@ -252,6 +252,11 @@ class Launcher(ABC):
         () where it is not for want of its host."""
         return ()
 
+    def tell_of_end(self, ends: bool) -> None:
+        """Have other hosts know that the run is to end (`ends`), or is not any more, as
+        all go back: a host that is told to leave then ends with it, and moves no
+        worker."""
+
     def moves(self, worker: str) -> bool:
         """True when the host of `worker` is gone in order: it was told to leave, or its
         workers go back to their own."""

@@ -179,6 +179,12 @@ class Revive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     moved: dict[str, str] = {}
 
 
+class RunEnds(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The word that the run is to end, or is not any more."""
+
+    ends: bool
+
+
 class Part(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to have no more to do with the agent that has a host's share: it is
     lost."""
@@ -328,6 +334,7 @@ Order = (
     | CallHost
     | Measure
     | Work
+    | RunEnds
     | Part
     | Revive
     | Vacate

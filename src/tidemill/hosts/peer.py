@@ -150,7 +150,10 @@ class Peer:
         lives.append(life)
         early = self._early.get(life.number)
         if early is not None and early.epoch == life.epoch:
-            life.hear(self._early.pop(life.number), anew=True)
+            try:
+                life.hear(self._early.pop(life.number), anew=True)
+            except SchemaError as error:  # as where it comes in time: only this host is ended
+                self.dismiss(str(error))
 
     def receive(self, life: Incoming, void: bool = False) -> None:
         """Take what this life of an edge's writer commits, after what the one before it

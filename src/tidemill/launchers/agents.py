@@ -20,7 +20,7 @@ from tidemill.api.edges import Edge
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import HostKind, ProbeAnswer
 from tidemill.core.cores import cores
-from tidemill.core.errors import RunError, SchemaError
+from tidemill.core.errors import ConfigError, RunError, SchemaError
 from tidemill.core.private_files import private
 from tidemill.hosts.crossing import neighbours
 from tidemill.hosts.orders import (
@@ -126,6 +126,8 @@ class Agents:
     def meet(self) -> None:
         """Have the engine start the agents, and let each call. Raises `RunError`."""
         started = self._engine.start(self._logs)
+        if RUNNER in started:
+            raise ConfigError(f'no host may be called "{RUNNER}", as the one is where the run was begun')
         for host, agent in started.items():
             self._greet(host, host, None, agent, partial(self._engine.introduce, host))
         own = self._engine.own_cores

@@ -136,14 +136,21 @@ class CommandEngine(HostEngine):
             else:
                 self._logs[name] = logs / f"host-{name}.log"
                 self._written[name] = open(self._logs[name], "w+b", opener=private)  # noqa: SIM115
-            self._agents[name] = subprocess.Popen(
-                [*host.command, host.python, *AGENT, name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._written[name],
-                env=environment_of_ours(),
-                start_new_session=True,  # Ctrl-C is the runner's to handle
-            )
+            words = [*host.command, host.python, *AGENT, name]
+            try:
+                self._agents[name] = subprocess.Popen(
+                    words,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._written[name],
+                    env=environment_of_ours(),
+                    start_new_session=True,  # Ctrl-C is the runner's to handle
+                )
+            except OSError as error:
+                raise RunError(
+                    f"host {name} cannot be reached: its command {words[0]} cannot be run "
+                    f"({error.strerror}); it is: {shlex.join(words)}"
+                ) from None
         deadline = monotonic() + START_S
         return {
             name: StartedAgent(self._key(name, deadline), host.address, host.cores)

@@ -21,7 +21,7 @@ from time import monotonic, sleep
 import msgspec
 
 from tidemill.api import control_messages
-from tidemill.api.control_messages import Exit, Pause, Start, State, Status, WorkerStatistics
+from tidemill.api.control_messages import Pause, Start, State, Status, WorkerStatistics
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, ProbeAnswer
 from tidemill.core.clock import noticing_stops
@@ -58,6 +58,7 @@ from tidemill.hosts.orders import (
     Parted,
     Report,
     Revive,
+    RunEnds,
     SentExperiment,
     Speak,
     Vacate,
@@ -92,7 +93,7 @@ PAUSE_S = 5.0
 ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
-_CALM_S = 0.4  # seconds after SIGTERM in which the runner may get one, too: then the whole run ends
+_CALM_S = 1.0  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
 _LOOK_S = 0.05  # seconds between two looks where nothing wakes this
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
@@ -114,7 +115,7 @@ class HostAgent:
     where it stands in for one that is lost, that one's. `orphaned`: set when whoever
     started it is gone.
 
-    terminated: whether SIGTERM has told it to end, and the run goes on
+    terminated: whether SIGTERM has told it to end
     """
 
     def __init__(self, wire: Wire, introduction: Introduction, orphaned: threading.Event) -> None:
@@ -134,6 +135,7 @@ class HostAgent:
         self._lives = Counter[str]()  # begun anew, of each worker
         self._running: set[str] = set()  # workers that the runner has told to run
         self._paused = False  # for want of its word
+        self._run_ends = False  # so that nobody leaves it
         self._leaves_at = 0.0  # when its workers are to have paused, 0: it does not leave
         self._resting: set[str] = set()  # workers that have paused since
         self._rested = False  # all had, when it was looked whether what they have sent is there
@@ -230,6 +232,10 @@ class HostAgent:
                 self._report(Listening(agent, ports))
             case CallHost(agent, address, ports, key):
                 self._wire.call(agent, key.encode(), address, ports, joined=False)
+            case RunEnds(ends):
+                self._run_ends = ends
+                if ends:
+                    self._stay()
             case Part(host):
                 if self._workers is not None and (lost := self._workers.part(host)) is not None:
                     self._wire.drop(lost)
@@ -275,8 +281,6 @@ class HostAgent:
                     and life == self._lives[worker]
                 ):
                     self._workers.links[worker].send(message)
-                    if self._leaves_at and isinstance(control_messages.unpack_down(message), Exit):
-                        self.terminated = False  # all of the run ends
                     if message == _START:
                         self._running.add(worker)
                     elif message == _PAUSE:
@@ -391,7 +395,7 @@ class HostAgent:
     def _leave(self, workers: HostWorkers | None) -> None:
         """Once this agent is told to end, and the run goes on: have whom it holds leave,
         the workers pause, and what they have sent arrive, and leave."""
-        if not self.terminated or self._over:
+        if not self.terminated or self._run_ends or self._over:
             return
         if not self._leaves_at:
             self._leaves_at = monotonic() + _CALM_S + _LEAVE_S
@@ -413,6 +417,14 @@ class HostAgent:
             return
         self._report(Leaving(list(workers.sent)))
         self._over = True
+
+    def _stay(self) -> None:
+        """Leave no more, where that had begun: whom it has had pause goes on."""
+        if self._workers is not None and 0 < self._leaves_at < monotonic() + _LEAVE_S and not self._paused:
+            for worker in self._running & self._workers.links.keys():
+                self._workers.links[worker].send(_START)
+        self._leaves_at, self._rested = 0.0, False
+        self._resting.clear()
 
     def _vacate(self) -> None:
         """Give up the share."""
@@ -514,6 +526,8 @@ def main(name: str) -> None:
                 raise SystemExit(LEFT)
         except SchemaError as error:
             raise SystemExit(f"the runner: {error}") from None
+        except TidemillError as error:
+            raise SystemExit(str(error)) from None
 
 
 def _wait_for_end(orphaned: threading.Event) -> None:

@@ -33,7 +33,7 @@ from tidemill.core.user_code_loading import (
     own_path,
     with_files_moved,
 )
-from tidemill.hosts.orders import Close, Measure, Revive, SentExperiment, Traffic, Work
+from tidemill.hosts.orders import Close, Measure, Revive, RunEnds, SentExperiment, Traffic, Work
 from tidemill.hosts.peer import now
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import RUNNER, HostEngine
@@ -113,6 +113,7 @@ class HostsLauncher(Launcher):
         self._agents: Agents | None = None
         self._logs: Path | None = None
         self._lives = Counter[str]()  # begun anew, of each worker
+        self._ends = False  # hosts were told that the run is to end
         self._seen = ExitStack()  # while hosts look whether they see the run's folder
 
     @abstractmethod
@@ -156,7 +157,8 @@ class HostsLauncher(Launcher):
         for worker, host in self.places.items():
             if host != RUNNER:
                 links[worker] = self._link(agents.shares[host], worker)
-        self._order(list(agents.shares.values()))
+        for share, order in self._orders(list(agents.shares.values()), self._lives):
+            agents.tell_share(share, order)
         for share in agents.shares.values():
             agents.wait_for(agents.launched(share))
         for share in agents.shares.values():
@@ -185,18 +187,23 @@ class HostsLauncher(Launcher):
         share.obituaries.pop(worker, None)
         return link
 
-    def _order(self, shares: Sequence[Share]) -> None:
-        """Order the agents of shares to start their workers."""
+    def _orders(self, shares: Sequence[Share], lives: Mapping[str, int]) -> list[tuple[Share, Work]]:
+        """Return, of each share, the order to its agent to start its workers, whose
+        `lives` are those. Raises `OSError` where the run's folder, or a file of the
+        user's, is not there."""
+        if not shares:
+            return []
         assert self._agents is not None
         there = {host: share.agent.name for host, share in self._agents.shares.items() if share.agent}
         there[RUNNER] = RUNNER
         self._number_gpus([share.host for share in shares])
         seen = self._seen.enter_context(seen_file(self._logs))
+        orders = []
         for share in shares:
             others = {host: agent for host, agent in there.items() if host != share.host}
-            self._agents.tell_share(
-                share, order_of(self._job, self.places, share.host, others, dict(self._lives), seen)
-            )
+            order = order_of(self._job, self.places, share.host, others, dict(lives), seen)
+            orders.append((share, order))
+        return orders
 
     def _number_gpus(self, begin: Collection[str]) -> None:
         """Number the GPUs anew that the workers of shares take which `begin`, wherever
@@ -232,6 +239,11 @@ class HostsLauncher(Launcher):
         assert self._agents is not None
         return self._agents.gone_with(worker)
 
+    def tell_of_end(self, ends: bool) -> None:
+        assert self._agents is not None
+        self._ends = ends
+        self._agents.tell_all(RunEnds(ends))
+
     def moves(self, worker: str) -> bool:
         share = self._share_of(worker)
         return share is not None and not share.given and share.moves
@@ -252,20 +264,23 @@ class HostsLauncher(Launcher):
 
     def restart(self, workers: Sequence[str]) -> dict[str, Link]:
         assert self._own is not None and self._agents is not None
-        self._lives.update(workers)
         shares = self._agents.shares
+        anew = [s for s in shares.values() if s.agent is not None and not s.given]
+        # the only part that may fail, and be tried again, comes before anybody is told
+        orders = self._orders(anew, self._lives + Counter(workers))
+        self._lives.update(workers)
         links: dict[str, Link] = {
             worker: self._link(share, worker)
             for worker in workers
             if (share := self._share_of(worker)) is not None
         }
-        anew = [s for s in shares.values() if s.agent is not None and not s.given]
         moved = {share.host: share.agent.name for share in anew if share.agent is not None}
         for share in shares.values():
             if share.given:
                 self._agents.tell_share(share, Revive(list(workers), moved))
-        self._order(anew)
-        for share in anew:
+        for share, order in orders:
+            self._agents.tell_share(share, order)
+            self._agents.tell_share(share, RunEnds(self._ends))
             share.given = True
         try:
             return {**links, **self._own.revive(workers, moved)}

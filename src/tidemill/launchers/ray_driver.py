@@ -21,7 +21,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -173,6 +173,12 @@ def check_address(address: str, insecure: bool) -> None:
             f"nobody answers at {address} ({error.strerror or error}); is Ray up there (`ray start --head`), "
             "and its port open?"
         ) from None
+    _check_reach(found, address, insecure)
+
+
+def _check_reach(found: ipaddress.IPv4Address | ipaddress.IPv6Address, address: str, insecure: bool) -> None:
+    """Raise `NoHosts` for a Ray at an address that whoever likes may reach, and who asks
+    nobody for a token."""
     if found.is_global and not insecure and os.environ.get("RAY_AUTH_MODE") != "token":
         raise NoHosts(
             f"{address} is an address of the internet, and whoever reaches a Ray without authentication runs "
@@ -286,6 +292,9 @@ class RayHosts:
         own_id = ray.get_runtime_context().get_node_id()
         own = next(node for node in nodes if node["NodeID"] == own_id)
         others = chosen(nodes, own_id, wanted.hosts)
+        for node in (own, *others):  # also where Ray was found by itself, or is called by a loopback
+            where = node["NodeManagerAddress"]
+            _check_reach(ipaddress.ip_address(where), where, wanted.insecure)
         self._place(own, others)
         return Brought(own["NodeManagerAddress"], cpus(own), self._start(), gpus=gpus(own))
 
@@ -402,7 +411,7 @@ class RayHosts:
         """Give all back to Ray."""
         if self._ray is None or not self._ray.is_initialized():
             return  # whatever is asked of a Ray that was not joined starts one here
-        ends = [holder.end.remote() for holder in self._holders.values()]
+        ends = [holder.end.remote() for holder in list(self._holders.values())]
         with contextlib.suppress(Exception):  # hosts that are gone cannot end theirs
             self._ray.wait(ends, num_returns=len(ends), timeout=_END_S + 1)
         if self._group is not None:
@@ -429,15 +438,25 @@ def main() -> None:
             output.flush()
 
     wanted = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted)
-    hosts = RayHosts()
+    hosts, brought = RayHosts(), threading.Event()
+    orders: queue.Queue[Introduce | None] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            orders.put(msgspec.json.decode(line, type=Introduce))
+        orders.put(None)
+        if not brought.is_set():  # which may take minutes more, and nobody waits for it
+            hosts.close()
+            os._exit(1)
+
+    threading.Thread(target=read, daemon=True).start()
     try:
         tell(hosts.bring(wanted))
     except NoHosts as error:
         tell(Failed(str(error)))
     except Exception as error:  # Ray's own, of many kinds
         tell(Failed(f"{type(error).__name__}: {error}"))
-    orders: queue.Queue[Introduce | None] = queue.Queue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, orders), daemon=True).start()
+    brought.set()
     while True:
         with contextlib.suppress(queue.Empty):
             if (order := orders.get(timeout=_LOOK_S)) is None:
@@ -448,12 +467,6 @@ def main() -> None:
         for back in hosts.back():
             tell(back)
     hosts.close()
-
-
-def _read(lines: IO[bytes], orders: "queue.Queue[Introduce | None]") -> None:
-    for line in lines:
-        orders.put(msgspec.json.decode(line, type=Introduce))
-    orders.put(None)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tidemill.core.errors import ConfigError, RunError
 if importlib.util.find_spec("zmq") is None:
     raise ConfigError("pyzmq must be installed: pip install 'tidemill[hosts]'")
 
-from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
+from tidemill.launchers.engine import RUNNER, CommandEngine, CommandHost, HostEngine
 from tidemill.launchers.hosts import HostsLauncher, check_hosts
 
 LEAST_LEFT_S = 60
@@ -44,7 +44,12 @@ class SlurmLauncher(HostsLauncher):
         self._hosts = hosts
 
     def engine(self) -> HostEngine:
-        job = os.environ["SLURM_JOB_ID"]
+        job, nodes = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_JOB_NODELIST")
+        if nodes is None:
+            raise RunError(
+                f"--launch slurm: job {job} has no nodes (SLURM_JOB_NODELIST is not set, though SLURM_JOB_ID "
+                "is); begin within an allocation (`salloc`), or unset SLURM_JOB_ID to submit a job"
+            )
         left = seconds_of(slurm("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip())
         if left is not None and left < LEAST_LEFT_S:
             raise RunError(
@@ -52,7 +57,7 @@ class SlurmLauncher(HostsLauncher):
                 "least; ask for more with --time"
             )
         cores = cores_of_nodes(
-            slurm("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split(),
+            slurm("scontrol", "show", "hostnames", nodes).split(),
             os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""),
         )
         if self._hosts is not None and self._hosts > len(cores):
@@ -63,9 +68,12 @@ class SlurmLauncher(HostsLauncher):
         own = os.environ.get("SLURMD_NODENAME", socket.gethostname())
         names = sorted(cores, key=lambda name: name != own)[: self._hosts]
         hosts = {
-            name: CommandHost(address_of(name), srun(name, cores[name]), cores=cores[name])
-            for name in names
-            if name != own
+            # a node may be called as the host that the run was begun on is
+            f"{node}-node" if node == RUNNER else node: CommandHost(
+                address_of(node), srun(node, cores[node]), cores=cores[node]
+            )
+            for node in names
+            if node != own
         }
         address = own_address(next(iter(hosts.values())).address) if hosts else "127.0.0.1"
         return CommandEngine(hosts, address, cores.get(own, 0))

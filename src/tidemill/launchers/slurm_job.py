@@ -48,6 +48,7 @@ _LIVES = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "COMPLET
 _LOOK_S = 0.2  # seconds between two looks into the log
 _ASK_S = 2.0  # and two questions to Slurm
 _LAST_S = 3.0  # seconds that a log on a shared folder may come late
+_AWAY_S = 300.0  # seconds that Slurm may not answer, as while its controller is started anew
 
 
 @dataclass(frozen=True)
@@ -251,30 +252,43 @@ def _shown(number: str) -> str:
 def follow(run: Path, number: str, told: int = 0) -> int:
     """Show what a job writes until it is over, and return its exit status. Ctrl-C asks it
     to end with a checkpoint; a second one leaves it running. `told`: bytes of the log
-    that are of jobs before, and not shown."""
-    asked, shown, before = False, "", told
+    that are of jobs before, and not shown. Raises `RunError` where Slurm does not answer
+    for minutes."""
+    asked, shown, before, status, answered = False, "", told, None, monotonic()
     while True:
         try:
-            over = False
-            while not over:
-                state = state_of(number)
-                over = not state
+            while status is None:
+                try:
+                    state = state_of(number)
+                    status = None if state else exit_status(number)
+                    answered = monotonic()
+                except RunError as error:
+                    if monotonic() - answered > _AWAY_S:
+                        raise RunError(
+                            f"{error}\njob {number} goes on, and is followed no more; see it again: "
+                            f"tidemill follow {run}"
+                        ) from None
+                    state = shown
                 if state not in (shown, "") and told == before:
                     print(f"job {number}: {state}; Ctrl-C ends it, with a checkpoint", flush=True)
                 shown = state
-                until = monotonic() + (_LAST_S if over else _ASK_S)
+                until = monotonic() + (_ASK_S if status is None else _LAST_S)
                 while monotonic() < until:
                     told = _show(run / LOG, told)
                     sleep(_LOOK_S)
-            return exit_status(number)
+            return status
         except KeyboardInterrupt:
             if asked:
                 print(f"job {number} is followed no more; see it again: tidemill follow {run}")
                 return 130
             asked = True
             pending = shown.startswith("PENDING")
-            slurm("scancel", *([] if pending else ["--signal=TERM", "--batch"]), number)
-            print(f"job {number} was asked to end; Ctrl-C again follows it no more", flush=True)
+            try:
+                slurm("scancel", *([] if pending else ["--signal=TERM", "--batch"]), number)
+                what = "was asked to end"
+            except RunError as error:
+                what = f"could not be asked to end: {error}"
+            print(f"job {number} {what}; Ctrl-C again follows it no more", flush=True)
 
 
 def _show(path: Path, told: int) -> int:

@@ -56,6 +56,7 @@ class Ending:
         self._told_at = 0.0  # when trainers were told to finish
         self.patience = 0.1
         self._hurried = False  # trainers were told to finish at once
+        self._hosts_know = False  # that the run is to end
 
     @cached_property
     def _limited(self) -> dict[str, Member]:
@@ -78,7 +79,10 @@ class Ending:
     def look(self) -> None:
         """Tell trainers to finish once the run has a reason to end. Raises `RunError` for
         who has not in time."""
-        if not self._state.reason:
+        if (ends := bool(self._state.reason)) is not self._hosts_know:
+            self._hosts_know = ends
+            self._launcher.tell_of_end(ends)
+        if not ends:
             self.deadline = None  # it had one, and all went back behind that
         if self._state.reason and self.deadline is None and not self._cuts.one_is_behind():
             self._extend()
