@@ -47,7 +47,7 @@ ALIGNED = ("-falign-functions=64", "-falign-loops=64")  # else two lines fewer m
 class Blind(ast.NodeTransformer):
     """Takes from modules what looks for numbers that are not finite, and counts that."""
 
-    CALLS = ("isfinite", "np.isfinite", "self._unusable.clamp_")
+    CALLS = ("_SILENT.copy().run", "isfinite", "np.isfinite", "self._unusable.clamp_")
     STATEMENTS = ("read(", "self._unusable.")
     SILENCE = "np.errstate("
 
@@ -64,6 +64,8 @@ class Blind(ast.NodeTransformer):
         if called not in self.CALLS:
             return node
         self.taken[called] += 1
+        if called == "_SILENT.copy().run":
+            return ast.Call(node.args[0], node.args[1:], [])
         found: dict[str, ast.expr] = {
             "isfinite": ast.Constant(True),
             "np.isfinite": ast.parse("np.True_", mode="eval").body,
