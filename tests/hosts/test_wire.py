@@ -205,6 +205,16 @@ def test_a_wrong_hello_before_edges_are_joined_ends_its_connection_alone(hosts, 
     assert "it reads edge 7" in peer.ended and not at_here.ended
 
 
+def test_what_is_told_wrongly_of_a_life_to_come_ends_its_connection_alone(hosts):
+    ends = directions(hosts)[0]
+    Channel(*ends, epoch=1)
+    reader = ends[0]
+    reader._take_position(Position(0, 2, 7), anew=False)
+    Channel(*ends, epoch=2)
+    until(lambda: reader.ended, *hosts)
+    assert "it has 7 bytes of edge 0, of which 0 were sent" in reader.ended
+
+
 def test_who_is_told_much_says_so_before_its_lease_is_due(hosts, monkeypatch):
     monkeypatch.setattr(tidemill.hosts.peer, "MOST_UNSAID_BYTES", 1 << 20)
     here, _ = hosts

@@ -23,6 +23,7 @@ from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
 from tidemill.run.status import read_status
+from tidemill.store.fence import EPOCHS
 
 
 @pytest.fixture
@@ -94,6 +95,8 @@ def test_a_share_goes_on_from_host_to_host(start: Callable[..., Run]) -> None:
     assert {event.worker for event in events(run, "died")} == {"actor-0", "server-0"}
     wait_until(lambda: set(homes(run).values()) == {"runner"}, 60, "it is told")
     ends_cleanly(run)
+    # whoever they were may write no more into the run's folder, if they saw it
+    assert {path.name for path in (run.path / EPOCHS).iterdir()} == {"1", "1.actor-0.2", "1.server-0.2"}
     kept = RunFolder.open(run.path).read("placement.json")
     assert [len(kept[host]["workers"]) for host in ("runner", "b", "c")] == [3, 0, 0]
 

@@ -24,7 +24,7 @@ from tidemill.run.control_folder import FOLDER, ControlFolder
 from tidemill.run.folder import RunFolder
 from tidemill.store import fence
 from tidemill.store.checkpoint import checkpoints, read_newest, write_checkpoint
-from tidemill.store.fence import EPOCHS, check, hold, let_go, newest, take
+from tidemill.store.fence import EPOCHS, check, hold, let_go, newest, take, take_lives
 from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.training.train import resume, train
 
@@ -132,6 +132,31 @@ def test_nothing_is_written_for_an_epoch_that_is_over(overtaken: Path) -> None:
     with pytest.raises(Overtaken):
         ParameterDatabase(overtaken / "parameters").push("policy", 2, {"w": np.ones(2, np.float32)})
     assert whole(overtaken) == before
+
+
+def test_nothing_is_written_by_a_life_whose_next_one_has_begun(tmp_path: Path) -> None:
+    """As where a host was taken for lost, and lives on."""
+    epoch = take(tmp_path)
+    hold(tmp_path, epoch, {"trainer-0": 1})
+    try:
+        take_lives(tmp_path, epoch, {"actor-0": 5, "trainer-0": 1})
+        check(tmp_path)
+        take_lives(tmp_path, epoch, {"trainer-1": 2})
+        check(tmp_path)
+        take_lives(tmp_path, epoch, {"actor-0": 6, "trainer-0": 2})
+        with pytest.raises(Overtaken, match=r"life 3 of trainer-0 has begun elsewhere, .* life 2 writes"):
+            write_checkpoint(tmp_path / "checkpoints" / "policy", "update-7", {"policy": {}}, {}, 3)
+        assert not list(tmp_path.glob("checkpoints/*/*"))
+        # of each worker that of its newest life, none of the runner before
+        names = {"actor-0.6", "trainer-0.2", "trainer-1.2"}
+        assert {*os.listdir(tmp_path / EPOCHS)} == {str(epoch), *(f"{epoch}.{name}" for name in names)}
+        later = take(tmp_path)
+        take_lives(tmp_path, later, {"trainer-0": 1})
+        assert {*os.listdir(tmp_path / EPOCHS)} == {str(epoch), str(later), f"{later}.trainer-0.1"}
+        hold(tmp_path, later, {"trainer-0": 1})
+        check(tmp_path)
+    finally:
+        let_go(tmp_path)
 
 
 def test_a_journal_is_the_newer_runner_s_alone(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def main() -> None:
             endpoints = find_transport(order.transport).endpoints(bell, link, ends.edges)
             experiment = decode(Experiment, json.loads(order.experiment))
             if order.folder is not None:
-                hold(order.folder, order.epoch)
+                hold(order.folder, order.epoch, {each.worker: order.life for each in order.ends})
             job = Job(experiment, order.source, order.folder, order.resume, gpus=order.gpus)
             workers.append(job.build(ends.worker, endpoints, order.math_threads, order.spin, order.life))
         except Exception as error:

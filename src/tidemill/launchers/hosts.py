@@ -41,6 +41,7 @@ from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.known_agents import HostLink, Share
 from tidemill.launchers.placement import gpu_numbers, place
 from tidemill.launchers.processes import log_name
+from tidemill.store.fence import take_lives
 
 MOST_CODE_BYTES = 16 << 20
 """The most bytes of the user's own code that are sent to hosts."""
@@ -266,9 +267,12 @@ class HostsLauncher(Launcher):
         assert self._own is not None and self._agents is not None
         shares = self._agents.shares
         anew = [s for s in shares.values() if s.agent is not None and not s.given]
-        # the only part that may fail, and be tried again, comes before anybody is told
-        orders = self._orders(anew, self._lives + Counter(workers))
-        self._lives.update(workers)
+        # what may fail, and is tried again then, comes before anybody is told
+        lives = self._lives + Counter(workers)
+        orders = self._orders(anew, lives)
+        if self._job.folder is not None and self._job.epoch:
+            take_lives(Path(self._job.folder), self._job.epoch, {name: lives[name] for name in workers})
+        self._lives = lives
         links: dict[str, Link] = {
             worker: self._link(share, worker)
             for worker in workers

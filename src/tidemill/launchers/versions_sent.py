@@ -16,13 +16,14 @@ from tidemill.store.version_files import file_of
 PART_BYTES = 1 << 20
 """The most bytes of a file that are sent at once: a lease waits behind them."""
 _LOOK_S = 0.5  # seconds between two looks at the index
+_PATIENCE_S = 0.1  # seconds for a lock of it, which the runner's thread may lose; then the next look
 
 
 class VersionsSent:
     """What the runner sends of the run's parameter database, which is in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._database = ParameterDatabase(folder)
+        self._database = ParameterDatabase(folder, _PATIENCE_S)
         self._looked = float("-inf")
         self._seen: tuple[int, int] | None = None  # of the index's file, when it was read
         self._index = b""
