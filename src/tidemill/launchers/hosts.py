@@ -270,8 +270,9 @@ class HostsLauncher(Launcher):
         # what may fail, and is tried again then, comes before anybody is told
         lives = self._lives + Counter(workers)
         orders = self._orders(anew, lives)
-        if self._job.folder is not None and self._job.epoch:
-            take_lives(Path(self._job.folder), self._job.epoch, {name: lives[name] for name in workers})
+        if anew and self._job.folder is not None and self._job.epoch:  # else who died is dead for sure
+            moving = {name: lives[name] for name in workers if self._share_of(name) in anew}
+            take_lives(Path(self._job.folder), self._job.epoch, moving)
         self._lives = lives
         links: dict[str, Link] = {
             worker: self._link(share, worker)

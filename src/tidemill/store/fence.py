@@ -21,7 +21,7 @@ from tidemill.core.private_files import private, private_folder
 
 EPOCHS = "epochs"
 """In a run's folder: an empty file per epoch, and one, "EPOCH.WORKER.LIFE", of each
-worker that was begun anew after its host was lost, or others' lives with it."""
+worker that was begun anew after its host was lost."""
 _held: dict[str, int] = {}  # epochs for which this process works, by the run's real path
 _lives: dict[str, Mapping[str, int]] = {}  # and which lives of workers it is
 
