@@ -61,6 +61,15 @@ class Returning(Networked):
         return _Returning(hosts, own)
 
 
+class ReturningOnceTold(Networked):
+    """The same, but they come back only once there is a file `back` where the run was
+    begun."""
+
+    def bring(self, hosts: dict[str, CommandHost], own: str) -> HostEngine:
+        """See `Networked`."""
+        return _ReturningOnceTold(hosts, own)
+
+
 class NoPackage(Networked):
     """The same, where Tidemill is not installed for the Python of h1."""
 
@@ -169,3 +178,8 @@ class _Returning(HostEngine):
             thread.join(10.0)
         for engine in (*self._engines.values(), *(engine for engine, _ in self._came.values())):
             engine.close()
+
+
+class _ReturningOnceTold(_Returning):
+    def again(self, host: str) -> StartedAgent | None:
+        return super().again(host) if Path("back").exists() else None

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,12 @@ from tidemill.core.errors import RunError, SchemaError
 from tidemill.hosts.connections import Keys
 from tidemill.hosts.orders import (
     AgentKey,
+    Called,
+    CallHost,
     Here,
     Introduction,
     Launched,
+    Leave,
     Leaving,
     Listening,
     Measure,
@@ -169,6 +173,44 @@ def test_what_was_not_asked_is_not_kept(told: Told) -> None:
     assert not told.agent.held and not told.agent.listening
 
 
+def test_a_stand_in_has_its_share_until_it_has_left_for_the_host_that_is_back(told: Told) -> None:
+    share, own, orders = told.agents.shares["b"], told.agent, list[bytes]()
+    own.here, own.share = Here(own_kind(), host.versions()), "b"
+    other = share.agent = told.meet("b#1", "b")
+    other.home, other.launched = "c", Launched()
+    other.peer.words.tell = orders.append  # type: ignore[method-assign]
+    for _ in range(3):
+        told.agents.hear()
+    assert orders == [pack(Leave())] and share.agent is other and not share.links["actor-0"].gone
+    told.agents._take(other, Leaving())
+    assert share.agent is None and share.moves and share.links["actor-0"].gone
+    assert share.lost == "its host b is back, and has it again"
+
+
+def test_a_host_that_does_not_reach_another_one_is_named(told: Told) -> None:
+    other = told.meet("c", None)
+    other.home = "c"
+    other.listening["b"] = Listening("b", (5000, 5001))
+    joins = told.agents._reaches(told.agent, other)
+    next(joins)
+    told.agents._take(told.agent, Called("c", "it hung up"))
+    with pytest.raises(
+        RunError, match=rf"b does not reach host c at {LOOPBACK}, ports 5000 and 5001: it hung up; both"
+    ):
+        next(joins)
+    told.agents._take(told.agent, Called("c"))
+    assert not list(told.agents._reaches(told.agent, other))
+
+
+def test_a_host_that_does_not_hear_another_one_is_told_once_and_when_it_does_again(told: Told) -> None:
+    told.meet("c", None).home = "c"
+    for unheard in ({}, {"c": "it hung up"}, {"c": "it has not been heard for 16 s", "x": ""}, {"c": ""}, {}):
+        told.agents._take(told.agent, Traffic(unheard=unheard))
+    first, again = told.agents.notices
+    assert first == "host b does not hear host c: it hung up; what goes between the two waits"
+    assert again == "host b hears host c again"
+
+
 def test_who_wants_versions_on_and_on_gets_one_part_at_a_time(told: Told, tmp_path: Path) -> None:
     database = ParameterDatabase(tmp_path / PARAMETERS)
     database.push("p", 1, {"w": np.zeros(1000, np.float32)})
@@ -207,6 +249,30 @@ def agent() -> Iterator[host.HostAgent]:
     finally:
         wire.close()
         os.close(bell.descriptor)
+
+
+def test_an_agent_tells_whether_another_one_has_answered_its_call(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_CALL_S", 3.0)
+    told: list[Report] = []
+    monkeypatch.setattr(agent, "_report", told.append)
+    bell = EventBell(os.eventfd(0))
+    with closing(Wire("c", bell)) as other:
+        _, ports = other.listen("b", agent._wire.keys.public, LOOPBACK)
+        agent._follow(CallHost("c", LOOPBACK, ports, other.keys.public.decode()))
+        agent._follow(CallHost("d", LOOPBACK, (1, 1), Keys.new().public.decode()))
+
+        def both() -> bool:
+            other.turn(0.0)
+            agent._look_at_calls()
+            return len(told) == 2
+
+        wait_until(both, 60, "of both something is known")
+    os.close(bell.descriptor)
+    found = {each.agent: each.error for each in told if isinstance(each, Called)}
+    assert found["c"] == "" and found["d"]
+    assert not agent._calling
 
 
 def test_an_agent_that_is_told_to_end_leaves_no_run_that_ends(

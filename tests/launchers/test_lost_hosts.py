@@ -1,6 +1,7 @@
 """Hosts that are lost: their workers are many deaths at once, and live again on a host
 that is left, or on their own once that is back."""
 
+import json
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from benchmarks.networked import NETWORK
 from tests.launchers.host_launchers import LOOPBACK, ServerOnB
 from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment
 from tests.run.watching import Run, wait_until
@@ -25,14 +27,16 @@ from tidemill.run.run_control import RunControl
 from tidemill.run.status import read_status
 from tidemill.store.fence import EPOCHS
 
+NETWORKED = Path(__file__).parents[2] / "benchmarks" / "networked.py"
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def begin(function: str, launcher: str, restarts: int = 5) -> Run:
+    def begin(function: str, launcher: str, restarts: int = 5, file: Path = LAUNCHERS) -> Run:
         words = [f"--set=workers.{group}.restarts={restarts}" for group in ("actor", "trainer")]
-        runs.append(Run(tmp_path, function, "--layout", "given", *words, launch=f"{LAUNCHERS}:{launcher}"))
+        runs.append(Run(tmp_path, function, "--layout", "given", *words, launch=f"{file}:{launcher}"))
         runs[-1].wait_for_updates()
         return runs[-1]
 
@@ -140,6 +144,26 @@ def test_a_host_that_is_back_in_time_keeps_its_share_until_it_is_told_to_leave(
     assert status == 143, text
     assert run.summary()["status"] == "interrupted" and len(events(run, "died")) == len(died) + 2
     run.nothing_is_left()
+
+
+def test_a_host_that_is_back_gets_its_share_from_a_stand_in_that_leaves_in_order(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NETWORK, json.dumps([LOOPBACK, {"b": [LOOPBACK]}]))
+    run = start("cartpole", "ReturningOnceTold", restarts=2, file=NETWORKED)
+    agents(run)["b"].kill()
+    wait_until(lambda: len(events(run, "lives")) >= 2, 120, "its workers live again with the runner")
+    goes_on(run)
+    died, gone, (_, begun) = events(run, "died"), events(run, "lost"), lost(run)
+    (run.folder / "back").touch()
+    wait_until(lambda: len(events(run, "lives")) >= 4, 120, "they live again on their own host")
+    goes_on(run)
+    told = [event.cause for event in events(run, "died")[len(died) :]]
+    assert told == ["its host b is back, and has it again"] * 2
+    # what was sent has come, and what was begun is void: a sample of 64 rows at most
+    assert events(run, "lost") == gone and 0 <= lost(run)[1] - begun <= 64
+    assert agents(run).keys() == {"b", "b#2"} and set(homes(run).values()) == {"b", "runner"}
+    ends_cleanly(run)
 
 
 def test_a_runner_that_is_stopped_for_a_while_loses_no_host(start: Callable[..., Run]) -> None:

@@ -326,6 +326,23 @@ def test_a_run_stays_where_what_was_to_be_begun_anew_is_no_job(
     assert (run / "config.json").read_text() == "a run that was"
 
 
+@pytest.mark.parametrize(("words", "seconds"), [([], 120), (["--algorithm", "dqn"], 240)])
+def test_a_job_is_told_of_its_end_so_early_that_all_can_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], seconds: int
+) -> None:
+    """A replay memory, which is kept, may be tens of GB."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    words = ["train", "CartPole-v1", *words, "--launch", "slurm", "--script", "--run-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["tidemill", *words])
+    said = CliRunner().invoke(app, words).output
+    assert f"#SBATCH --signal=B:USR1@{seconds}\n" in said
+    assert slurm_job.notice_of(tmp_path) == 120
+    (tmp_path / slurm_job.SCRIPT).write_text(said)
+    assert slurm_job.notice_of(tmp_path) == seconds  # also where that run is gone on with
+    short = CliRunner().invoke(app, [*words, "--time", str(seconds // 60)]).output
+    assert f"so that it must have {seconds // 60 + 1} minutes at least" in short
+
+
 def test_a_run_that_is_begun_anew_leaves_the_job_its_files(tmp_path: Path) -> None:
     over = "JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0"
     for name, text in (("sbatch", "echo 7"), ("scontrol", f"echo {over}")):

@@ -240,7 +240,7 @@ def train(
 
         experiment.check()
         folder = run_dir or (Path("runs") / experiment.name if script else new_folder(experiment))
-        raise typer.Exit(job.submit(folder, hosts, launch, experiment.trained(), anew))
+        raise typer.Exit(job.submit(folder, hosts, launch, experiment, anew))
     result = run(
         experiment,
         launch=launch,

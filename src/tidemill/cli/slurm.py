@@ -4,13 +4,17 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code_loading import without_arguments
+
+if TYPE_CHECKING:  # a command that runs nothing begins sooner without it
+    from tidemill.api.experiment import Experiment
 
 Time = Annotated[
     str | None, typer.Option(help="With --launch slurm: the job's time, as Slurm writes it: 2:00:00.")
@@ -54,14 +58,19 @@ class JobOptions:
                     raise ConfigError(f"--{name.replace('_', '-')} goes with --launch slurm alone")
 
     def submit(
-        self, run: Path, hosts: int | None, launch: str = "", policies: Sequence[str] = (), anew: bool = False
+        self,
+        run: Path,
+        hosts: int | None,
+        launch: str = "",
+        experiment: "Experiment | None" = None,
+        anew: bool = False,
     ) -> int:
         """Submit this very command as a job, and follow it; return its exit status. What
         cannot be submitted leaves all as it was.
 
-        launch, policies: of a run that begins, by what it goes on once the job is queued
-            again, and those that must have checkpoints then; one that goes on has none,
-            and keeps its words
+        launch, experiment: of a run that begins, by what it goes on once the job is
+            queued again, and whose policies must have checkpoints then; one that goes on
+            has none, and keeps its words
         anew: put the run aside that is there
         """
         from tidemill.launchers import slurm_job
@@ -73,6 +82,13 @@ class JobOptions:
         first = [word for word in sys.argv[1:] if word not in ("--script", "--anew")]
         if first[:1] == ["train"] and not any(word.partition("=")[0] == "--run-dir" for word in first):
             first += ["--run-dir", str(run)]
+        if experiment is None:
+            policies, notice_s = list[str](), slurm_job.notice_of(run)
+        else:
+            policies = experiment.trained()
+            # some workers may take long to save
+            longest = max((config.farewell_s for _, config in experiment.members()), default=0.0)
+            notice_s = slurm_job.NOTICE_S + ceil(longest)
         job = slurm_job.SlurmJob(
             run,
             first,
@@ -84,6 +100,7 @@ class JobOptions:
             self.cpus_per_host,
             self.gpus_per_host,
             self.sbatch,
+            notice_s,
         )
         if self.script:
             print(slurm_job.script(job, os.getcwd(), sys.executable), end="")

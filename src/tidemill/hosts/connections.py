@@ -5,6 +5,7 @@ listens lets in the one key that is on its list for this connection. A connectio
 socket of its own at each end, so that closing it ends that connection and no other.
 """
 
+import select
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -80,15 +81,25 @@ class HostConnection:
     """A connection is one end of an encrypted line to one other host.
 
     socket: its socket, which is another one after each call
+    descriptor: what wakes whoever is to read, -1 while it is not open
     name: what errors call it, also the name under which it is let in
     open: whether it waits to be called, or calls
     """
 
     socket: "zmq.Socket[bytes]"
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: Keys, name: str, thread: int) -> None:
-        """`thread`: which of the context's threads carries it."""
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        keys: Keys,
+        name: str,
+        thread: int,
+        poll: select.epoll,
+    ) -> None:
+        """`thread`: which of the context's threads carries it. `poll`: where its
+        descriptor is registered while it is open."""
         self._context, self._keys, self.name, self._thread = context, keys, name, thread
+        self._poll, self.descriptor, self._unread = poll, -1, False
         self._prefix: list[bytes] = []
         self._monitor: zmq.Socket[bytes] | None = None
         self._admitted: tuple[Door, bytes] | None = None
@@ -109,7 +120,17 @@ class HostConnection:
             zmq.IPV6: 1,
         }
         _set(socket, options)
+        self.descriptor, self._unread = socket.fileno(), True
+        self._poll.register(self.descriptor, select.EPOLLIN)
         return socket
+
+    @property
+    def unread(self) -> bool:
+        """Whether something is to be read of which its descriptor tells nothing any more:
+        ZeroMQ takes note of what has come whenever it is called, to send, say."""
+        if self._unread:
+            self._unread = self.open and bool(int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN)
+        return self._unread
 
     def listen(self, address: str, door: Door, key: bytes) -> int:
         """Wait to be called at `address` by whoever has this public key, and by nobody
@@ -168,6 +189,7 @@ class HostConnection:
         """Send a message. False where nobody is connected, who will say hello again."""
         if not self.open:
             return False
+        self._unread = True
         try:  # copied: to have ZeroMQ tell when it needs a frame no more takes longer
             self.socket.send_multipart([*self._prefix, *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -179,14 +201,16 @@ class HostConnection:
     def receive(self, hear: Callable[[Sequence[zmq.Frame]], None], most: int) -> None:
         """Hand the frames of what has come to `hear`, a message at a time and not more
         than `most` of them."""
+        self._unread = True
         for _ in range(most):
+            if not self.unread:  # asked before: what ZeroMQ raises takes as long as a message
+                return
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            except zmq.Again:  # who had sent it has hung up
                 return
             hear(frames[len(self._prefix) :])
-            if not self.open:
-                return
+            self._unread = True
 
     def close(self) -> None:
         """Hang up, and be called no more."""
@@ -198,5 +222,6 @@ class HostConnection:
             if door.admitted.get(self.name.encode()) == key:  # no other host has the name by now
                 del door.admitted[self.name.encode()]
         if self.open:
+            self._poll.unregister(self.descriptor)  # ZeroMQ closes it, but later
             self.socket.close(0)
-            self.open = False
+            self.open, self.descriptor = False, -1

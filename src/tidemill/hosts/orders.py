@@ -1,11 +1,11 @@
 """What the runner orders of a host's agent, and what the agent reports: typed msgpack,
 nothing else is understood. It goes in `Words`, which come once and in order.
 
-Down: `Listen`, `CallHost`, `Measure`, `Work`, `Part`, `Revive`, `Vacate`, `HoldAgent`,
-`IntroduceAgent`, `LetGo`, `ForgetAgent`, `KnownVersions`, `VersionPart`, `Speak`, `Ask`,
-`Close`. Up: `Here`, `Listening`, `ProbeAnswer`, `Launched`, `Parted`, `WantVersion`,
-`Vacated`, `AgentKey`, `AgentEnded`, `Speak`, `Logged`, `Traffic`, `WorkerGone`,
-`Whereabouts`, `Leaving`, `Closed`.
+Down: `Listen`, `CallHost`, `Measure`, `Work`, `RunEnds`, `Part`, `Revive`, `Vacate`,
+`HoldAgent`, `IntroduceAgent`, `LetGo`, `ForgetAgent`, `KnownVersions`, `VersionPart`,
+`Speak`, `Ask`, `Leave`, `Close`. Up: `Here`, `Listening`, `Called`, `ProbeAnswer`,
+`Launched`, `Parted`, `WantVersion`, `Vacated`, `AgentKey`, `AgentEnded`, `Speak`,
+`Logged`, `Traffic`, `WorkerGone`, `Whereabouts`, `Leaving`, `Closed`.
 """
 
 from typing import TypeVar
@@ -78,6 +78,13 @@ class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     address: str
     ports: Ports
     key: str
+
+
+class Called(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that agent `agent` has answered a call, or why it has not."""
+
+    agent: str
+    error: str = ""
 
 
 class SentExperiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -274,6 +281,7 @@ class Traffic(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
     edges: what has gone over each edge that leads to another host
     at: second of the host's own clock at which that was so
+    unheard: what is known of others of which nothing has been heard for a long time
     """
 
     sent: int = 0
@@ -281,6 +289,7 @@ class Traffic(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     said: int = 0
     edges: list[EdgeFlow] = []
     at: float = 0.0
+    unheard: dict[str, str] = {}
 
 
 class WorkerGone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -311,6 +320,11 @@ class Whereabouts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     condition: str
 
 
+class Leave(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The order to leave the run as upon SIGTERM: the host whose share the agent has is
+    back."""
+
+
 class Close(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to end what still lives within so many seconds, and itself."""
 
@@ -318,7 +332,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that the host is to leave the run (SIGTERM to its agent): its workers
+    """The report of an agent that is to leave the run (SIGTERM, `Leave`): its workers
     have paused, and what they had sent is there, unless that took too long. `sent`: see
     `Crossing.sent`."""
 
@@ -346,11 +360,13 @@ Order = (
     | VersionPart
     | Speak
     | Ask
+    | Leave
     | Close
 )
 Report = (
     Here
     | Listening
+    | Called
     | ProbeAnswer
     | Launched
     | Parted

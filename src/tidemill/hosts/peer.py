@@ -65,13 +65,30 @@ class Flow:
     """What has gone over an edge to another host.
 
     sent_bytes: of all lives of its writer, with what was sent again
-    under_way: whether something that its writer has committed has not come there
-    under_way_s: for how many seconds that was so
     """
 
     sent_bytes: int = 0
-    under_way: bool = False
-    under_way_s: float = 0.0
+    # seconds until now, and since when again: one value, which another thread reads
+    _under_way: tuple[float, float | None] = (0.0, None)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something that its writer has committed has not come there."""
+        return self._under_way[1] is not None
+
+    @property
+    def under_way_s(self) -> float:
+        """For how many seconds that was so."""
+        seconds, since = self._under_way
+        return seconds if since is None else seconds + now() - since
+
+    def note(self, under_way: bool) -> None:
+        """Take note of whether it is so now."""
+        seconds, since = self._under_way
+        if under_way and since is None:
+            self._under_way = seconds, now()
+        elif since is not None and not under_way:
+            self._under_way = seconds + now() - since, None
 
 
 class Peer:
@@ -108,13 +125,13 @@ class Peer:
         self.sent_bytes = self.received_bytes = self.said = self.outdated = self.hellos = 0
         self.ended = self.lost = ""
         self.flows: dict[int, Flow] = {}
-        self._noted = self.heard  # when that was looked at
         self._order = deque[int]()  # outgoing edges, the next in turn first
         self._versions: dict[int, int] = {}  # of cells that came, by edge number
         self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
         self.joined = True
         self._early_hello: Hello | None = None  # over data, when edges were not known
         self._dismissed = ""  # why the host is to be hung up on, by any thread
+        self._stirred = True  # something has come, or was asked for, since it was pumped
         self.words = Words()
         self._their_clock = self._their_clock_at = 0.0
         self._next_lease = 0.0
@@ -148,6 +165,7 @@ class Peer:
         if void:
             lives.clear()
         lives.append(life)
+        self._stirred = True
         early = self._early.get(life.number)
         if early is not None and early.epoch == life.epoch:
             try:
@@ -162,6 +180,7 @@ class Peer:
         if void:
             lives.clear()
         lives.append(life)
+        self._stirred = True
 
     def dismiss(self, why: str) -> None:
         """Have the wire hang up on it with its next turn. Any thread may."""
@@ -233,6 +252,7 @@ class Peer:
     def listen(self, line: _Line) -> None:
         """Read what has come on one of the two connections. What does not fit ends
         both."""
+        self._stirred = True
         try:
             line.connection.receive(lambda frames: self._take(line, frames), _MESSAGES)
         except SchemaError as error:
@@ -369,13 +389,21 @@ class Peer:
                     return
         due = time_now >= self._next_lease or self.words.unsaid_bytes > MOST_UNSAID_BYTES
         if self._control.answered and due:
-            self._next_lease, self.words.unsaid_bytes = time_now + LEASE_S, 0
+            # all at once, so that a host of many others is not woken for each
+            self._next_lease, self.words.unsaid_bytes = (time_now // LEASE_S + 1) * LEASE_S, 0
             echo = self._their_clock + time_now - self._their_clock_at if self._their_clock else 0.0
             self._say(self._control, Lease(time_now, echo, self.words.heard))
+
+    @property
+    def stirs(self) -> bool:
+        """Whether it is to be pumped though no worker has rung: something has come of it,
+        was asked for, or waits until its edges are known."""
+        return self._stirred or bool(self._dismissed) or (self.joined and self._early_hello is not None)
 
     def pump(self) -> None:
         """Send what there is, as far as the bytes in flight allow, an edge's piece in
         turn with others'; and tell what came and what was released."""
+        self._stirred = False
         if self._dismissed:
             self.end(self._dismissed)
             return
@@ -443,9 +471,5 @@ class Peer:
             self.flows[number].sent_bytes += len(data)
 
     def _note_flows(self) -> None:
-        before, self._noted = self._noted, now()
         for number, lives in self.outgoing.items():
-            flow = self.flows[number]
-            if flow.under_way:
-                flow.under_way_s += self._noted - before
-            flow.under_way = lives[0].under_way
+            self.flows[number].note(lives[0].under_way)

@@ -4,11 +4,11 @@ One thread turns it (`WireThread`). It sleeps on its bell, which workers ring wh
 end of such an edge, and on its sockets.
 """
 
+import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import ceil
 
 import zmq
 
@@ -39,6 +39,11 @@ class Wire:
         self.others: dict[str, Peer] = {}
         self._context = zmq.Context(_THREADS)
         self._door = Door(self._context)
+        # not ZeroMQ's poller, which asks each socket of it by calls of the system
+        self._poll = select.epoll()
+        self._waking = bell.descriptor, self._door.socket.fileno()
+        for descriptor in self._waking:
+            self._poll.register(descriptor, select.EPOLLIN)
         self._listening: dict[str, Sequence[HostConnection]] = {}
         self._before = Traffic()  # with those that were dropped
         self._tasks = deque[Callable[[], None]]()
@@ -48,7 +53,8 @@ class Wire:
         if other in self.others:
             raise ConfigError(f'host "{other}" is joined already; each host has a name of its own')
         return [
-            HostConnection(self._context, self.keys, f"{other}/{part}", i) for i, part in enumerate(PARTS)
+            HostConnection(self._context, self.keys, f"{other}/{part}", i, self._poll)
+            for i, part in enumerate(PARTS)
         ]
 
     @property
@@ -83,12 +89,13 @@ class Wire:
         return peer, ports
 
     def call(self, other: str, key: bytes, address: str, ports: tuple[int, int], joined: bool = True) -> Peer:
-        """Call host `other`, which listens at these ports and has this public key, with
-        the next turn. Return it. `joined`: see `Peer`."""
+        """Call host `other`, which listens at these ports and has this public key, and
+        have this one turn for it. Return it. `joined`: see `Peer`."""
         control, data = self._connections(other)
         peer = Peer(other, control, data, (address, ports, key))
         peer.joined = joined
         self.others = {**self.others, other: peer}
+        self.bell.ring()
         return peer
 
     def drop(self, other: str) -> None:
@@ -117,29 +124,23 @@ class Wire:
         peers = [peer for peer in self.others.values() if not peer.ended]
         for peer in peers:
             peer.tick()
-        poller = zmq.Poller()
-        poller.register(self.bell.descriptor, zmq.POLLIN)
-        poller.register(self._door.socket, zmq.POLLIN)
-        lines = {
-            line.connection.socket: (peer, line)
-            for peer in peers
-            for line in peer.lines
-            if line.connection.open
-        }
-        for socket in lines:
-            poller.register(socket, zmq.POLLIN)
+        lines = [(peer, line) for peer in peers for line in peer.lines]
+        if any(line.connection.unread for _, line in lines):
+            seconds = 0.0
         seconds = min([seconds, LEASE_S, *(peer.patience_s for peer in peers)])
-        for found, _ in poller.poll(ceil(seconds * 1000)):
-            if found == self.bell.descriptor:
-                self.bell.hear(0.0)
-            elif found is self._door.socket:
-                self._door.answer()
-            else:
-                peer, line = lines[found]
-                if not peer.ended:
-                    peer.listen(line)
+        woken = {descriptor for descriptor, _ in self._poll.poll(seconds)}
+        bell, door = self._waking
+        rang = bell in woken
+        if rang:
+            self.bell.hear(0.0)
+        if door in woken:
+            self._door.answer()
+        for peer, line in lines:
+            connection = line.connection
+            if (connection.descriptor in woken or connection.unread) and not peer.ended:
+                peer.listen(line)
         for peer in peers:
-            if not peer.ended:
+            if not peer.ended and (rang or peer.stirs):
                 peer.pump()
 
     def close(self) -> None:
@@ -147,6 +148,7 @@ class Wire:
         for peer in self.others.values():
             peer.end("this host closed")
         self._context.destroy(linger=0)
+        self._poll.close()
 
 
 class WireThread(threading.Thread):

@@ -27,6 +27,7 @@ from tidemill.hosts.orders import (
     AgentEnded,
     AgentKey,
     Ask,
+    Called,
     CallHost,
     Closed,
     ForgetAgent,
@@ -35,6 +36,7 @@ from tidemill.hosts.orders import (
     IntroduceAgent,
     Introduction,
     Launched,
+    Leave,
     Leaving,
     LetGo,
     Listen,
@@ -95,6 +97,7 @@ class Agents:
         share
     edges: of the experiment, once there is one
     lost: what was lost with hosts
+    notices: what the user is to be told of them
     """
 
     def __init__(self, engine: HostEngine, bell: int, logs: Path | None, came: Callable[[], None]) -> None:
@@ -109,6 +112,7 @@ class Agents:
         self.kinds: dict[str, HostKind] = {}
         self.part: Callable[[str], object] = lambda _: None
         self.lost = LostSamples()
+        self.notices: list[str] = []
         self._versions = None if logs is None else VersionsSent(logs.parent / PARAMETERS)
         self._held: dict[str, StandIn] = {}  # that the runner holds itself
         self.edges: Sequence[Edge] = ()
@@ -191,7 +195,8 @@ class Agents:
 
     def _join(self, agent: KnownAgent) -> Iterator[None]:
         """Have an agent call those that are there, and whose workers have edges in common
-        with its share's."""
+        with its share's, and wait until they have answered."""
+        called = list[KnownAgent]()
         for host in neighbours(self.edges, self._places, agent.share):
             share = self.shares.get(host)
             if share is None or (other := share.agent) is None or other is agent:
@@ -200,6 +205,21 @@ class Agents:
             yield from self._until(other, f"wait for {agent.name}", lambda o: agent.name in o.listening)
             ports, started = other.listening[agent.name].ports, other.started
             self.tell(agent, CallHost(other.name, started.address, ports, started.key.decode()))
+            called.append(other)
+        for other in called:
+            yield from self._reaches(agent, other)
+
+    def _reaches(self, agent: KnownAgent, other: KnownAgent) -> Iterator[None]:
+        """Yield until another agent has answered the call of an agent. Raises
+        `RunError`."""
+        yield from self._until(agent, f"call {other.name}", lambda agent: other.name in agent.called)
+        if error := agent.called[other.name].error:
+            ports = " and ".join(map(str, other.listening[agent.name].ports))
+            raise RunError(
+                f"host {agent.home} does not reach host {other.home} at {other.started.address}, ports "
+                f"{ports}: {error[:200]}; both reach {self._engine.own_address}: let connections between the "
+                "two through, or leave one of them out"
+            )
 
     def _until(
         self, agent: KnownAgent, what: str, done: Callable[[KnownAgent], bool], seconds: float = JOIN_S
@@ -271,6 +291,17 @@ class Agents:
                 self._greet(share.host, share.host, None, started, introduce)
             self._give_back(share)
 
+    def _note_unheard(self, agent: KnownAgent, unheard: Mapping[str, str]) -> None:
+        """Take note, for the user, of others that a host does not hear any more, or hears
+        again."""
+        before, homes = agent.traffic.unheard, {a.name: a.home for a in self.known.values()}
+        for name in homes.keys() & (unheard.keys() ^ before.keys()):
+            if (why := unheard.get(name)) is not None:
+                said = f"does not hear host {homes[name]}: {why[:200]}; what goes between the two waits"
+            else:
+                said = f"hears host {homes[name]} again"
+            self.notices.append(f"host {agent.home} {said}")
+
     def _send_versions(self, agent: KnownAgent) -> None:
         if self._versions is None:
             return
@@ -307,6 +338,7 @@ class Agents:
                 self._keep_log(agent, report)
             case Traffic(edges=edges):
                 self._checks.flows(agent.share, edges)
+                self._note_unheard(agent, report.unheard)
                 agent.traffic = report
             case Here():
                 agent.here = report
@@ -314,6 +346,8 @@ class Agents:
                     self._take_in(agent, own)
             case Listening(name) if name in self.known:
                 agent.listening[name] = report
+            case Called(name):
+                agent.called[name] = report
             case ProbeAnswer():
                 agent.measured = report
             case Launched(error):
@@ -345,7 +379,9 @@ class Agents:
             case Leaving(sent):
                 self._checks.lives(agent.share, [each[:2] for each in sent])
                 self.lost.sent(agent.share, sent, self.edges)
-                self._lose(agent, "it leaves", f"its host {agent.home} was told to leave (SIGTERM)")
+                self._lose(
+                    agent, "it leaves", agent.leaves or f"its host {agent.home} was told to leave (SIGTERM)"
+                )
             case Closed():
                 agent.closed = True
             case Speak() | WorkerGone() if agent.lost or share is None:
@@ -422,13 +458,14 @@ class Agents:
                 share.refused.add(share.host)
 
     def _give_back(self, share: Share) -> None:
-        """Take a share from its stand-in, once that has begun, where its own host is
+        """Have the stand-in of a share leave, once that has begun, where its own host is
         there again."""
         own, other = self.known.get(share.host), share.agent
         if other is None or other.launched is None or other.home == share.host or share.host in share.refused:
             return
-        if own is not None and own.here is not None and not own.lost:
-            self._lose(other, "it is let go", f"its host {share.host} is back, and has it again")
+        if own is not None and own.here is not None and not (own.lost or other.leaves):
+            other.leaves = f"its host {share.host} is back, and has it again"
+            self.tell(other, Leave())
 
     def _forget(self, agent: KnownAgent) -> None:
         """Have no more to do with an agent that is lost."""
@@ -438,6 +475,7 @@ class Agents:
             self._versions.forget(agent.name)
         for other in self.known.values():  # also of those whom it had not met when it was lost
             other.listening.pop(agent.name, None)
+            other.called.pop(agent.name, None)
             self.tell(other, ForgetAgent(agent.name))
         if agent.holder == RUNNER:
             self._held.pop(agent.name).let_go()

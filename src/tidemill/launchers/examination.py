@@ -20,7 +20,7 @@ from tidemill.core.memory import LocalSegment, available
 from tidemill.core.schema import Field
 from tidemill.hosts.messages import PIECE_BYTES
 from tidemill.hosts.orders import Introduction
-from tidemill.hosts.peer import now
+from tidemill.hosts.peer import IN_FLIGHT_BYTES, now
 from tidemill.hosts.pumps import IncomingChannel, OutgoingChannel
 from tidemill.hosts.wire import Wire
 from tidemill.nets.choose_device import visible_gpus
@@ -33,7 +33,7 @@ SECONDS = 0.5
 REACH_S = 8.0
 """Seconds that two hosts have to reach each other."""
 ALONE_S = 15.0  # seconds without a word of the runner after which a host gives up
-_SLOTS = 16  # of `PIECE_BYTES`, as many as may be in flight
+_SLOTS = 2 * IN_FLIGHT_BYTES // PIECE_BYTES  # so that what is in flight bounds it
 T = TypeVar("T")
 
 

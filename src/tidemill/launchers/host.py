@@ -37,6 +37,7 @@ from tidemill.hosts.orders import (
     AgentEnded,
     AgentKey,
     Ask,
+    Called,
     CallHost,
     Close,
     Closed,
@@ -47,6 +48,7 @@ from tidemill.hosts.orders import (
     Introduction,
     KnownVersions,
     Launched,
+    Leave,
     Leaving,
     LetGo,
     Listen,
@@ -93,6 +95,7 @@ PAUSE_S = 5.0
 ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
+_CALL_S = 30.0  # seconds in which another agent is to answer a call
 _CALM_S = 1.0  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
 _LOOK_S = 0.05  # seconds between two looks where nothing wakes this
@@ -140,6 +143,7 @@ class HostAgent:
         self._resting: set[str] = set()  # workers that have paused since
         self._rested = False  # all had, when it was looked whether what they have sent is there
         self._unsent: dict[str, tuple[int, int]] = {}  # see `Vacated`
+        self._calling: dict[str, float] = {}  # agents, and until when each is to answer
         self._held: dict[str, StandIn] = {}  # by name
         self._told: set[str] = set()  # those of them of which the runner was told
         self._over = False
@@ -168,6 +172,7 @@ class HostAgent:
             self._hear()
             self._pause_alone()
             self._look_at_measurement()
+            self._look_at_calls()
             self._look_at_held()
             if self._workers is not None:
                 self._listen(self._workers)
@@ -184,10 +189,10 @@ class HostAgent:
     @property
     def _patience_s(self) -> float:
         """Seconds until it is looked again at what nobody is woken by: versions that are
-        wanted, an agent that is being started, a runner that is silent, what is to arrive
-        before this one leaves."""
+        wanted, an agent that is called or being started, a runner that is silent, what is
+        to arrive before this one leaves."""
         waits = self._peer.silence_s > SILENCE_S or self.terminated or self._mirror is not None
-        return _LOOK_S if waits or self._held.keys() - self._told else LEASE_S
+        return _LOOK_S if waits or self._calling or self._held.keys() - self._told else LEASE_S
 
     def close(self) -> None:
         """End whatever still lives."""
@@ -232,6 +237,7 @@ class HostAgent:
                 self._report(Listening(agent, ports))
             case CallHost(agent, address, ports, key):
                 self._wire.call(agent, key.encode(), address, ports, joined=False)
+                self._calling[agent] = monotonic() + _CALL_S
             case RunEnds(ends):
                 self._run_ends = ends
                 if ends:
@@ -264,6 +270,8 @@ class HostAgent:
             case VersionPart(policy, version, data, whole):
                 if self._mirror is not None:
                     self._want(self._mirror.take_part(policy, version, data, whole))
+            case Leave():
+                self.terminated, self._leaves_at = True, monotonic() + _LEAVE_S
             case Close(seconds):
                 if self._workers is not None:
                     self._workers.launcher.close(seconds)
@@ -311,6 +319,17 @@ class HostAgent:
         if self._measurement is not None and self._measurement.measured is not None:
             self._report(self._measurement.measured)
             self._measurement = None
+
+    def _look_at_calls(self) -> None:
+        """Report which agents have answered, and which have not in time."""
+        for name, deadline in list(self._calling.items()):
+            peer = self._wire.others.get(name)
+            if peer is not None and not (peer.hellos or peer.ended) and monotonic() < deadline:
+                continue
+            del self._calling[name]
+            if peer is not None:
+                silent = peer.ended or peer.lost or f"it does not answer within {_CALL_S:.0f} s"
+                self._report(Called(name, "" if peer.hellos else silent))
 
     def _launch(self, order: Work) -> str:
         """Start the workers; return why that cannot be, or ""."""
@@ -381,7 +400,13 @@ class HostAgent:
     def _tell_traffic(self, workers: HostWorkers) -> None:
         if monotonic() >= self._next_traffic:
             self._next_traffic = monotonic() + _TRAFFIC_S
-            self._report(msgspec.structs.replace(self._wire.traffic, edges=workers.flows(), at=now()))
+            unheard = {
+                name: peer.lost or f"it has not been heard for {peer.silence_s:.0f} s"
+                for name, peer in self._wire.others.items()
+                if peer.silence_s > ALONE_S
+            }
+            traffic = self._wire.traffic
+            self._report(msgspec.structs.replace(traffic, edges=workers.flows(), at=now(), unheard=unheard))
 
     def _pause_alone(self) -> None:
         """Pause what runs while nothing is heard of the runner: it may take this host for

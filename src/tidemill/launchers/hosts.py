@@ -257,7 +257,10 @@ class HostsLauncher(Launcher):
         return self._agents.lost.take()
 
     def notices(self) -> Sequence[str]:
-        return self._own.launcher.notices() if self._own is not None else ()
+        if self._own is None or self._agents is None:
+            return ()
+        told, self._agents.notices = self._agents.notices, []
+        return [*told, *self._own.launcher.notices()]
 
     def ready(self, workers: Sequence[str]) -> bool:
         assert self._own is not None and self._agents is not None

@@ -9,6 +9,7 @@ from tidemill.api.launcher import ProbeAnswer
 from tidemill.api.transport import Link
 from tidemill.hosts.orders import (
     AgentKey,
+    Called,
     Here,
     Launched,
     Listening,
@@ -31,6 +32,9 @@ class KnownAgent:
     holder: the agent that holds it, or the runner; None: the engine
     here: what its host has, once it has told
     share: the host whose share it has, "" for none
+    listening, called: what it has told of agents that it waits for, and that it was to
+        call, by name
+    leaves: why it was told to leave, "" as long as it was not
     lost: why it is given up, "" as long as it is not
     held: what it has told of agents that it is asked to hold, by name
     how: how it ended, of one that another agent holds
@@ -48,6 +52,8 @@ class KnownAgent:
     here: Here | None = None
     share: str = ""
     listening: dict[str, Listening] = field(default_factory=dict)
+    called: dict[str, Called] = field(default_factory=dict)
+    leaves: str = ""
     answer: Whereabouts | None = None
     launched: Launched | None = None
     closed: bool = False

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -22,10 +23,11 @@ CONFIG = "config.json"  # of the run (`run/folder.py`)
 SCRIPT, LOG, JOB = "slurm.sh", "slurm.log", "slurm.job"
 """In the run's folder: the batch script, what the job writes, and its number."""
 NOTICE_S = 120
-"""Seconds before the end of its time at which a job is told: enough for a checkpoint."""
-LEAST_S = 180
-"""Seconds that a job must have: it is to train a while, and Slurm may tell it of its end
-a minute sooner."""
+"""Seconds before the end of its time at which a job is told, besides those that its
+workers may take longer than others to save."""
+TRAINS_S = 60
+"""Seconds that a job must have besides: it is to train a while, and Slurm may tell it of
+its end a minute sooner."""
 SOON_S = 30
 """Seconds after its start in which a job that is told of its end is not queued again: it
 would be for ever, and never train."""
@@ -65,6 +67,7 @@ class SlurmJob:
         that no other job shares
     time, partition: as Slurm writes them; None: as the site has it
     sbatch: further options, as "--account=x"
+    notice_s: seconds before the end of its time at which it is told
     """
 
     run: Path
@@ -77,6 +80,7 @@ class SlurmJob:
     cpus_per_host: int | None = None
     gpus_per_host: int | None = None
     sbatch: Sequence[str] = ()
+    notice_s: int = NOTICE_S
 
 
 def script(job: SlurmJob, folder: str, python: str) -> str:
@@ -95,7 +99,7 @@ def script(job: SlurmJob, folder: str, python: str) -> str:
         *([f"--partition={job.partition}"] if job.partition is not None else []),
         f"--output={job.run / LOG}",
         "--open-mode=append",
-        f"--signal=B:USR1@{NOTICE_S}",
+        f"--signal=B:USR1@{job.notice_s}",
         "--requeue",
         "--no-kill",  # a node that is lost ends no job: its workers live again elsewhere
         *job.sbatch,
@@ -107,10 +111,12 @@ def script(job: SlurmJob, folder: str, python: str) -> str:
         raise ConfigError(
             f"{job.run}: Slurm wants a path without spaces, quotes, % and \\; name one with --run-dir"
         )
-    if 0 < _asked(job.time) < LEAST_S:
+    least_s = job.notice_s + TRAINS_S
+    if 0 < _asked(job.time) < least_s:
+        minutes = ceil(least_s / 60)
         raise ConfigError(
-            f"--time {job.time}: a job is told {NOTICE_S} s before its end that it is to save and be queued "
-            f"again, so that it must have {LEAST_S // 60} minutes at least: --time {LEAST_S // 60}"
+            f"--time {job.time}: a job is told {job.notice_s} s before its end that it is to save and be "
+            f"queued again, so that it must have {minutes} minutes at least: --time {minutes}"
         )
     lines = "\n".join(f"#SBATCH {option}" for option in options)
     run = shlex.quote(str(job.run))
@@ -210,6 +216,15 @@ def submit(job: SlurmJob) -> str:
     with open(job.run / JOB, "w", opener=private) as file:
         file.write(f"{number}\n")
     return number
+
+
+def notice_of(run: Path) -> int:
+    """Return how many seconds before its end the job was to be told that a run was
+    submitted as last; of one that was not, what most runs have."""
+    with suppress(OSError):
+        if said := re.search(rb"--signal=B:USR1@(\d{1,6})\n", read_plain(run / SCRIPT)):
+            return int(said[1])
+    return NOTICE_S
 
 
 def job_of(run: Path) -> str:
