@@ -192,6 +192,10 @@ PARTS: dict[str, dict[str, Part]] = {
         "folder": Part(
             "a host that does not see the folder, and must", faults.host_lacks("BlindHost"), ENDS, times=1
         ),
+        "apart": Part(
+            "two hosts that do not reach each other", faults.host_lacks("Networked", apart=(1, 2),
+            made=(faults.OF_FAULTS + "apart", "--place=actor=h1", "--place=server=h2")), ENDS, times=1,
+        ),
         "gpus": Part(
             "fewer GPUs than are asked for", faults.host_lacks("OneGpu", "--set=workers.trainer.device=cuda",
             "--layout=given"), ENDS, times=1,

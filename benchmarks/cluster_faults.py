@@ -6,9 +6,10 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
+from typing import Any
 
 import psutil
 from cluster_runs import IDENTIFIED, WELL, ClusterRun, Figures, running
@@ -16,6 +17,7 @@ from fault_rows.deaths import after
 from fault_rows.row import Seen
 from fault_rows.runs import EXPERIMENTS, BrokenPromise, marked, processes
 from fault_rows.signals import says_so
+from networks import Network
 
 Measure = Callable[[Random, bool], Iterator[Figures]]
 OF_FAULTS, ROWS = f"{EXPERIMENTS}:", f"{IDENTIFIED}:rows_apart"
@@ -214,26 +216,34 @@ LACKS = {
     r"put it where all hosts see it",
     "OneGpu": r"more GPUs are asked for than there are: trainer-0 .* needs one of its own, and host runner "
     r"has none; host h1 has 1, which trainer-1 took; host h2 has none; take hosts that have more",
+    "Networked": r"host h2 does not reach host h1 at [\d.]+, ports \d+ and \d+: .* both reach [\d.]+: let "
+    r"connections between the two through",
 }
 
 
-def host_lacks(launcher: str, *words: str) -> Measure:
-    """Return what has a host that cannot do its share: one error names it. `words`: more
-    of the command."""
+EQUAL = (OF_FAULTS + "equal", "--place=trainer-1=h1", "--place=actor-1=h1")
+
+
+def host_lacks(launcher: str, *words: str, made: Sequence[str] = EQUAL, apart: Sequence[int] = ()) -> Measure:
+    """Return what has a host that cannot do its share: one error names it. `made`: the
+    experiment, and who is placed where. `words`: more of the command. `apart`: two hosts
+    that do not reach each other."""
 
     def measure(draw: Random, short: bool) -> Iterator[Figures]:
         at = time.monotonic()
-        with running(2, OF_FAULTS + "equal", "--place=trainer-1=h1", "--place=actor-1=h1", *words,
-                     launcher=launcher, CUDA_VISIBLE_DEVICES="") as (_, run):  # fmt: skip
-            status = run.ended(120.0)
-            told = time.monotonic() - at
-            left = run.gone(time.monotonic())
-            said = re.sub(r"[\s│|]+", " ", run.output)
-            if status != 1 or not re.search(LACKS[launcher], said):
-                raise BrokenPromise(f"status {status}: {said[-600:]}")
-            if run.output.count("host h1") > 1 or (run.path / "checkpoints").exists():
-                raise BrokenPromise(f"more than one error, or it has begun: {said[-600:]}")
-            yield {"refused": told, "nothing left": left}
+        with Network(3) as network:
+            network.set(apart=[apart])
+            given: dict[str, Any] = {"network": network, "launcher": launcher, "CUDA_VISIBLE_DEVICES": ""}
+            with running(2, *made, *words, **given) as (_, run):
+                status = run.ended(120.0)
+                told = time.monotonic() - at
+                left = run.gone(time.monotonic())
+                said = re.sub(r"[\s│|]+", " ", run.output)
+                if status != 1 or not re.search(LACKS[launcher], said):
+                    raise BrokenPromise(f"status {status}: {said[-600:]}")
+                if run.output.count("host h1") > 1 or (run.path / "checkpoints").exists():
+                    raise BrokenPromise(f"more than one error, or it has begun: {said[-600:]}")
+                yield {"refused": told, "nothing left": left}
 
     return measure
 

@@ -92,8 +92,8 @@ class Network:
     def set(self, **line: Any) -> dict[str, int]:
         """Change what the switch does from now on: `delay` (s), `loss` (a share of
         frames), `rate` (bytes/s that a host can send; None: as many as it can),
-        `cut` (numbers of the hosts that are cut off). Return how many frames it carried
-        and lost."""
+        `cut` (numbers of the hosts that are cut off), `apart` (pairs of numbers, of hosts
+        that do not reach each other). Return how many frames it carried and lost."""
         assert self._switch.stdin is not None
         self._switch.stdin.write(json.dumps(line).encode() + b"\n")
         self._switch.stdin.flush()
@@ -184,6 +184,7 @@ class Switch:
         self.delay = self.loss = 0.0
         self.rate: float | None = None
         self.cut: Sequence[int] = ()
+        self.apart: Sequence[Sequence[int]] = ()
         self.frames = self.lost = 0
         self._chance = random.Random(0)
         self._under_way: list[tuple[float, int, int, bytes]] = []  # due, number, to whom
@@ -231,7 +232,8 @@ class Switch:
 
     def _carry(self, host: int, other: int, frame: bytes) -> None:
         self.frames += 1
-        if host in self.cut or other in self.cut or self._chance.random() < self.loss:
+        cut = host in self.cut or other in self.cut or any({host, other} == {*pair} for pair in self.apart)
+        if cut or self._chance.random() < self.loss:
             self.lost += 1
             return
         now = time.monotonic()
