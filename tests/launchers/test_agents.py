@@ -26,7 +26,7 @@ from tidemill.hosts.orders import (
     Here,
     Introduction,
     Launched,
-    Leave,
+    LeaveRun,
     Leaving,
     Listening,
     Measure,
@@ -181,7 +181,7 @@ def test_a_stand_in_has_its_share_until_it_has_left_for_the_host_that_is_back(to
     other.peer.words.tell = orders.append  # type: ignore[method-assign]
     for _ in range(3):
         told.agents.hear()
-    assert orders == [pack(Leave())] and share.agent is other and not share.links["actor-0"].gone
+    assert orders == [pack(LeaveRun())] and share.agent is other and not share.links["actor-0"].gone
     told.agents._take(other, Leaving())
     assert share.agent is None and share.moves and share.links["actor-0"].gone
     assert share.lost == "its host b is back, and has it again"

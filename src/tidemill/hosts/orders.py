@@ -3,7 +3,7 @@ nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Measure`, `Work`, `RunEnds`, `Part`, `Revive`, `Vacate`,
 `HoldAgent`, `IntroduceAgent`, `LetGo`, `ForgetAgent`, `KnownVersions`, `VersionPart`,
-`Speak`, `Ask`, `Leave`, `Close`. Up: `Here`, `Listening`, `Called`, `ProbeAnswer`,
+`Speak`, `Ask`, `LeaveRun`, `Close`. Up: `Here`, `Listening`, `Called`, `ProbeAnswer`,
 `Launched`, `Parted`, `WantVersion`, `Vacated`, `AgentKey`, `AgentEnded`, `Speak`,
 `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`, `Leaving`, `Closed`.
 """
@@ -320,7 +320,7 @@ class Whereabouts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     condition: str
 
 
-class Leave(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class LeaveRun(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The order to leave the run as upon SIGTERM: the host whose share the agent has is
     back."""
 
@@ -332,7 +332,7 @@ class Close(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report of an agent that is to leave the run (SIGTERM, `Leave`): its workers
+    """The report of an agent that is to leave the run (SIGTERM, `LeaveRun`): its workers
     have paused, and what they had sent is there, unless that took too long. `sent`: see
     `Crossing.sent`."""
 
@@ -360,7 +360,7 @@ Order = (
     | VersionPart
     | Speak
     | Ask
-    | Leave
+    | LeaveRun
     | Close
 )
 Report = (

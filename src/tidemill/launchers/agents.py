@@ -36,7 +36,7 @@ from tidemill.hosts.orders import (
     IntroduceAgent,
     Introduction,
     Launched,
-    Leave,
+    LeaveRun,
     Leaving,
     LetGo,
     Listen,
@@ -465,7 +465,7 @@ class Agents:
             return
         if own is not None and own.here is not None and not (own.lost or other.leaves):
             other.leaves = f"its host {share.host} is back, and has it again"
-            self.tell(other, Leave())
+            self.tell(other, LeaveRun())
 
     def _forget(self, agent: KnownAgent) -> None:
         """Have no more to do with an agent that is lost."""

@@ -48,7 +48,7 @@ from tidemill.hosts.orders import (
     Introduction,
     KnownVersions,
     Launched,
-    Leave,
+    LeaveRun,
     Leaving,
     LetGo,
     Listen,
@@ -270,7 +270,7 @@ class HostAgent:
             case VersionPart(policy, version, data, whole):
                 if self._mirror is not None:
                     self._want(self._mirror.take_part(policy, version, data, whole))
-            case Leave():
+            case LeaveRun():
                 self.terminated, self._leaves_at = True, monotonic() + _LEAVE_S
             case Close(seconds):
                 if self._workers is not None:
