@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from benchmarks.shares import NoShare, share_in
 from tests.launchers.host_launchers import LOOPBACK
 from tests.run.watching import wait_until
 
@@ -29,6 +30,7 @@ from tidemill.hosts.orders import (
     LeaveRun,
     Leaving,
     Listening,
+    Logged,
     Measure,
     Parted,
     Report,
@@ -77,6 +79,10 @@ class Told:
         share = self.agents.shares["b"] = Share("b", self.agent, given=True)
         share.links["actor-0"] = HostLink("actor-0", lambda _: None, 1)  # of its second life
 
+    def end(self) -> None:
+        self.agents.end()
+        os.close(self.bell)
+
     def meet(self, name: str, holder: str | None) -> KnownAgent:
         key = Keys.new().public
         peer, _ = self.agents.wire.listen(name, key, LOOPBACK, joined=False)
@@ -89,8 +95,7 @@ class Told:
 def told(tmp_path: Path) -> Iterator[Told]:
     made = Told(tmp_path)
     yield made
-    made.agents.end()
-    os.close(made.bell)
+    made.end()
 
 
 @pytest.mark.parametrize("how", ["its agent ended", ""])
@@ -226,6 +231,30 @@ def test_who_wants_versions_on_and_on_gets_one_part_at_a_time(told: Told, tmp_pa
     told.agents._take(told.agent, Launched(draws=True))  # another share: its copy begins anew
     told.agents.hear()
     assert orders[2] == orders[0]
+
+
+def test_a_share_that_hangs_holds_no_runner_up_and_gets_all_logs_once_it_answers(tmp_path: Path) -> None:
+    try:
+        with share_in(tmp_path) as share:
+            told = Told(share.place)
+            agents, log = told.agents, share.place / "logs" / "actor-0.log"
+            agents._processes, agents._disk.seconds = [["actor-0"]], 0.1
+            told.agents._take(told.agent, Launched(draws=True))
+            share.stop()
+            try:
+                for text in (b"one ", b"two ", b"three"):
+                    agents._take(told.agent, Logged("actor-0.log", text))
+                    agents._take(told.agent, WantVersion("p", 1, 0))
+                    agents.hear()
+                assert agents._disk.hangs and told.agent.wanted is not None
+            finally:
+                share.go_on()
+            wait_until(lambda: not agents._disk.busy, 60, "the share answers")
+            agents.hear()
+            assert log.read_bytes() == b"one two three" and told.agent.wanted is None
+            told.end()
+    except NoShare as error:
+        pytest.skip(str(error))
 
 
 def test_what_an_agent_tells_behind_its_end_is_not_read(told: Told) -> None:

@@ -130,6 +130,14 @@ def test_several_hosts_learn_what_processes_of_one_learn(
     assert [path.name for path in (tmp_path / "together").rglob("host-*")] == []  # they had nothing to say
 
 
+def test_a_run_that_resumes_exactly_goes_on_in_every_bit_on_fewer_hosts(tmp_path: Path) -> None:
+    alone = weights(experiment(updates=6), "processes", tmp_path / "alone")
+    weights(experiment(updates=3).replace(exact_resume=True), ThreeHosts, tmp_path / "together")
+    resume(tmp_path / "together", launch=TwoHosts, limits={"updates": 6}, quiet=True)
+    compared, differing = compare("policy", alone, read_newest(tmp_path / "together/checkpoints/policy"))
+    assert compared > 15 and differing == []
+
+
 @pytest.mark.parametrize("made", [experiment(servers=2, lag=None), replay()], ids=["served", "replay"])
 def test_policy_workers_and_replay_memories_are_joined_over_hosts(made: Experiment, tmp_path: Path) -> None:
     summary = train(made, launch=ThreeHosts, layout="given", run_dir=tmp_path / "run", quiet=True).summary

@@ -21,6 +21,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import HostKind, ProbeAnswer
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, SchemaError
+from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.private_files import private
 from tidemill.hosts.crossing import neighbours
 from tidemill.hosts.orders import (
@@ -65,7 +66,7 @@ from tidemill.launchers.known_agents import KnownAgent, Share
 from tidemill.launchers.lost_samples import LostSamples
 from tidemill.launchers.own_files import MOST_LOGGED_BYTES
 from tidemill.launchers.placement import device_of, fit, needs_gpu
-from tidemill.launchers.processes import log_name
+from tidemill.launchers.processes import AWAY_S, log_name
 from tidemill.launchers.report_checks import ReportChecks, check_here
 from tidemill.launchers.stand_in import StandIn
 from tidemill.launchers.versions_sent import VersionsSent
@@ -113,7 +114,9 @@ class Agents:
         self.part: Callable[[str], object] = lambda _: None
         self.lost = LostSamples()
         self.notices: list[str] = []
-        self._versions = None if logs is None else VersionsSent(logs.parent / PARAMETERS)
+        self._disk = FolderThread(logs or Path(), AWAY_S)  # the share that the run's folder is on may hang
+        self._versions = None if logs is None else VersionsSent(logs.parent / PARAMETERS, self._disk)
+        self._unwritten: list[tuple[Path, bytes]] = []  # of logs
         self._held: dict[str, StandIn] = {}  # that the runner holds itself
         self.edges: Sequence[Edge] = ()
         self._places: Mapping[str, str] = {}
@@ -285,6 +288,7 @@ class Agents:
                 self._look_at(agent)
                 if agent.launched is not None and agent.launched.draws and not agent.lost:
                     self._send_versions(agent)
+        self._write_logs()
         for share in self.shares.values():
             if share.host not in self.known and (started := self._engine.again(share.host)) is not None:
                 introduce = partial(self._engine.introduce, share.host)
@@ -305,12 +309,12 @@ class Agents:
     def _send_versions(self, agent: KnownAgent) -> None:
         if self._versions is None:
             return
-        wanted, agent.wanted = agent.wanted, None
         # at once where one is wanted: one that is gone stands there no more
-        if (news := self._versions.news(agent.name, now=wanted is not None)) is not None:
+        if (news := self._versions.news(agent.name, now=agent.wanted is not None)) is not None:
             self.tell(agent, news)
-        if wanted is not None:
-            self.tell(agent, self._versions.part(wanted))
+        if agent.wanted is not None and (part := self._versions.part(agent.wanted)) is not None:
+            agent.wanted = None
+            self.tell(agent, part)
 
     def _look_at(self, agent: KnownAgent) -> None:
         silence, gone = agent.peer.silence_s, agent.peer.ended or self._how_it_ended(agent)
@@ -406,8 +410,14 @@ class Agents:
             raise SchemaError(f"it tells {kept} bytes of a log called {logged.log[:100]!r}")
         agent.logged[logged.log] = kept
         if self._logs is not None:
-            with suppress(OSError), open(self._logs / logged.log, "ab", opener=private) as file:
-                file.write(logged.text)
+            self._unwritten.append((self._logs / logged.log, logged.text))
+
+    def _write_logs(self) -> None:
+        """Write what hosts have told of logs; while the disk does not answer, later."""
+        if self._unwritten and not self._disk.hangs:
+            told, self._unwritten = self._unwritten, []
+            with suppress(Unanswered):  # it is written once the disk is back
+                self._disk.do(partial(_append, told))
 
     def ask(self, share: Share, worker: str, stack: bool) -> Whereabouts:
         """Return how a worker of another host is, as far as it can be known."""
@@ -605,7 +615,14 @@ class Agents:
         """Turn the wire no more, and end what the runner holds."""
         with ExitStack() as stack:
             stack.callback(self._engine.close)
+            stack.callback(self._disk.close)
             for held in self._held.values():
                 stack.callback(held.close)
             stack.callback(self.wire.close)
             self._thread.end()
+
+
+def _append(texts: Iterable[tuple[Path, bytes]]) -> None:
+    for path, text in texts:
+        with suppress(OSError), open(path, "ab", opener=private) as file:
+            file.write(text)

@@ -62,7 +62,8 @@ _CAUSES: dict[int, str] = {  # of a process that a signal ended
 _STACK = 0.5  # seconds that a process has to write down where its threads are
 _LONGEST_STACK = 1 << 20  # bytes of that which are read
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the system lacks, and not the log
-_AWAY = 2.0  # seconds that the disk, or share, has on which logs are
+AWAY_S = 2.0
+"""Seconds that the disk, or share, has on which logs are."""
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
 
 
@@ -249,7 +250,7 @@ class ProcessesLauncher(Launcher):
                 self._temporary = temporary_folder()
             logs = Path(job.folder or self._temporary.name) / "logs"  # type: ignore[union-attr]
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._logs, self._disk = logs, FolderThread(logs, _AWAY)
+        self._logs, self._disk = logs, FolderThread(logs, AWAY_S)
         # The runner sleeps mostly, and where some take turns all wait for nobody but each
         # other, and shortly: they need not leave it a core.
         own_cores = len(processes) < cores() + any(len(names) > 1 for names in processes)

@@ -3,11 +3,13 @@ them."""
 
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from tidemill.core.config import check_name
 from tidemill.core.errors import TidemillError
+from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.untrusted_files import open_plain
 from tidemill.hosts.orders import KnownVersions, VersionPart, WantVersion
 from tidemill.store.parameter_database import ParameterDatabase
@@ -20,10 +22,11 @@ _PATIENCE_S = 0.1  # seconds for a lock of it, which the runner's thread may los
 
 
 class VersionsSent:
-    """What the runner sends of the run's parameter database, which is in `folder`."""
+    """What the runner sends of the run's parameter database, which is in `folder`.
+    `disk`: the thread that reads it, as the share that it is on may hang."""
 
-    def __init__(self, folder: Path) -> None:
-        self._database = ParameterDatabase(folder, _PATIENCE_S)
+    def __init__(self, folder: Path, disk: FolderThread) -> None:
+        self._database, self._disk = ParameterDatabase(folder, _PATIENCE_S), disk
         self._looked = float("-inf")
         self._seen: tuple[int, int] | None = None  # of the index's file, when it was read
         self._index = b""
@@ -34,7 +37,8 @@ class VersionsSent:
         `now`: look at once."""
         if now or monotonic() >= self._looked + _LOOK_S:
             self._looked = monotonic()
-            self._look()
+            with suppress(Unanswered):
+                self._disk.do(self._look)
         if not self._index or self._told.get(agent) is self._index:
             return None
         self._told[agent] = self._index
@@ -53,9 +57,14 @@ class VersionsSent:
         """Know nothing of what an agent has: it has none of it any more, or is gone."""
         self._told.pop(agent, None)
 
-    def part(self, wanted: WantVersion) -> VersionPart:
-        """Return the part of a version's file that is wanted. Whoever has all of it sees
-        whether it is whole."""
+    def part(self, wanted: WantVersion) -> VersionPart | None:
+        """Return the part of a version's file that is wanted, None as long as the disk
+        does not answer. Whoever has all of it sees whether it is whole."""
+        with suppress(Unanswered):
+            return self._disk.do(partial(self._part, wanted))
+        return None
+
+    def _part(self, wanted: WantVersion) -> VersionPart:
         policy, version, start = wanted.policy, wanted.version, wanted.start
         data, nbytes = b"", 0
         with suppress(OSError, OverflowError, TidemillError):  # it was collected meanwhile, or never was
