@@ -96,7 +96,7 @@ ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
 _CALL_S = 30.0  # seconds in which another agent is to answer a call
-_CALM_S = 1.0  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
+_CALM_S = 0.7  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
 _LOOK_S = 0.05  # seconds between two looks where nothing wakes this
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
