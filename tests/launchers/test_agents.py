@@ -193,10 +193,9 @@ def test_a_stand_in_has_its_share_until_it_has_left_for_the_host_that_is_back(to
 
 
 def test_a_host_that_does_not_reach_another_one_is_named(told: Told) -> None:
-    other = told.meet("c", None)
+    other, ports = told.meet("c", None), (5000, 5001)
     other.home = "c"
-    other.listening["b"] = Listening("b", (5000, 5001))
-    joins = told.agents._reaches(told.agent, other)
+    joins = told.agents._reaches(told.agent, other, ports)
     next(joins)
     told.agents._take(told.agent, Called("c", "it hung up"))
     with pytest.raises(
@@ -204,16 +203,73 @@ def test_a_host_that_does_not_reach_another_one_is_named(told: Told) -> None:
     ):
         next(joins)
     told.agents._take(told.agent, Called("c"))
-    assert not list(told.agents._reaches(told.agent, other))
+    assert not list(told.agents._reaches(told.agent, other, ports))
+    told.agents._take(told.agent, Called("x", "it hung up"))  # whom nobody knows
+    assert told.agent.called.keys() == {"c"}
 
 
-def test_a_host_that_does_not_hear_another_one_is_told_once_and_when_it_does_again(told: Told) -> None:
-    told.meet("c", None).home = "c"
-    for unheard in ({}, {"c": "it hung up"}, {"c": "it has not been heard for 16 s", "x": ""}, {"c": ""}, {}):
+@pytest.fixture
+def joining(told: Told) -> tuple[KnownAgent, Iterator[None]]:
+    """Host c, with which b's share has an edge, and a stand-in for b that joins it."""
+    agents = told.agents
+    agents._places = {**agents._places, "trainer-0": "c"}
+    other, stand_in = told.meet("c", None), told.meet("b#1", "b")
+    other.home = other.share = "c"
+    agents.shares["c"] = Share("c", other, given=True)
+    joins = agents._join(stand_in)
+    next(joins)
+    return other, joins
+
+
+def test_whoever_joins_a_host_that_is_lost_meanwhile_goes_on_without(
+    told: Told, joining: tuple[KnownAgent, Iterator[None]]
+) -> None:
+    other, joins = joining
+    told.agents._lose(other, "its agent ended")
+    told.agents._forget(other)
+    assert not list(joins)
+
+
+def test_whoever_joins_a_host_that_is_lost_as_it_answers_goes_on_without(
+    told: Told, joining: tuple[KnownAgent, Iterator[None]]
+) -> None:
+    other, joins = joining
+    told.agents._take(other, Listening("b#1", (1, 2)))
+    next(joins)
+    told.agents._lose(other, "its agent ended")
+    told.agents._forget(other)
+    assert not list(joins)
+
+
+def test_who_is_lost_as_all_have_answered_has_not_joined(
+    told: Told, joining: tuple[KnownAgent, Iterator[None]]
+) -> None:
+    other, joins = joining
+    stand_in = told.agents.known["b#1"]
+    told.agents._take(other, Listening("b#1", (1, 2)))
+    next(joins)
+    told.agents._take(stand_in, Called("c"))
+    told.agents._take(stand_in, Leaving())
+    with pytest.raises(RunError, match="b#1 did not join the others: it leaves"):
+        list(joins)
+
+
+def test_a_host_that_does_not_hear_another_one_is_told_once_and_when_it_does_again(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = told.meet("c", None)
+    other.home = "c"
+    for unheard in ({}, {"c": "it\nhung up"}, {"c": "it has not been heard for 16 s", "x": ""}, {}):
         told.agents._take(told.agent, Traffic(unheard=unheard))
-    first, again = told.agents.notices
-    assert first == "host b does not hear host c: it hung up; what goes between the two waits"
-    assert again == "host b hears host c again"
+    first = "host b does not hear host c: it hung up; what goes between the two waits"
+    assert told.agents.notices == [first]  # nothing changes so soon
+    monkeypatch.setattr(agents, "ALONE_S", 0.0)
+    told.agents._take(told.agent, Traffic())
+    assert told.agents.notices == [first, "host b hears host c again"]
+    told.agents._take(told.agent, Traffic(unheard={"c": ""}))
+    other.lost = "it has ended"
+    told.agents._take(told.agent, Traffic())
+    assert len(told.agents.notices) == 3
 
 
 def test_who_wants_versions_on_and_on_gets_one_part_at_a_time(told: Told, tmp_path: Path) -> None:
@@ -250,6 +306,7 @@ def test_a_share_that_hangs_holds_no_runner_up_and_gets_all_logs_once_it_answers
             finally:
                 share.go_on()
             wait_until(lambda: not agents._disk.busy, 60, "the share answers")
+            agents._disk.seconds = 60.0
             agents.hear()
             assert log.read_bytes() == b"one two three" and told.agent.wanted is None
             told.end()
@@ -283,7 +340,6 @@ def agent() -> Iterator[host.HostAgent]:
 def test_an_agent_tells_whether_another_one_has_answered_its_call(
     agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_CALL_S", 3.0)
     told: list[Report] = []
     monkeypatch.setattr(agent, "_report", told.append)
     bell = EventBell(os.eventfd(0))
@@ -291,6 +347,7 @@ def test_an_agent_tells_whether_another_one_has_answered_its_call(
         _, ports = other.listen("b", agent._wire.keys.public, LOOPBACK)
         agent._follow(CallHost("c", LOOPBACK, ports, other.keys.public.decode()))
         agent._follow(CallHost("d", LOOPBACK, (1, 1), Keys.new().public.decode()))
+        agent._calling["d"] = time.monotonic() + 0.1
 
         def both() -> bool:
             other.turn(0.0)
@@ -315,6 +372,16 @@ def test_an_agent_that_is_told_to_end_leaves_no_run_that_ends(
     agent._follow(RunEnds(False))
     agent._leave(None)
     assert agent._over
+
+
+def test_an_agent_that_is_let_go_as_the_run_ends_leaves_in_order_where_it_does_not(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for order in (RunEnds(True), LeaveRun(), RunEnds(False)):
+        agent._follow(order)
+    assert agent.terminated and not agent._leaves_at
+    agent._leave(None)
+    assert agent._leaves_at > time.monotonic() and not agent._over
 
 
 def test_whom_an_agent_has_had_pause_goes_on_where_the_run_ends(

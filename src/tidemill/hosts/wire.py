@@ -125,7 +125,7 @@ class Wire:
         for peer in peers:
             peer.tick()
         lines = [(peer, line) for peer in peers for line in peer.lines]
-        if any(line.connection.unread for _, line in lines):
+        if any(line.connection.unread for _, line in lines) or any(peer.stirs for peer in peers):
             seconds = 0.0
         seconds = min([seconds, LEASE_S, *(peer.patience_s for peer in peers)])
         woken = {descriptor for descriptor, _ in self._poll.poll(seconds)}

@@ -47,6 +47,7 @@ from tidemill.hosts.orders import (
     Order,
     Part,
     Parted,
+    Ports,
     Report,
     Speak,
     Traffic,
@@ -198,34 +199,41 @@ class Agents:
 
     def _join(self, agent: KnownAgent) -> Iterator[None]:
         """Have an agent call those that are there, and whose workers have edges in common
-        with its share's, and wait until they have answered."""
-        called = list[KnownAgent]()
+        with its share's, and wait until they have answered. One that is lost meanwhile is
+        left out: who gets its share calls this one. Raises `RunError`."""
+        called = list[tuple[KnownAgent, Ports]]()
         for host in neighbours(self.edges, self._places, agent.share):
             share = self.shares.get(host)
             if share is None or (other := share.agent) is None or other is agent:
                 continue
             self.tell(other, Listen(agent.name, agent.started.key.decode()))
-            yield from self._until(other, f"wait for {agent.name}", lambda o: agent.name in o.listening)
+            listens = lambda other: other.lost or agent.name in other.listening  # noqa: E731
+            yield from self._until(other, f"wait for {agent.name}", listens)
+            if other.lost:
+                continue
             ports, started = other.listening[agent.name].ports, other.started
             self.tell(agent, CallHost(other.name, started.address, ports, started.key.decode()))
-            called.append(other)
-        for other in called:
-            yield from self._reaches(agent, other)
+            called.append((other, ports))
+        for other, ports in called:
+            yield from self._reaches(agent, other, ports)
+        if agent.lost:  # in the very moment in which all had answered
+            raise RunError(f"host {agent.name} did not join the others: {agent.lost}")
 
-    def _reaches(self, agent: KnownAgent, other: KnownAgent) -> Iterator[None]:
-        """Yield until another agent has answered the call of an agent. Raises
+    def _reaches(self, agent: KnownAgent, other: KnownAgent, ports: Ports) -> Iterator[None]:
+        """Yield until another agent has answered the call of an agent, or is lost. Raises
         `RunError`."""
-        yield from self._until(agent, f"call {other.name}", lambda agent: other.name in agent.called)
-        if error := agent.called[other.name].error:
-            ports = " and ".join(map(str, other.listening[agent.name].ports))
+        answers = lambda agent: other.lost or other.name in agent.called  # noqa: E731
+        yield from self._until(agent, f"call {other.name}", answers)
+        told = agent.called.get(other.name)
+        if told is not None and told.error and not other.lost:
             raise RunError(
                 f"host {agent.home} does not reach host {other.home} at {other.started.address}, ports "
-                f"{ports}: {error[:200]}; both reach {self._engine.own_address}: let connections between the "
-                "two through, or leave one of them out"
+                f"{ports[0]} and {ports[1]}: {told.error[:200]}; both reach {self._engine.own_address}: let "
+                "connections between the two through, or leave one of them out"
             )
 
     def _until(
-        self, agent: KnownAgent, what: str, done: Callable[[KnownAgent], bool], seconds: float = JOIN_S
+        self, agent: KnownAgent, what: str, done: Callable[[KnownAgent], object], seconds: float = JOIN_S
     ) -> Iterator[None]:
         """Yield until the agent has done something. Raises `RunError`."""
         deadline = monotonic() + seconds
@@ -297,14 +305,21 @@ class Agents:
 
     def _note_unheard(self, agent: KnownAgent, unheard: Mapping[str, str]) -> None:
         """Take note, for the user, of others that a host does not hear any more, or hears
-        again."""
-        before, homes = agent.traffic.unheard, {a.name: a.home for a in self.known.values()}
-        for name in homes.keys() & (unheard.keys() ^ before.keys()):
+        again; not more often than it can be so."""
+        homes = {other.name: other.home for other in self.known.values() if not other.lost}
+        unheard = {name: why for name, why in unheard.items() if name in homes}
+        changed = homes.keys() & (unheard.keys() ^ agent.unheard.keys())
+        if changed and monotonic() < agent.unheard_at + ALONE_S:
+            return
+        for name in sorted(changed):
             if (why := unheard.get(name)) is not None:
-                said = f"does not hear host {homes[name]}: {why[:200]}; what goes between the two waits"
+                why = " ".join(why[:200].split())
+                said = f"does not hear host {homes[name]}: {why}; what goes between the two waits"
             else:
                 said = f"hears host {homes[name]} again"
             self.notices.append(f"host {agent.home} {said}")
+            agent.unheard_at = monotonic()
+        agent.unheard = unheard
 
     def _send_versions(self, agent: KnownAgent) -> None:
         if self._versions is None:
@@ -350,7 +365,7 @@ class Agents:
                     self._take_in(agent, own)
             case Listening(name) if name in self.known:
                 agent.listening[name] = report
-            case Called(name):
+            case Called(name) if name in self.known:
                 agent.called[name] = report
             case ProbeAnswer():
                 agent.measured = report
@@ -383,9 +398,7 @@ class Agents:
             case Leaving(sent):
                 self._checks.lives(agent.share, [each[:2] for each in sent])
                 self.lost.sent(agent.share, sent, self.edges)
-                self._lose(
-                    agent, "it leaves", agent.leaves or f"its host {agent.home} was told to leave (SIGTERM)"
-                )
+                self._lose(agent, "it leaves", self._why_it_leaves(agent))
             case Closed():
                 agent.closed = True
             case Speak() | WorkerGone() if agent.lost or share is None:
@@ -409,7 +422,7 @@ class Agents:
         if logged.log not in logs or kept > MOST_LOGGED_BYTES:
             raise SchemaError(f"it tells {kept} bytes of a log called {logged.log[:100]!r}")
         agent.logged[logged.log] = kept
-        if self._logs is not None:
+        if self._logs is not None and logged.text:
             self._unwritten.append((self._logs / logged.log, logged.text))
 
     def _write_logs(self) -> None:
@@ -417,7 +430,7 @@ class Agents:
         if self._unwritten and not self._disk.hangs:
             told, self._unwritten = self._unwritten, []
             with suppress(Unanswered):  # it is written once the disk is back
-                self._disk.do(partial(_append, told))
+                self._disk.do(partial(_append, told), anyway=True)
 
     def ask(self, share: Share, worker: str, stack: bool) -> Whereabouts:
         """Return how a worker of another host is, as far as it can be known."""
@@ -476,6 +489,17 @@ class Agents:
         if own is not None and own.here is not None and not (own.lost or other.leaves):
             other.leaves = f"its host {share.host} is back, and has it again"
             self.tell(other, LeaveRun())
+
+    def _why_it_leaves(self, agent: KnownAgent) -> str:
+        """Return what is said of the workers of an agent that leaves in order."""
+        if not agent.leaves:
+            return f"its host {agent.home} was told to leave (SIGTERM)"
+        own = self.known.get(agent.share)
+        return (
+            agent.leaves
+            if own is not None and not own.lost
+            else f"its host {agent.share} was back for a while"
+        )
 
     def _forget(self, agent: KnownAgent) -> None:
         """Have no more to do with an agent that is lost."""

@@ -27,7 +27,7 @@ AGENT = ("-P", "-m", "tidemill.launchers.host")
 RUNNER = "runner"
 """The name of the runner's own host."""
 LEFT = 75
-"""The status with which an agent ends that was told to leave the run (SIGTERM)."""
+"""The status with which an agent ends that was told to leave the run."""
 START_S = 60.0
 """Seconds that an agent has to tell its key."""
 _END_S = 3.0  # seconds that an agent has to end once its standard input has

@@ -24,7 +24,6 @@ from tidemill.hosts.peer import IN_FLIGHT_BYTES, now
 from tidemill.hosts.pumps import IncomingChannel, OutgoingChannel
 from tidemill.hosts.wire import Wire
 from tidemill.nets.choose_device import visible_gpus
-from tidemill.transports.local import LocalBell
 from tidemill.transports.slots import SlotConsumer, SlotProducer
 
 PINGS = 5
@@ -142,7 +141,8 @@ def measure_line(wire: Wire, order: MeasureLine) -> MeasuredLine:
     meanwhile."""
     peer = wire.others[order.host]
     segment = LocalSegment()
-    producer, consumer = SlotProducer(segment, LocalBell()), SlotConsumer(segment, LocalBell())
+    # each end rings the wire, which is at the other one, and looks whom it is to pump
+    producer, consumer = SlotProducer(segment, wire.bell), SlotConsumer(segment, wire.bell)
     outgoing = OutgoingChannel(0, 1, consumer)
     if order.sends:
         producer.offer({"data": Field((PIECE_BYTES,), "uint8")}, (), _SLOTS)

@@ -99,6 +99,7 @@ _CALL_S = 30.0  # seconds in which another agent is to answer a call
 _CALM_S = 0.7  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
 _LOOK_S = 0.05  # seconds between two looks where nothing wakes this
+_CALLED_LOOK_S = 0.01  # and while another agent is called
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
 _FAREWELL_S = 2.0  # seconds for the last report to be heard
 
@@ -118,7 +119,7 @@ class HostAgent:
     where it stands in for one that is lost, that one's. `orphaned`: set when whoever
     started it is gone.
 
-    terminated: whether SIGTERM has told it to end
+    terminated: whether it was told to leave the run, by SIGTERM or the runner
     """
 
     def __init__(self, wire: Wire, introduction: Introduction, orphaned: threading.Event) -> None:
@@ -192,7 +193,9 @@ class HostAgent:
         wanted, an agent that is called or being started, a runner that is silent, what is
         to arrive before this one leaves."""
         waits = self._peer.silence_s > SILENCE_S or self.terminated or self._mirror is not None
-        return _LOOK_S if waits or self._calling or self._held.keys() - self._told else LEASE_S
+        if self._calling:  # the run's begin waits for it
+            return _CALLED_LOOK_S
+        return _LOOK_S if waits or self._held.keys() - self._told else LEASE_S
 
     def close(self) -> None:
         """End whatever still lives."""
@@ -271,7 +274,9 @@ class HostAgent:
                 if self._mirror is not None:
                     self._want(self._mirror.take_part(policy, version, data, whole))
             case LeaveRun():
-                self.terminated, self._leaves_at = True, monotonic() + _LEAVE_S
+                self.terminated = True
+                if not self._run_ends:  # else as upon SIGTERM, once it does not end any more
+                    self._leaves_at = monotonic() + _LEAVE_S
             case Close(seconds):
                 if self._workers is not None:
                     self._workers.launcher.close(seconds)

@@ -2,7 +2,7 @@
 knows them."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tidemill.api.launcher import ProbeAnswer
@@ -40,6 +40,7 @@ class KnownAgent:
     how: how it ended, of one that another agent holds
     logged: bytes of each log that it has told
     traffic: what it has told other hosts and heard of them
+    unheard, unheard_at: others that it does not hear, as the user was told, and when
     wanted: what it wants of the parameter database and has not been sent
     measured: what came of the last measurement there, None as long as that goes on
     """
@@ -62,6 +63,8 @@ class KnownAgent:
     how: str = ""
     logged: dict[str, int] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
+    unheard: Mapping[str, str] = field(default_factory=dict)
+    unheard_at: float = float("-inf")
     wanted: WantVersion | None = None
     measured: ProbeAnswer | None = None
 
