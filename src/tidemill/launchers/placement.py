@@ -69,10 +69,11 @@ def place(
         free[host] -= 1
         stand(names, host)
     for names in sorted(spread, key=lambda names: not taken.devices(names)):
+        on_gpus = bool(taken.devices(names))
         host = max(
             taken.able(names),
             key=lambda host: (
-                taken.left(host) if taken.devices(names) else 0,
+                taken.left(host) if on_gpus else 0,
                 free[host] > 0,
                 -paces.get(host, slowest) * (free[host] > 0),
                 free[host],
