@@ -10,6 +10,7 @@ import pytest
 from tests.run.watching import wait_until
 
 from tidemill.core.errors import DeadlineError, VersionGone
+from tidemill.core.folder_thread import FolderThread
 from tidemill.hosts.orders import WantVersion
 from tidemill.launchers import versions_sent
 from tidemill.launchers.versions_sent import VersionsSent
@@ -18,11 +19,15 @@ from tidemill.store.database_mirror import DatabaseMirror, MirroredDatabase, dat
 from tidemill.store.parameter_database import ParameterDatabase
 
 
+def sends(folder: Path) -> VersionsSent:
+    return VersionsSent(folder, FolderThread(folder, 60.0))
+
+
 class Copied:
     """A database, its copy, and the two who fill that."""
 
     def __init__(self, folder: Path) -> None:
-        self.database, self.sent = ParameterDatabase(folder / "run"), VersionsSent(folder / "run")
+        self.database, self.sent = ParameterDatabase(folder / "run"), sends(folder / "run")
         self.mirror = DatabaseMirror(folder / "copy")
         found = database_in(folder / "copy")
         assert isinstance(found, MirroredDatabase) and type(database_in(folder / "run")) is ParameterDatabase
@@ -44,6 +49,7 @@ class Copied:
             while wanted is not None:
                 self.look()
                 part = self.sent.part(WantVersion(*wanted))
+                assert part is not None
                 self.parts.append(len(part.data))
                 wanted = self.mirror.take_part(part.policy, part.version, part.data, part.whole)
 
@@ -94,7 +100,8 @@ def test_what_nobody_can_want_is_answered_as_gone(
 ) -> None:
     database = ParameterDatabase(tmp_path / "run")
     database.push("p", 1, {"w": np.zeros(1000, np.float32)})
-    assert VersionsSent(tmp_path / "run").part(WantVersion(policy, version, start)).data == b""
+    part = sends(tmp_path / "run").part(WantVersion(policy, version, start))
+    assert part is not None and part.data == b""
 
 
 def test_what_was_collected_meanwhile_is_gone_there_too(copied: Copied) -> None:
