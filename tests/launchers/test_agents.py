@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,21 +221,14 @@ def joining(told: Told) -> tuple[KnownAgent, Iterator[None]]:
     return other, joins
 
 
+@pytest.mark.parametrize("listens", [False, True])
 def test_whoever_joins_a_host_that_is_lost_meanwhile_goes_on_without(
-    told: Told, joining: tuple[KnownAgent, Iterator[None]]
+    told: Told, joining: tuple[KnownAgent, Iterator[None]], listens: bool
 ) -> None:
     other, joins = joining
-    told.agents._lose(other, "its agent ended")
-    told.agents._forget(other)
-    assert not list(joins)
-
-
-def test_whoever_joins_a_host_that_is_lost_as_it_answers_goes_on_without(
-    told: Told, joining: tuple[KnownAgent, Iterator[None]]
-) -> None:
-    other, joins = joining
-    told.agents._take(other, Listening("b#1", (1, 2)))
-    next(joins)
+    if listens:
+        told.agents._take(other, Listening("b#1", (1, 2)))
+        next(joins)
     told.agents._lose(other, "its agent ended")
     told.agents._forget(other)
     assert not list(joins)
@@ -291,8 +284,9 @@ def test_who_wants_versions_on_and_on_gets_one_part_at_a_time(told: Told, tmp_pa
 
 def test_a_share_that_hangs_holds_no_runner_up_and_gets_all_logs_once_it_answers(tmp_path: Path) -> None:
     try:
-        with share_in(tmp_path) as share:
+        with share_in(tmp_path) as share, ExitStack() as ends:
             told = Told(share.place)
+            ends.callback(told.end)
             agents, log = told.agents, share.place / "logs" / "actor-0.log"
             agents._processes, agents._disk.seconds = [["actor-0"]], 0.1
             told.agents._take(told.agent, Launched(draws=True))
@@ -309,7 +303,6 @@ def test_a_share_that_hangs_holds_no_runner_up_and_gets_all_logs_once_it_answers
             agents._disk.seconds = 60.0
             agents.hear()
             assert log.read_bytes() == b"one two three" and told.agent.wanted is None
-            told.end()
     except NoShare as error:
         pytest.skip(str(error))
 

@@ -406,7 +406,7 @@ class HostAgent:
         if monotonic() >= self._next_traffic:
             self._next_traffic = monotonic() + _TRAFFIC_S
             unheard = {
-                name: peer.lost or f"it has not been heard for {peer.silence_s:.0f} s"
+                name: f"it has not been heard for {peer.silence_s:.0f} s"
                 for name, peer in self._wire.others.items()
                 if peer.silence_s > ALONE_S
             }
