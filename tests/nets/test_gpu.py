@@ -2,6 +2,7 @@
 is left out where there is none; what can be said of devices without one is in
 test_choose_device.py and algorithms/test_device.py."""
 
+import gc
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from tidemill import (
     RecurrentActorCritic,
     Trainer,
 )
+from tidemill.algorithms.array_library import Library
 from tidemill.algorithms.impala import Impala
 from tidemill.algorithms.torch_library import TorchLibrary
 from tidemill.api.spaces import Box, Discrete, Spaces
@@ -176,6 +178,47 @@ def test_updates_that_were_recorded_are_those_step_by_step(
     assert reserved[-1] == reserved[3]
     close = ROUGH if spaces is IMAGES else CLOSE
     same(learners[0].policy.parameters(), learners[1].policy.parameters(), close)
+
+
+def test_garbage_that_has_recordings_does_not_spoil_another_one() -> None:
+    spaces, config = Spaces(VECTOR, Discrete(4)), ActorCritic(hidden=(8,))
+    plain, other = twice(config, spaces)
+    expected = act(plain, config, spaces, draw(VECTOR, 20), True)
+    thresholds = gc.get_threshold()
+    try:
+        for _ in range(10):
+            gone = config.build_on(GPU, spaces, 0)
+            act(gone, config, spaces, draw(VECTOR, 20), True)
+            gone.itself = gone  # only a collection frees it
+            del gone
+            gc.set_threshold(1, 1, 1)
+            other = config.build_on(GPU, spaces, 0)
+            other.load(plain.parameters(), 3)
+            same(act(other, config, spaces, draw(VECTOR, 20), True), expected, CLOSE)
+            gc.set_threshold(*thresholds)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert gc.isenabled()
+
+
+def test_images_arrive_from_page_locked_memory_as_from_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    learners = [
+        PPO(minibatch_size=40, learning_rate=1e-3).build(
+            ActorCritic(convolutions="float32").build_on(GPU, IMAGES, 0), 0
+        )
+        for _ in range(2)
+    ]
+    for update in range(6):
+        # of as many rows as it happens, so that page-locked memory is taken again
+        sample = make_sample(NET.build(SPACES, 0), T=10 + 7 * (update % 3), N=8, seed=update)
+        rng = np.random.default_rng(update)
+        sample["obs"] = rng.integers(0, 256, (*sample["done"].shape, 4, 84, 84)).astype(np.uint8)
+        learners[0].update([sample], 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(TorchLibrary, "host_empty", Library.host_empty)
+            learners[1].update([sample], 0.0)
+    same(learners[1].policy.parameters(), learners[0].policy.parameters(), CLOSE)
 
 
 def test_a_loss_that_waits_for_the_gpu_is_not_recorded() -> None:

@@ -48,6 +48,11 @@ class Library(ABC):
         """Write `parts`, scalars of the library or plain numbers, times `weight` into
         `out`."""
 
+    def host_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory of the host that `columns` is quick to bring into this library;
+        what is written there must stay until the update has ended."""
+        return np.empty(shape, dtype)
+
     @abstractmethod
     def columns(self, arrays: Arrays) -> Mapping[str, Any]:
         """Return `arrays` in this library."""

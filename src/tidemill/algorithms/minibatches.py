@@ -43,6 +43,8 @@ class Batch:
 
 Estimate = Callable[[Sample], tuple[Floats, Floats]]
 """sample → (advantages, targets of the values), each [T, N], reward units."""
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+"""(shape, dtype) → an array to be filled."""
 LogRatio = Callable[[Sample, Integers], Floats]
 """(sample, indices into its flattened [T, N]) → log π - log μ of each of these rows,
 which all acted."""
@@ -90,9 +92,9 @@ def places(samples: Sequence[Sample], indices: Sequence[Integers]) -> Integers:
     return np.concatenate(found) if found else np.zeros((0, 3), np.intp)
 
 
-def gather(samples: Sequence[Sample], estimate: Estimate) -> Batch:
+def gather(samples: Sequence[Sample], estimate: Estimate, empty: Empty = np.empty) -> Batch:
     """Return the trained rows of `samples`, in order (without samples: no rows and no
-    leaves), with their estimates."""
+    leaves), with their estimates; observations in memory that `empty` gives."""
     if not samples:
         return Batch({}, {}, *(np.zeros((4, 0), np.float32)))
     indices, advantages, targets = trained_rows(samples), [], []
@@ -101,7 +103,7 @@ def gather(samples: Sequence[Sample], estimate: Estimate) -> Batch:
         advantages.append(advantage.reshape(-1).take(index))
         targets.append(target.reshape(-1).take(index))
     return Batch(
-        take_leaves(samples, indices, "obs"),
+        take_leaves(samples, indices, "obs", empty),
         take_leaves(samples, indices, "action"),
         take_rows(samples, indices, "log_prob"),
         take_rows(samples, indices, "value"),
@@ -110,20 +112,24 @@ def gather(samples: Sequence[Sample], estimate: Estimate) -> Batch:
     )
 
 
-def take_leaves(samples: Sequence[Sample], indices: Sequence[Integers], name: str) -> Arrays:
+def take_leaves(
+    samples: Sequence[Sample], indices: Sequence[Integers], name: str, empty: Empty = np.empty
+) -> Arrays:
     """Return the chosen rows of every leaf of `name` (``obs``, ``obs.position`` …)."""
     return {
-        key: take_rows(samples, indices, key)
+        key: take_rows(samples, indices, key, empty)
         for key in samples[0]
         if key == name or key.startswith(f"{name}.")
     }
 
 
-def take_rows(samples: Sequence[Sample], indices: Sequence[Integers], key: str) -> NDArray[Any]:
+def take_rows(
+    samples: Sequence[Sample], indices: Sequence[Integers], key: str, empty: Empty = np.empty
+) -> NDArray[Any]:
     """Return the chosen rows (indices into the flattened [T, N]) of one field of all
-    samples, copied once."""
+    samples, copied once, into memory that `empty` gives."""
     first = samples[0][key]
-    out = np.empty((sum(len(i) for i in indices), *first.shape[2:]), first.dtype)
+    out = empty((sum(len(i) for i in indices), *first.shape[2:]), first.dtype)
     start = 0
     for sample, index in zip(samples, indices, strict=True):
         field = sample[key]

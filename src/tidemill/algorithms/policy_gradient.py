@@ -112,7 +112,7 @@ class PolicyGradientLearner(DataParallel):
     def _update(self, samples: Sequence[Sample], alone: bool) -> Generator[Array, None, dict[str, float]]:
         config, policy, loss = self.config, self.policy, self.loss
         loss.config, rate = config, self.rate
-        batch = gather(samples, self._estimate)
+        batch = gather(samples, self._estimate, loss.library.host_empty)
         sums = sums_of(batch)
         yield sums
         if not np.isfinite(sums).all():

@@ -17,7 +17,7 @@ from tidemill.algorithms.adam import BETAS, Optimiser
 from tidemill.algorithms.array_library import Library
 from tidemill.algorithms.recorded_steps import RecordedSteps
 from tidemill.core.schema import Array, Arrays
-from tidemill.nets.torch_copies import Staging, host_empty
+from tidemill.nets.torch_copies import Staging, host_empty, torch_type
 from tidemill.nets.torch_gradients import bind
 from tidemill.nets.trainable import Network
 
@@ -60,6 +60,9 @@ class TorchLibrary(Library):
         torch.mul(torch.stack(measured), weight, out=out[: len(measured)])
         for i, number in enumerate(numbers, len(measured)):
             out[i].fill_(number * weight)
+
+    def host_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return np.asarray(host_empty(shape, torch_type(np.empty(0, dtype)), self._device))
 
     def columns(self, arrays: Arrays) -> Mapping[str, Any]:
         return (

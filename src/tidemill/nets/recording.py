@@ -2,15 +2,29 @@
 operations of a few microseconds each, and the host takes longer to ask for one than the
 GPU to do it: recorded, they are asked for together."""
 
+import gc
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _ONE_AT_A_TIME = threading.Lock()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A recording that is freed while another one is made spoils it, and may lie in
+    garbage of this process that would be collected just then."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class GraphRecording(NamedTuple):
@@ -38,7 +52,7 @@ class GraphRecorder:
         `do` waits for the GPU, or what it does cannot be recorded: the recorder is
         spoilt then."""
         graph = torch.cuda.CUDAGraph()
-        with _ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME, _no_collection():
             # thread_local: other policies of this process go on meanwhile
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:

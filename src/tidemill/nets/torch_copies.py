@@ -39,8 +39,12 @@ def has_bfloat16() -> bool:
 
 
 def host_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return host memory that is quick to copy to and from `device`."""
-    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+    """Return host memory that is quick to copy to and from `device`. It is taken again
+    once nothing refers to it and what was copied has arrived."""
+    if device.type != "cuda":
+        return torch.empty(shape, dtype=dtype)
+    with torch.cuda.device(device):
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 class DeviceEvent:
@@ -86,19 +90,24 @@ class Mirror:
 
 
 class Staging:
-    """A staging area copies arrays of any size to a device through two small pieces of
-    pinned memory, in the current stream. Returns before they have arrived."""
+    """A staging area copies arrays of any size to a device, in the current stream:
+    through two small pieces of pinned memory, where they do not lie in such memory
+    themselves. Returns before they have arrived."""
 
     def __init__(self, device: torch.device, chunk: int = CHUNK) -> None:
         self._device, self._chunk = device, chunk
         self._pieces = [(host_empty((chunk,), torch.uint8, device), DeviceEvent(device)) for _ in range(2)]
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-        """Return contiguous `arrays` on the device. They may be changed at once."""
+        """Return contiguous `arrays` on the device. They may be changed at once, but for
+        those in pinned memory (`host_empty`)."""
         return {name: self._send(array) for name, array in arrays.items()}
 
     def _send(self, array: Array) -> Tensor:
-        tensor = torch.empty(array.shape, dtype=torch_type(array), device=self._device)
+        here = torch.from_numpy(array)
+        if here.is_pinned():
+            return here.to(self._device, non_blocking=True)
+        tensor = torch.empty(array.shape, dtype=here.dtype, device=self._device)
         source, target = array.reshape(-1).view(np.uint8), tensor.view(-1).view(torch.uint8)
         for start in range(0, len(source), self._chunk):
             part = source[start : start + self._chunk]
