@@ -53,7 +53,9 @@ def shown(path: Path) -> str:
 def test_a_run_tells_how_it_is_while_it_goes_on_and_how_it_ended(start: Callable[..., Run]) -> None:
     run = start("cartpole")
     run.wait_for_updates()
-    run.wait_for_worker("actor-0").kill()
+    actor = run.wait_for_worker("actor-0")
+    assert actor.name() == "actor-0"  # as `ps` and `top` show it
+    actor.kill()
 
     def second_life() -> bool:
         """All run, and have told since where their time goes."""
