@@ -75,6 +75,14 @@ class Refusing(Telling):
         return seen, -1.0, done, cut, {"success": np.bool_(True)}
 
 
+class Generous(Telling):
+    """Each of its rewards is one that float32 can tell, and their sum is none."""
+
+    def step(self, action: Any) -> Any:
+        seen, _, done, cut, says = super().step(action)
+        return seen, 2e38, done, cut, says
+
+
 class TellingBoth(ParallelEnv):  # type: ignore[type-arg]
     """The same of two agents, who are told apart."""
 
@@ -215,6 +223,18 @@ def test_a_success_is_what_the_environment_calls_one(tmp_path: Path) -> None:
     assert told(tmp_path / "run", "win_rate") == {"win_rate": 1.0} and told(tmp_path / "run", "return/") == {
         "return/mean": -5.0
     }
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # where actors add
+def test_a_return_beyond_what_a_sample_can_hold_is_the_largest_that_it_can(tmp_path: Path) -> None:
+    made: Experiment = experiments.experiment(TELLING)
+    own = AgentSpec(parameters=Drawn(tag="evaluating"), mode="concise", samples="evaluation")
+    judge = Actors(environment=Gymnasium(make=f"{__file__}:Generous"), lanes=2, agents=(own,))
+    made = made.replace(workers={**made.workers, "judge": judge, "evaluation": Evaluation(games=4)})
+    result = run(tmp_path / "run", made, until="evaluation/version >= 0", updates=None)
+    assert result.summary["status"] == "completed"
+    (first, *_) = [record for record in read_metrics(tmp_path / "run") if "evaluation/return" in record]
+    assert first["evaluation/return"] == pytest.approx(float(np.finfo(np.float32).max))
 
 
 def test_evaluations_conditions_and_queries_know_infos_and_so_does_a_resumed_run(tmp_path: Path) -> None:

@@ -120,12 +120,18 @@ class Agent(ABC):
         for state in self._state.values():
             state[seats] = 0
 
+    def _returns_of(self, seats: Seats) -> NDArray[Any]:
+        """Return the rewards of the open episodes of `seats` so far, summed; beyond what
+        float32 can tell, its largest number."""
+        most = np.finfo(np.float32).max
+        return self._return[seats].clip(-most, most)
+
     def _end(
         self, tick: Tick, seats: Seats, lengths: NDArray[np.int32], rows: Arrays, at: Any
     ) -> Sequence[Numbers]:
         """The episodes of `seats` are over: show their info at `at` in `rows`, and return
         what the environment says of them."""
-        returns, heard = self._return[seats], self.hear(seats.tolist())
+        returns, heard = self._returns_of(seats), self.hear(seats.tolist())
         rows["info_mask"][at], rows["info.return"][at], rows["info.length"][at] = True, returns, lengths
         for name in self._info_names:
             rows[name][at] = tick.info[name.removeprefix("info.")][seats]

@@ -366,7 +366,7 @@ class BlockAgent(Agent):
         block = writer.newest if isinstance(writer, AlignedBlock) else writer.arrays
         at = rows, seats
         block["truncated"][at] = block["info_mask"][at] = True
-        block["info.return"][at], block["info.length"][at] = self._return[seats], self._length[seats]
+        block["info.return"][at], block["info.length"][at] = self._returns_of(seats), self._length[seats]
         block["reward"][at] = 0
         self.finished = self.finished | lost
         if isinstance(writer, Columns):
