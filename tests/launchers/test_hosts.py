@@ -345,6 +345,17 @@ def test_the_user_s_code_reaches_a_host_without_it_and_logs_come_back(hidden: Pa
     assert all("there is a walk" in text for text in logs.values())
 
 
+def test_hosts_tell_whether_they_see_the_run_s_folder(hidden: Path) -> None:
+    for kind, sees in ((TwoHosts, True), (BlindHost, False)):
+        launcher = kind()
+        try:
+            hosts = launcher.hosts(str(hidden / kind.__name__))
+            assert [(host.name, host.sees) for host in hosts] == [("runner", True), ("b", sees)]
+        finally:
+            launcher.close(0.0)
+        assert not list((hidden / kind.__name__ / "logs").glob("seen-*"))
+
+
 def test_a_folder_that_a_host_must_see_and_does_not_is_named(hidden: Path) -> None:
     launch, made = f"{LAUNCHERS}:BlindHost", experiment(updates=2, trainers=2)
     with pytest.raises(RunError, match=r"host b cannot.*is not seen there, and trainer-1 must read"):

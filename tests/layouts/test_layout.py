@@ -60,6 +60,7 @@ from tidemill.layouts.layout import (
     layout_of,
     parse,
     promises,
+    trained,
     why_unchanged,
 )
 from tidemill.layouts.probe import measure_environment, threads_serve
@@ -287,6 +288,26 @@ def test_heavy_networks_are_trained_on_all_cores() -> None:
     assert choose(experiment(lanes=16, steps=128, minibatch=512), HEAVY, 2).together
     layout = choose(experiment(lanes=16, steps=128, minibatch=512), HEAVY, 16)
     assert layout.trainers == layout.processes == 16
+
+
+def test_trainers_on_several_hosts_sum_across_them_where_that_pays() -> None:
+    heavy = experiment(lanes=32, steps=128, minibatch=256)
+    for cores, hosts in ((1, 2), (2, 3), (8, 4)):
+        elsewhere = cores * (hosts - 1)
+        assert choose(heavy, HEAVY, cores, [HEAVY] * elsewhere, hosts).trainers >= hosts
+        layout = choose(experiment(minibatch=2048), CARTPOLE, cores, [CARTPOLE] * elsewhere, hosts)
+        assert (layout.trainers, layout.actors > 1) == (1, True)
+    # they wait for the slowest of them
+    assert choose(heavy, HEAVY, 1, [slower(HEAVY, 3)], 2).trainers == 1
+    algorithm = PPO(minibatch_size=256, epochs=3)
+    on_one = 2e-3 / 4 + (3 * 90e-6 + 2 * 0.25e-9 * 7e6) * 3 / 256
+    assert trained(algorithm, HEAVY, 4) == pytest.approx(on_one)
+    # two here, two there: each hears twice half of the quarters of two others
+    across = 2.5e-3 + 2.3e-9 * 7e6 * (2 * 2 * 2 / 4)
+    assert trained(algorithm, HEAVY, 4, 2) == pytest.approx(on_one + across * 3 / 256)
+    small = msgspec.structs.replace(HEAVY, sums=1000)
+    more = trained(algorithm, small, 4, 2) - trained(algorithm, small, 4)
+    assert more == pytest.approx((2.5e-3 + 2.3e-9 * 1000 * 4) * 3 / 256)
 
 
 counts = st.integers(1, 100)
@@ -674,6 +695,17 @@ def test_costs_are_measured_on_one_host_of_each_kind(kept: Path, monkeypatch: py
     answer = {"refused": "no game"}
     with pytest.raises(ConfigError, match="on host e: no game"):
         lay_out(made, None, hosts=[*hosts, GivenHost("e", 1, other)], measure=measure)
+
+
+def test_trainers_stand_on_several_hosts_where_all_see_the_folder(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arranging, "probe", lambda *_: HEAVY)
+    made, own = experiment(lanes=32, steps=128, minibatch=256), own_kind()
+    for sees, trainers in ((True, 2), (False, 1)):
+        hosts = [GivenHost("runner", 1, own), GivenHost("b", 1, own, sees)]
+        found = lay_out(made, None, hosts=hosts).layout
+        assert found is not None and (found.actors, found.trainers) == (2, trainers)
 
 
 def test_layers_are_computed_by_what_all_hosts_have(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

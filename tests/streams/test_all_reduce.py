@@ -117,5 +117,5 @@ def test_where_one_dies_sums_are_whole_or_broken_and_all_begin_anew(count: int, 
 
 def test_what_is_too_large_is_refused() -> None:
     first, _ = trainers(2, 64)
-    with pytest.raises(SchemaError, match="72 bytes does not fit a slot of 64"):
+    with pytest.raises(SchemaError, match="72 bytes is larger than the largest, of 64"):
         next(first.add(np.ones(9)))

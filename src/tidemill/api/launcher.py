@@ -87,12 +87,13 @@ class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GivenHost(NamedTuple):
-    """A host that a run may have: its name, how many of its cores are the run's, and its
-    kind."""
+    """A host that a run may have: its name, how many of its cores are the run's, its
+    kind, and whether it sees the run's folder."""
 
     name: str
     cores: int
     kind: HostKind
+    sees: bool = True
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -33,6 +33,8 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runner: the runner's name
     runner_address, ports, key: where the runner waits, and its public key
     examined: there is no run, the host is looked over (`launchers/examination.py`)
+    seen: path of a file in the run's folder by which a host knows that it sees that; "":
+        there is none
     """
 
     host: str
@@ -42,6 +44,7 @@ class Introduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ports: Ports
     key: str
     examined: bool = False
+    seen: str = ""
 
 
 class Here(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -50,11 +53,13 @@ class Here(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     kind: of what costs depend on, its cores among it
     versions: of what results depend on, by name
     gpus: how many a process may use
+    sees: whether it sees the run's folder, where it was introduced with a file there
     """
 
     kind: HostKind
     versions: dict[str, str]
     gpus: int = 0
+    sees: bool = False
 
 
 class Listen(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -95,6 +95,7 @@ class Agents:
     shares: by host, once there is an experiment
     cores, gpus: how many of each host are the run's, by its name
     kinds: of the hosts, by name
+    sees: whether each host sees the run's folder, by its name
     part: function that has the runner's own workers part with the agent that has a host's
         share
     edges: of the experiment, once there is one
@@ -112,6 +113,7 @@ class Agents:
         self.cores: dict[str, int] = {}
         self.gpus: dict[str, int] = {}
         self.kinds: dict[str, HostKind] = {}
+        self.sees = {RUNNER: True}
         self.part: Callable[[str], object] = lambda _: None
         self.lost = LostSamples()
         self.notices: list[str] = []
@@ -131,13 +133,14 @@ class Agents:
 
     # Who is there.
 
-    def meet(self) -> None:
-        """Have the engine start the agents, and let each call. Raises `RunError`."""
+    def meet(self, seen: str = "") -> None:
+        """Have the engine start the agents, and let each call. `seen`: see
+        `Introduction`. Raises `RunError`."""
         started = self._engine.start(self._logs)
         if RUNNER in started:
             raise ConfigError(f'no host may be called "{RUNNER}", as the one is where the run was begun')
         for host, agent in started.items():
-            self._greet(host, host, None, agent, partial(self._engine.introduce, host))
+            self._greet(host, host, None, agent, partial(self._engine.introduce, host), seen)
         own = self._engine.own_cores
         self.cores[RUNNER] = at_most(own, cores())
         self.gpus[RUNNER] = at_most(self._engine.own_gpus, visible_gpus()) if self.cores[RUNNER] else 0
@@ -150,6 +153,7 @@ class Agents:
             self.cores[known.home] = at_most(known.started.cores, kind.cores)
             self.gpus[known.home] = at_most(known.started.gpus, known.here.gpus)
             self.kinds[known.home] = kind
+            self.sees[known.home] = known.here.sees
 
     def measure(self, hosts: Sequence[str], order: Measure) -> dict[str, ProbeAnswer]:
         """Have hosts measure, all at the same time, and return what came of it on each.
@@ -172,12 +176,14 @@ class Agents:
         holder: str | None,
         started: StartedAgent,
         introduce: Callable[[bytes], None],
+        seen: str = "",
     ) -> KnownAgent:
         """Wait for an agent that was started, and tell it how it calls the runner."""
         own, key = self._engine.own_address, self.wire.keys.public.decode()
         peer, ports = self.wire.listen(name, started.key, own, joined=False)
         agent = self.known[name] = KnownAgent(name, home, holder, started, peer)
-        introduce(msgspec.json.encode(Introduction(name, started.address, RUNNER, own, ports, key)))
+        told = Introduction(name, started.address, RUNNER, own, ports, key, seen=seen)
+        introduce(msgspec.json.encode(told))
         return agent
 
     def share_out(self, experiment: Experiment, places: Mapping[str, str]) -> None:

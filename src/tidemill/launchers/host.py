@@ -125,6 +125,7 @@ class HostAgent:
     def __init__(self, wire: Wire, introduction: Introduction, orphaned: threading.Event) -> None:
         self._wire, self._orphaned, self.terminated = wire, orphaned, False
         self._runner, self._address = introduction.runner, introduction.address
+        self._seen = introduction.seen
         self._peer = wire.call(
             introduction.runner,
             introduction.key.encode(),
@@ -164,7 +165,8 @@ class HostAgent:
 
     def run(self) -> None:
         """Do what the runner orders until it is over, or the runner is gone."""
-        self._report(Here(own_kind(), versions(), visible_gpus()))
+        sees = bool(self._seen) and os.path.isfile(self._seen)
+        self._report(Here(own_kind(), versions(), visible_gpus(), sees))
         while not self._over and not self._lost():
             if self._workers is not None:
                 self._workers.wait(self._patience_s)

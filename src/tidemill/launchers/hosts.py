@@ -127,7 +127,10 @@ class HostsLauncher(Launcher):
         except BaseException:  # a Ctrl-C, too
             self.close(0.0)
             raise
-        return [GivenHost(host, count, agents.kinds[host]) for host, count in agents.cores.items()]
+        return [
+            GivenHost(host, count, agents.kinds[host], agents.sees[host])
+            for host, count in agents.cores.items()
+        ]
 
     def measure(
         self, hosts: Sequence[str], experiment: Experiment, source: Path | None, seconds: float
@@ -173,7 +176,8 @@ class HostsLauncher(Launcher):
         if self._logs is not None:
             self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._agents = Agents(self.engine(), self._bell, self._logs, self._wake)
-        self._agents.meet()
+        with seen_file(self._logs) as seen:
+            self._agents.meet(seen)
         return self._agents
 
     def _wake(self) -> None:

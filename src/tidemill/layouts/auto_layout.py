@@ -133,8 +133,9 @@ def lay_out(
     fixed: paths of the settings that the user made; where they are a matter of layout,
         the experiment stays as it is
     processes: whether workers get processes, for which alone anything is measured
-    hosts: this machine first; none: it is alone. On several one trainer learns, and all
-        gather: trainers would wait for sums that cross the network
+    hosts: this machine first; none: it is alone. On several all gather, and several
+        train where that pays in spite of sums that cross the network, and all hosts see
+        the run's folder, of whose checkpoints each trainer may have need
     measure: has other hosts measure
     """
     if experiment.exact_resume and layout in (AUTO, MEASURE):  # costs differ from run to run
@@ -185,8 +186,10 @@ def _lay_out(
         return LaidOut(experiment, note=f"layout: as given, since its costs could not be measured: {error}")
     several, own = len(hosts) > 1, hosts[0].cores if hosts else cores()
     elsewhere = [of_kind[host.kind.digest] for host in hosts[1:] for _ in range(host.cores)]
-    alone = msgspec.structs.replace(costs, parallel=costs.parallel and not several)
-    found, count = choose(experiment, alone, own, elsewhere), own + len(elsewhere)
+    shared = all(host.sees for host in hosts)
+    able = msgspec.structs.replace(costs, parallel=costs.parallel and shared)
+    found = choose(experiment, able, own, elsewhere, max(1, len(hosts)))
+    count = own + len(elsewhere)
     kinds = {
         digest: KindCosts(
             next(host.kind.processor for host in hosts if host.kind.digest == digest),

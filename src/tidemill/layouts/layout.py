@@ -21,6 +21,7 @@ from tidemill.envs.fault_tolerant import Slots
 from tidemill.nets.choose_device import choose_device
 from tidemill.replay_training.actor_config import ReplayActors
 from tidemill.replay_training.trainer_config import ReplayTrainer
+from tidemill.streams.all_reduce import WHOLE
 from tidemill.workers.actor import INLINE, Actors
 from tidemill.workers.trainer_config import Trainer
 
@@ -38,6 +39,9 @@ COLD = 80e-6  # core seconds of a tick of one lane after a wait, without the lan
 # they sum: a sum of 40 KB takes 22 µs, and the slower one is waited for; in runs both
 # together were 100 to 200 (benchmarks/gradient_sums.py)
 SUM, SUMMED_BYTE = 90e-6, 0.25e-9
+# The same where trainers stand on several hosts: CartPole's 16 sums made an update of two
+# hosts of one core each 41 ms longer, and the wire carries 0.43 GB/s, encrypted.
+SUM_ACROSS, BYTE_ACROSS = 2.5e-3, 2.3e-9
 # part of the gathering by which the slower of several processes is waited for: 3 ms of 60
 # at CartPole's with 8 lanes
 UNEVEN = 0.05
@@ -408,7 +412,9 @@ def by_turns(experiment: Experiment, fixed: Collection[str] = ()) -> Experiment:
 # ---- choosing --------------------------------------------------------------------------
 
 
-def choose(experiment: Experiment, costs: Costs, cores: int, elsewhere: Sequence[Costs] = ()) -> Layout:
+def choose(
+    experiment: Experiment, costs: Costs, cores: int, elsewhere: Sequence[Costs] = (), hosts: int = 1
+) -> Layout:
     """Return the layout that promises the most env steps per second (see `promises`),
     among those that nearly do the one with the fewest parts.
 
@@ -417,7 +423,7 @@ def choose(experiment: Experiment, costs: Costs, cores: int, elsewhere: Sequence
     more to its mark. The experiment must be one for which `why_unchanged` has nothing to
     say. It is left as it is where an environment waits that cannot step in threads.
     """
-    promised = list(promises(experiment, costs, cores, elsewhere))
+    promised = list(promises(experiment, costs, cores, elsewhere, hosts))
     if not promised:
         return layout_of(experiment)
     near = _nearly(promised, NEARLY)
@@ -436,13 +442,15 @@ def _nearly(promised: list[tuple[Layout, float]], share: float) -> list[tuple[La
 
 
 def promises(
-    experiment: Experiment, costs: Costs, cores: int, elsewhere: Sequence[Costs] = ()
+    experiment: Experiment, costs: Costs, cores: int, elsewhere: Sequence[Costs] = (), hosts: int = 1
 ) -> Iterator[tuple[Layout, float]]:
     """Yield the layouts that are possible on so many cores, and the env steps per second
     that each promises.
 
-    `elsewhere`: what the parts cost on each core of other hosts, besides. Trainers keep
-    to this host, actors take what is left, the fastest cores first. Where a batch is made
+    `elsewhere`: what the parts cost on each core of other hosts, besides; `hosts`: on how
+    many hosts these cores are. One trainer stands here; several, which the placement
+    spreads over all hosts, sum across them, and are waited for where they are slowest.
+    Actors take what is left, the fastest cores first. Where a batch is made
     of one sample of each actor, the slowest of those cores decides how long it takes, so
     that those of a slow host are used where they bring more than they hold up the others.
     Where actors may be ahead of the trainers, each adds what it does.
@@ -453,6 +461,13 @@ def promises(
     minibatch = int(getattr(algorithm, "minibatch_size", 0))
     most_trainers = max(1, minibatch) if costs.parallel else 1
     lag = parts.trainers.max_policy_lag
+    slowest = max(known or [costs], key=lambda each: each.train)
+
+    def training(trainers: int) -> float:
+        """The env steps/s of so many trainers."""
+        where = costs if trainers == 1 else slowest
+        return 1 / (costs.rows * trained(algorithm, where, trainers, min(hosts, trainers)))
+
     if costs.waits:
         beside = _by_turns if lag == 0 else min
         # where its work takes most of a step threads were not tried
@@ -461,24 +476,25 @@ def promises(
             return
         one_core = all(each.one_core for each in waiting)
         for layout in _waiting(experiment, one_core, len(known), most_trainers):
-            train = costs.rows * trained(algorithm, costs, layout.trainers)
-            yield layout, beside(_gathered(layout, costs, known, cores, lag == 0), 1 / train)
+            gathered = _gathered(layout, costs, known, cores, lag == 0)
+            yield layout, beside(gathered, training(layout.trainers))
         return
     # actors fill all slots while a sample waits for its update: its oldest row may be as
     # many versions old as there are slots
     ahead = lag is not None and lag >= parts.actors.slots
     for layout in _computing(experiment, len(known), most_trainers, ahead):
-        train = costs.rows * trained(algorithm, costs, layout.trainers)
         speed = _by_turns if layout.together else min
-        yield layout, speed(_gathered(layout, costs, known, cores, layout.together), 1 / train)
+        gathered = _gathered(layout, costs, known, cores, layout.together)
+        yield layout, speed(gathered, training(layout.trainers))
 
 
 def _gathered(layout: Layout, costs: Costs, known: Sequence[Costs], cores: int, in_step: bool) -> float:
     """Return the env steps/s of all actors. `known`: the costs on each core, the `cores`
-    of the trainers' host first, where they are `costs`. `in_step`: whether the slowest
-    actor decides."""
-    # those that take turns with a trainer stand with it
-    with_trainers = [pace(layout, costs)] * (layout.trainers if layout.together else 0)
+    of the first trainer's host first, where they are `costs`. `in_step`: whether the
+    slowest actor decides."""
+    # those that take turns with a trainer stand with it, all but the first anywhere
+    anywhere = max((pace(layout, each) for each in known), default=0.0)
+    with_trainers = [pace(layout, costs), *[anywhere] * (layout.trainers - 1)] if layout.together else []
     free = sorted(pace(layout, each) for each in known[min(layout.trainers, cores) :])
     used = [*with_trainers, *free[: layout.actors - len(with_trainers)]]
     used = used or [pace(layout, costs)]  # an actor and a trainer may share the only core
@@ -499,13 +515,18 @@ def pace(layout: Layout, costs: Costs) -> float:
     return gather * (1 + UNEVEN * (layout.together and layout.actors > 1))
 
 
-def trained(algorithm: AlgorithmConfig, costs: Costs, trainers: int) -> float:
-    """Return the seconds in which so many equal trainers train on a row, all epochs: each
-    has its share of the rows, all of what a minibatch costs besides, and the sums."""
+def trained(algorithm: AlgorithmConfig, costs: Costs, trainers: int, hosts: int = 1) -> float:
+    """Return the seconds in which so many equal trainers, on so many hosts, train on a
+    row, all epochs: each has its share of the rows, all of what a minibatch costs
+    besides, and the sums."""
     rows, epochs = int(getattr(algorithm, "minibatch_size", 1)), int(getattr(algorithm, "epochs", 1))
     others = trainers - 1
     # large sums are cut, so that nobody reads more than twice their size
     sums = others * SUM + min(others, 2) * SUMMED_BYTE * costs.sums
+    if hosts > 1:
+        here = -(-trainers // hosts)  # each of them hears each that is elsewhere
+        heard = here * (trainers - here) * (min(1.0, 2 / trainers) if costs.sums > WHOLE else 1.0)
+        sums += SUM_ACROSS + BYTE_ACROSS * heard * costs.sums
     besides = min(costs.minibatch * epochs / rows, costs.train)
     return (costs.train - besides) / trainers + besides + sums * epochs / rows
 

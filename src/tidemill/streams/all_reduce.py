@@ -34,7 +34,7 @@ class AllReduce:
     A small array goes to everybody, who each add it up. A large one is cut into a part
     per trainer: each receives everybody's copy of its own part, adds it up and sends the
     sum to the others (reduce-scatter, then all-gather), so that nobody reads more than
-    twice its size.
+    twice its size. `most_bytes`: of the largest array.
 
     lost: ranks of those that have died. Whoever has finished a sum has sent its parts to
         all before, so that all others can finish it, too; a sum for which a part of one
@@ -49,8 +49,12 @@ class AllReduce:
         self.lost = set[int]()
         self._number = 0
         self._come: dict[int, Arrays] = {}  # by rank, what it has sent next
-        self._scratch = np.empty(most_bytes, np.uint8)
-        schema = {"data": Field((most_bytes,), "uint8"), "number": Field((), "int64")}
+        self._most = most_bytes
+        # a message is an array or, of a large one, a part, of up to one number more than
+        # an equal share
+        message = min(most_bytes, max(WHOLE, most_bytes // (self.peers + 1) + 8))
+        self._scratch = np.empty(message, np.uint8)
+        schema = {"data": Field((message,), "uint8"), "number": Field((), "int64")}
         for sender in senders.values():
             sender.offer(schema, (), SLOTS)
 
@@ -80,9 +84,9 @@ class AllReduce:
 
         The order of addition is that of ranks, so that rounding is everywhere the same.
         """
-        if array.nbytes > self._scratch.nbytes:
+        if array.nbytes > self._most:
             raise SchemaError(
-                f"a sum of {array.nbytes} bytes does not fit a slot of {self._scratch.nbytes}: raise the "
+                f"a sum of {array.nbytes} bytes is larger than the largest, of {self._most}: raise the "
                 "algorithm's `largest_sum`"
             )
         flat = array.reshape(-1)
