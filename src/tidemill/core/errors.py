@@ -29,7 +29,7 @@ TidemillError
 └── RunError           a run that cannot start or ended in failure
     ├── Untrusted      a folder or file of somebody else's that names code, programs or
     │                  addresses
-    ├── Interrupted    a measurement that a signal ended
+    ├── Interrupted    a measurement, or a check, that a signal ended
     ├── Overtaken      a run that another runner leads by now, which began later
     └── NoProgress     a worker whose others did not do their part for long
 
@@ -209,11 +209,11 @@ class NoProgress(RunError):
 
 
 class Interrupted(RunError):
-    """A signal ended what was to be measured. `reason` is what messages call it:
-    "Ctrl-C", "SIGTERM"."""
+    """A signal ended what was to be measured, or found out. `reason` is what messages
+    call it: "Ctrl-C", "SIGTERM"."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"interrupted by {reason}: nothing was measured")
+    def __init__(self, reason: str, lost: str = "nothing was measured") -> None:
+        super().__init__(f"interrupted by {reason}: {lost}")
         self.reason = reason
 
 

@@ -24,7 +24,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Launcher
 from tidemill.api.limits import Limits
 from tidemill.api.plain_spaces import read_spaces
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, Interrupted
 from tidemill.core.schema import Array
 from tidemill.launchers.table import make_launcher
 from tidemill.metrics.json_lines import read_metrics
@@ -32,6 +32,7 @@ from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import MANIFEST, FoundCheckpoint, checkpoints, read_newest
 from tidemill.store.query import among
+from tidemill.training.result import Result
 from tidemill.training.train import resume, train
 from tidemill.workers.cut_files import CUTS, actors_with_part, read_part_of
 from tidemill.workers.trainer_config import TrainerConfig
@@ -89,7 +90,7 @@ def check_resume(
     launch, source: as of `train`
 
     Raises `ConfigError` for an experiment that cannot be resumed exactly at all, saying
-    why, and what `train` raises.
+    why, `Interrupted` where a signal ends one of the runs, and what `train` raises.
     """
     if updates is None:
         updates = OF_MEMORY if experiment.groups(ReplayTrainer) else UPDATES
@@ -100,12 +101,12 @@ def check_resume(
     with TemporaryDirectory(prefix="tidemill-check-resume-") as folder:
         straight, resumed = (Path(folder) / name for name in (FIRST, SECOND))
         settings: dict[str, Any] = {"launch": launch, "quiet": True, "log": "csv"}
-        train(asked, run_dir=straight, source=source, **settings)
+        _uninterrupted(train(asked, run_dir=straight, source=source, **settings))
         ended = _cut_short(asked, straight, resumed, source, settings)
-        resume(resumed, limits={"seconds": None}, trust=True, **settings)
+        _uninterrupted(resume(resumed, limits={"seconds": None}, trust=True, **settings))
         takes_turns = make_launcher(launch).takes_turns
         for run in () if takes_turns else (straight, resumed):
-            resume(run, limits={"updates": updates + BEYOND}, trust=True, **settings)
+            _uninterrupted(resume(run, limits={"updates": updates + BEYOND}, trust=True, **settings))
         compared, differences, first = compare_runs(asked, straight, resumed, takes_turns)
         cause, (anew, unequal) = "", _made_anew(asked, straight, resumed)
         if differences or first:
@@ -151,6 +152,7 @@ def _cut_short(
     for _ in range(TRIES):
         limits = experiment.limits.replace(seconds=seconds)
         made = train(experiment.replace(limits=limits), run_dir=folder, source=source, **settings)
+        _uninterrupted(made)
         if 0 < made.summary["updates"] != last:
             return int(made.summary["updates"])
         rmtree(folder)
@@ -163,6 +165,12 @@ def _cut_short(
         f"{last} updates are over too soon to end a run between its first and its last one; ask for more of "
         "them (--updates)"
     )
+
+
+def _uninterrupted(run: Result) -> None:
+    """Raise `Interrupted` where a signal has ended a run: what it left proves nothing."""
+    if run.summary["status"] == "interrupted":
+        raise Interrupted(run.summary["reason"], "the check was broken off, and nothing was found out")
 
 
 def _flat(part: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
