@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tidemill import check_resume
 from tidemill.api.launcher import Job
 from tidemill.cli.main import app
 from tidemill.core.errors import Interrupted
+from tidemill.core.temporary_folders import folders_left
+from tidemill.run.examine_machine import examine_machine
 from tidemill.run.run_lifecycle import RunLifecycle
 from tidemill.training import check_resume as check
 
@@ -60,3 +64,27 @@ def test_the_command_that_a_signal_ends_gives_no_verdict(
         f"interrupted by {said}: the check was broken off, and nothing was found out\n"
     )
     assert "exact" not in told.output
+
+
+KILLED = """
+import os
+from tests.run.cut_experiments import experiment
+from tidemill.training import check_resume as check
+check._cut_short = lambda *_: os.kill(os.getpid(), 9)
+check.check_resume(experiment())
+"""
+
+
+def test_files_of_one_that_was_killed_are_named_as_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert killed.returncode == -signal.SIGKILL
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (left,) = tmp_path.iterdir()
+    assert (left / "straight" / "checkpoints").is_dir() and folders_left() == [left]
+    assert f"rm -r {left}" in [found.cure for found in examine_machine() if found.name == "temporary files"]

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from tidemill.api.limits import Limits
 from tidemill.api.plain_spaces import read_spaces
 from tidemill.core.errors import ConfigError, Interrupted
 from tidemill.core.schema import Array
+from tidemill.core.temporary_folders import temporary_folder
 from tidemill.launchers.table import make_launcher
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.replay_training.trainer_config import ReplayTrainer
@@ -98,7 +98,7 @@ def check_resume(
         raise ConfigError(f"updates = {updates} must be at least 2, so that a run can end before its last")
     limits = Limits(updates=updates, window=experiment.limits.window)
     asked = experiment.replace(exact_resume=True, limits=limits)
-    with TemporaryDirectory(prefix="tidemill-check-resume-") as folder:
+    with temporary_folder() as folder:
         straight, resumed = (Path(folder) / name for name in (FIRST, SECOND))
         settings: dict[str, Any] = {"launch": launch, "quiet": True, "log": "csv"}
         _uninterrupted(train(asked, run_dir=straight, source=source, **settings))
