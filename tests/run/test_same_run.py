@@ -57,6 +57,21 @@ def test_an_interrupted_run_goes_on_and_all_else_is_refused(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_run_that_is_going_on_is_not_told_as_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "mine", stop_at=5)
+    (tmp_path / "mine" / "summary.json").unlink()
+    going = RunFolder(tmp_path / "mine")
+    going.lock()
+    with pytest.raises(RunError, match="being written by another run"):
+        run(going.path, quiet=False)
+    assert capsys.readouterr().out == ""
+    going.unlock()
+    assert run(going.path, quiet=False).summary["status"] == "completed"
+    assert "goes on with this run, which was killed (--anew starts anew)" in capsys.readouterr().out
+
+
 def test_without_a_folder_an_unfinished_run_is_named_and_a_new_one_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,7 +161,8 @@ def _train(
     if run_dir is not None and anew and (aside := put_aside(Path(run_dir))) is not None:
         _say(f"the run that was in {run_dir} is in {as_typed(aside)} now", quiet)
     elif run_dir is not None and (ended := unfinished(Path(run_dir), experiment, asked)):
-        _say(f"goes on with this run, which was {ended} (--anew starts anew)", quiet)
+        if not RunFolder(Path(run_dir)).led():  # else it lives, and is refused
+            _say(f"goes on with this run, which was {ended} (--anew starts anew)", quiet)
         return resume(run_dir, launch=launch, quiet=quiet, log=log, on_update=on_update)
     elif run_dir is None and (told := left_unfinished(experiment, asked)):
         _say(told, quiet)
