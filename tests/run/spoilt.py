@@ -8,6 +8,7 @@ import numpy as np
 from pettingzoo import ParallelEnv
 
 STEP = 5  # in which an episode that is to fail does
+LONG = 5_000_000  # characters of a text that no record needs
 
 
 class Panic(BaseException):
@@ -42,6 +43,7 @@ class Spoilt(gymnasium.Env[Any, Any]):
         self.seen[0] += 1
         self.seen[2] += action
         told, reward = self.seen.copy(), 1.0
+        infos = {"sum": self.seen[2], "arm": object(), "at": [1, 2]}
         over = bool(self.seen[0] == STEP)
         if over and self.seen[1] < 0.5:
             match self.fault:
@@ -57,10 +59,15 @@ class Spoilt(gymnasium.Env[Any, Any]):
                     raise Panic("the arm is stuck")
                 case "wordless":
                     raise Wordless
+                case "long":
+                    raise ValueError("x" * LONG)
+                case "long infos":
+                    told[1] = np.nan
+                    infos |= {"k" * LONG: 1.0, "text": "t" * LONG}
                 case "once" if not Spoilt.failed:
                     Spoilt.failed = True
                     raise RuntimeError("the cable was loose")
-        return told, reward, over, False, {"sum": self.seen[2], "arm": object(), "at": [1, 2]}
+        return told, reward, over, False, infos
 
 
 class Vector(gymnasium.vector.VectorEnv[Any, Any, Any]):

@@ -134,6 +134,28 @@ def test_whatever_an_environment_raises_costs_no_more_than_its_lane(fault, says,
     assert not [event for event in read_events(tmp_path / "run") if event.what == "died"]
 
 
+@pytest.mark.parametrize("fault", ["long", "long infos"])
+def test_texts_of_any_length_are_shortened_in_the_record_and_wherever_they_are_told(fault, tmp_path):
+    folder = tmp_path / "run"
+    run(folder, made(fault))
+    path = records(folder)[-1]
+    assert sum(file.stat().st_size for file in path.iterdir()) < 50_000
+    assert (folder / "events.jsonl").stat().st_size < 50_000
+    _, facts = read_checkpoint(path)
+    if fault == "long":
+        shown = "x" * 750
+        left = f"{spoilt.LONG - 1500:,}"
+        assert facts["cause"].endswith(
+            f"ValueError while stepping with action {facts['cause'].partition('action ')[2][0]}: "
+            f"{shown} […{left} characters are left out…] {shown}"
+        )
+        assert 'spoilt.py", line' in facts["traceback"]
+        assert "characters are left out" in facts["traceback"]
+    else:
+        assert facts["told"]["agent"]["info.text"] == f"'{'t' * 99}…"
+        assert f"0/info.{'k' * 100}" in read_checkpoint(path)[0]["told"]
+
+
 def test_what_follows_from_something_else_does_not_come_again_and_the_command_says_so(tmp_path):
     run(tmp_path / "run", made("once"), exact=True)
     (path,) = records(tmp_path / "run")

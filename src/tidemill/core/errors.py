@@ -45,6 +45,7 @@ from typing import Any, Self, TypeVar
 from tidemill.core.foreign_names import FOREIGN_NAMES, WITHOUT_NAMES
 
 T = TypeVar("T")
+FOREIGN_LIMIT, OWN_LIMIT = 1_500, 4_000  # characters of messages: somebody else's error's, and ours
 
 
 class TidemillError(Exception):
@@ -264,13 +265,21 @@ def forgiving() -> Iterator[None]:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what an error says; where its own `__str__` raises, that."""
+    """Return what an error says, shortened where that is very long; where its own
+    `__str__` raises, that."""
     try:
-        return str(error)
+        return shortened(str(error), OWN_LIMIT if isinstance(error, TidemillError) else FOREIGN_LIMIT)
     except SIGNALLED:
         raise
     except BaseException as other:
         return f"its __str__ raised {type(other).__name__}"
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of more than `most` characters as its beginning and its end, and how
+    much is left out in between."""
+    left, half = len(text) - most, most // 2
+    return text if left <= 0 else f"{text[:half]} […{left:,} characters are left out…] {text[-half:]}"
 
 
 def place(error: BaseException, counts: Callable[[str], bool] = bool) -> str:

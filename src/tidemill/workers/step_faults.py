@@ -33,6 +33,7 @@ from tidemill.core.errors import (
     TidemillError,
     fault_of,
     message_of,
+    shortened,
 )
 from tidemill.core.schema import Array, Arrays
 from tidemill.envs.episode_replay import LONGEST
@@ -51,7 +52,7 @@ MINUTE = 60.0
 MOST_BYTES = 16 << 20
 """Of what was told in a step; larger arrays are left out."""
 MOST_PARTS, DEEPEST = 1000, 16  # of what an agent was told
-TRACEBACK = 8000  # characters
+TRACEBACK, LONGEST_KEY = 8000, 100  # characters
 _NESTED = (Mapping, tuple, list, np.ndarray)
 
 
@@ -232,7 +233,8 @@ def _links(fault: BaseException) -> Iterator[BaseException]:
 def _traceback(links: Sequence[BaseException]) -> str:
     """Return the traceback of what an environment raised; "" where it raised nothing."""
     raised = next((link for link in reversed(links) if not isinstance(link, TidemillError)), None)
-    return "" if raised is None else "".join(traceback.format_exception(raised))[-TRACEBACK:]
+    lines = [] if raised is None else traceback.format_exception(raised)
+    return "".join(shortened(line, TRACEBACK // 2) for line in lines)[-TRACEBACK:]
 
 
 def _before(newest: Arrays, told: Mapping[str, Any]) -> Arrays:
@@ -278,7 +280,7 @@ def _parts(name: str, value: Any, depth: int = DEEPEST) -> Iterator[tuple[str, A
     """Yield the leaves of what was told, as spaces call them ("obs.camera", "obs.0")."""
     if isinstance(value, Mapping) and depth:
         for key, part in value.items():
-            yield from _parts(f"{name}.{key}", part, depth - 1)
+            yield from _parts(f"{name}.{key!s:.{LONGEST_KEY}}", part, depth - 1)
     elif depth and (
         (isinstance(value, tuple) and any(isinstance(part, _NESTED) for part in value))
         or (isinstance(value, list) and _array(value) is None)
