@@ -249,8 +249,8 @@ def test_an_environment_that_cannot_be_made_a_second_time_is_named():
     driver = loop_of(left=3)
     with pytest.raises(
         EnvironmentFault,
-        match=r"once: lane 1 failed, and cannot be made a second time \(OSError: no licence left\).*"
-        r"lane_restarts=None.*segment lost",
+        match=r"once: lane 1 failed, and cannot be made a second time \(OSError: no licence left "
+        r"\(.*, line \d+, in __init__\)\);.*lane_restarts=None.*segment lost \(.*, line \d+, in step\)$",
     ):
         driver.tick()
 

@@ -134,6 +134,16 @@ def test_whatever_an_environment_raises_costs_no_more_than_its_lane(fault, says,
     assert not [event for event in read_events(tmp_path / "run") if event.what == "died"]
 
 
+def test_a_lane_that_cannot_be_made_again_is_told_with_the_place_of_either_error(tmp_path):
+    made = f"{SPOILT.with_name('test_stall_report.py')}:Licensed"
+    licensed = Gymnasium(make=made, kwargs={"licence": str(tmp_path / "licence")})
+    with pytest.raises(RunError) as raised:
+        run(tmp_path / "run", licensed, lanes=1)
+    told = str(raised.value).partition("\n")[0]
+    assert re.search(r"FileExistsError: .*pathlib.py, line \d+, in touch\)\); let its close\(\)", told)
+    assert re.search(r"the arm is stuck \([^()]*test_stall_report.py, line \d+, in step\)$", told)
+
+
 @pytest.mark.parametrize("fault", ["long", "long infos"])
 def test_texts_of_any_length_are_shortened_in_the_record_and_wherever_they_are_told(fault, tmp_path):
     folder = tmp_path / "run"

@@ -282,10 +282,20 @@ def shortened(text: str, most: int) -> str:
     return text if left <= 0 else f"{text[:half]} […{left:,} characters are left out…] {text[-half:]}"
 
 
-def place(error: BaseException, counts: Callable[[str], bool] = bool) -> str:
+def foreign(error: BaseException) -> BaseException | None:
+    """Return the first of an error and its causes that is not ours to explain; None where
+    all are."""
+    link: BaseException | None = error
+    while isinstance(link, TidemillError):
+        link = link.__cause__
+    return link
+
+
+def place(error: BaseException | None, counts: Callable[[str], bool] = bool) -> str:
     """Return " (FILE, line N, in FUNCTION)" of where `error` was raised, or of the last
     of the files that count which led there; "" where there is none."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if counts(frame.filename)]
+    raised = None if error is None else error.__traceback__
+    frames = [frame for frame in traceback.extract_tb(raised) if counts(frame.filename)]
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 

@@ -40,8 +40,10 @@ from tidemill.core.errors import (
     ReplyLost,
     SessionLost,
     fault_of,
+    foreign,
     forgiving,
     message_of,
+    place,
 )
 from tidemill.core.schema import Arrays
 from tidemill.core.step_deadlines import take_over
@@ -228,10 +230,10 @@ def made_again(make: Callable[[], Any], who: str, fault: Exception) -> Any:
         if may_come_back(error):
             raise EnvironmentAway(f"{who} cannot be made anew now ({cause})") from error
         raise EnvironmentFault(
-            f"{who} failed, and cannot be made a second time ({cause}); let its "
+            f"{who} failed, and cannot be made a second time ({cause}{place(foreign(error))}); let its "
             "close() free what the next one needs, see whether what it connects to is there, or end runs "
             "with the first fault (lane_restarts=None). "
-            f"It failed by this: {text_of(fault)}"
+            f"It failed by this: {text_of(fault)}{place(foreign(fault))}"
         ) from error
 
 

@@ -46,7 +46,7 @@ from tidemill.api.control_messages import (
 )
 from tidemill.api.worker import Context, WorkerHandle
 from tidemill.core.clock import Clock, awake
-from tidemill.core.errors import SIGNALLED, NoProgress, TidemillError, message_of, place, returned
+from tidemill.core.errors import SIGNALLED, NoProgress, foreign, message_of, place, returned
 from tidemill.core.resource_shortage import why
 from tidemill.workers.cut_files import PartWriter
 
@@ -294,17 +294,15 @@ class Worker(WorkerHandle):
         for whoever leads the run."""
         if isinstance(error, SIGNALLED) and threading.current_thread() is threading.main_thread():
             raise error
-        cause: BaseException | None = error
-        while isinstance(cause, TidemillError):
-            cause = cause.__cause__
+        cause = foreign(error)
         message = f"{type(error).__name__}: {why(error)}" if cause is error else message_of(error)
         if isinstance(error, SystemExit):
             message = (
                 f"SystemExit: sys.exit({error.code!r}) was called in a worker, by its environment or another "
                 "part of the experiment"
             )
-        if cause is not None:  # something that is not ours to explain: say where
-            message += place(cause)
+        if (where := place(cause)) not in message:
+            message += where
         message = _tail(message, ERROR_LIMIT)
         details = "" if cause is None else _tail("".join(traceback.format_exception(error)), DETAILS_LIMIT)
         waited = error.seconds if isinstance(error, NoProgress) else 0.0
