@@ -160,6 +160,12 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file", experiment(), None)
     with pytest.raises(RunError, match=r"cannot be written: Not a directory; name another with --run-dir"):
         RunFolder.create(tmp_path / "file" / "run", experiment(), None)
+    run = RunFolder.create(tmp_path / "run", experiment(), None)
+    run.unlock()
+    shutil.rmtree(run.path / "epochs")
+    (run.path / "epochs").touch()
+    with pytest.raises(RunError, match=r"Not a directory: \S+/run/epochs; a folder belongs there: move that"):
+        run.lead()
 
 
 @pytest.mark.skipif(

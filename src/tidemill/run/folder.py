@@ -36,7 +36,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.core.config import brought_up_to_date, check_name, decode, encode
 from tidemill.core.errors import ConfigError, Overtaken, RunError, TidemillError
 from tidemill.core.private_files import private, private_folder
-from tidemill.core.resource_shortage import why
+from tidemill.core.resource_shortage import cause_of, why
 from tidemill.core.secrets import check_revealed, hide, known
 from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.core.user_code_loading import expect, load_file, own_code
@@ -218,10 +218,10 @@ class RunFolder:
             self.epoch = take(self.path)
         except OSError as error:
             self.unlock()
-            raise RunError(
-                f"run folder {self.path} cannot be written: {why(error)}; free the disk, or let yourself "
-                "write there"
-            ) from None
+            cure = "free the disk, or let yourself write there"
+            if isinstance(error, NotADirectoryError):
+                cure = "a folder belongs there: move that file elsewhere"
+            raise RunError(f"run folder {self.path} cannot be written: {cause_of(error)}; {cure}") from None
 
     def unlock(self) -> None:
         """Let others have the folder."""
