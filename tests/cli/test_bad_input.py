@@ -195,6 +195,11 @@ def nothing_left(folder: Path) -> None:
     wait_until(lambda: not psutil.Process().children(recursive=True), 60, "no process is left")
 
 
+@pytest.mark.parametrize("command", ["status", "resume", "stop", "retrain", "doctor run", "follow"])
+def test_an_empty_path_is_not_the_folder_that_one_is_in(command: str, cli: Callable[..., Result]) -> None:
+    refused(cli(*command.split(), ""), "an empty path names no run; write . for the folder that you are in")
+
+
 NEVER_BEGAN = {
     "unknown environment": (["CartPol-v1"], ['"CartPol-v1"', "CartPole"]),
     "unknown module": (["no_such_module:Env-v0"], ["no_such_module", "install it"]),

@@ -16,6 +16,16 @@ from tidemill.envs.wrapping import WRAPPERS
 from tidemill.presets.environment_names import FORMS, environment_from, is_named
 from tidemill.workers.actor_config import ActorConfig
 
+
+def _run_named(text: str) -> Path:
+    """Return the folder that a word names. An empty one, of a variable that is not set,
+    say, is none: it would be this very folder."""
+    if not text:
+        raise typer.BadParameter("an empty path names no run; write . for the folder that you are in")
+    return Path(text)
+
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", parser=_run_named)]
 KINDS = (
     f"{', '.join(FORMS)}; the last may name an environment of your own, or a function that returns an "
     "experiment."

@@ -2,13 +2,13 @@
 ``doctor env`` and ``doctor run``, and ``serve-env``."""
 
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidemill.cli.arguments import (
     EnvArg,
+    Run,
     Set,
     Trained,
     Wrap,
@@ -198,7 +198,7 @@ def doctor_machine(
 
 
 @friendly
-def doctor_run(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+def doctor_run(run: Run) -> None:
     """Look a run over, finished or going on: how it stands, what it reaches, who waits,
     what is odd about its training, its last error."""
     from tidemill.run.examine_run import examine_run

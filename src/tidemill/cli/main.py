@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Set, Wrap, changed, experiment_from, pairs
+from tidemill.cli.arguments import EnvArg, Lay, NamedArgument, Run, Set, Wrap, changed, experiment_from, pairs
 from tidemill.cli.cluster import Hosts, Insecure, Place, RayAddress, doctor_cluster, places
 from tidemill.cli.environment_commands import (
     check_env,
@@ -270,7 +270,7 @@ def _exit(summary: Mapping[str, Any]) -> None:
 @app.command()
 @friendly
 def resume(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Run,
     launch: Annotated[
         str | None,
         typer.Option(
@@ -320,13 +320,11 @@ app.command()(friendly(follow))
 @app.command()
 @friendly
 def retrain(
-    run: Annotated[
-        Path, typer.Argument(help="The run's folder; its trainer has written a journal (journal = true).")
-    ],
+    run: Run,
     trust: TrustFlag = False,
 ) -> None:
-    """Train a run again from its journal, and compare the weights with its newest
-    checkpoint's."""
+    """Train a run again from its journal, which its trainer has written (journal = true),
+    and compare the weights with its newest checkpoint's."""
     from tidemill.trained.retrain import retrain as again
 
     found = again(run, trust=word(trust))
@@ -342,7 +340,7 @@ def retrain(
 @app.command("replay-fault")
 @friendly
 def replay_fault(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Run,
     number: Annotated[
         int | None,
         typer.Argument(metavar="N", help="The update, or the actor's record; by default the newest."),
@@ -407,7 +405,7 @@ COMMANDS = {
 
 def _command(word: str) -> Callable[[Path], None]:
     @friendly
-    def tell(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+    def tell(run: Run) -> None:
         from tidemill.run import control_socket
         from tidemill.run.folder import RunFolder
 
@@ -422,7 +420,7 @@ for _word, _help in COMMANDS.items():
 
 @app.command()
 @friendly
-def status(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+def status(run: Run) -> None:
     """Show a run: as it is now, or how it ended, and what happened last."""
     from tidemill.run.folder import RunFolder
     from tidemill.run.status import render_status
@@ -433,7 +431,7 @@ def status(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> No
 @app.command("eval")
 @friendly
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Run,
     episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 100,
     lanes: Annotated[int, typer.Option(help="Copies of the environment to play them in.")] = 10,
     seed: Seed = None,
@@ -490,7 +488,7 @@ def evaluate(
 @app.command()
 @friendly
 def play(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Run,
     video: Annotated[Path | None, typer.Option(help="The video to write, FILE.mp4.")] = None,
     episodes: Annotated[int, typer.Option(help="Episodes to play.")] = 1,
     max_seconds: Annotated[float, typer.Option(help="Length of the video at most.")] = 120.0,
@@ -537,7 +535,7 @@ def play(
 @app.command()
 @friendly
 def params(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Run,
     words: Annotated[
         list[str] | None,
         typer.Argument(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidemill.cli.arguments import Run
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code_loading import without_arguments
 
@@ -119,7 +120,7 @@ class JobOptions:
         return slurm_job.follow(run, number, before)
 
 
-def follow(run: Annotated[Path, typer.Argument(help="The run's folder.")]) -> None:
+def follow(run: Run) -> None:
     """Show what the job of a run writes, as it is written."""
     from tidemill.launchers import slurm_job
 
