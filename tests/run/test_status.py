@@ -122,7 +122,11 @@ def test_a_run_that_is_starting_was_not_killed(tmp_path: Path) -> None:
 
 
 def test_what_stands_in_a_folder_is_shown_whatever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"name": ')
+    text = shown(tmp_path)
+    assert "it was killed" in text and f"damaged: {tmp_path}/config.json" in text
     (tmp_path / "config.json").write_text("{}")
+    assert "damaged" not in shown(tmp_path)
     for torn in ("", '{"status": "comp', "[1]", '"completed"', "{}"):
         (tmp_path / "summary.json").write_text(torn)
         assert "it was killed" in shown(tmp_path)

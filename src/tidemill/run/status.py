@@ -121,6 +121,10 @@ def render_status(folder: RunFolder) -> RenderableType:
     """Return what the user is shown of the run in `folder`."""
     status, events = read_status(folder), read_events(folder.path)
     parts = _over(folder, events) if status is None else _now(status)
+    try:
+        folder.read(CONFIG)
+    except RunError as error:
+        parts += [Text(printable(f"\nIts configuration is damaged: {error}. `resume` needs it"), "bold")]
     if events:
         parts += [Text("\nWhat happened last", "bold"), _events(events[-EVENTS:])]
     return Group(*parts)
