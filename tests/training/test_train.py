@@ -87,6 +87,24 @@ def test_a_full_disk_at_the_end_is_named_and_the_first_cause_kept(
     assert "note: " in (said := capsys.readouterr().err) and "summary.json cannot be written" in said
 
 
+def test_a_resume_says_which_history_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = experiments.cartpole()
+    trainer = made.workers["trainer"].replace(database_seconds=0.001)
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    folder = run(tmp_path / "run", made, updates=3).folder
+    resume(folder, launch="inline", limits={"updates": 4})
+    assert "missing" not in capsys.readouterr().out
+    (folder / "metrics.jsonl").unlink()
+    for file in (folder / "parameters").glob("index.sqlite*"):
+        file.write_bytes(b"")
+    resume(folder, launch="inline", limits={"updates": 5})
+    said = capsys.readouterr().out
+    assert "metrics.jsonl has no records: those of before update 5 are missing" in said
+    assert "parameters holds no versions: those of before update 5 are missing" in said
+    resume(folder, launch="inline", limits={"updates": 6})
+    assert "missing" not in capsys.readouterr().out
+
+
 def test_a_run_that_reached_its_mark_goes_on_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

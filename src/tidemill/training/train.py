@@ -1,6 +1,6 @@
 """The Python front: `train` an experiment, `resume` a run."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,18 @@ from tidemill.api.algorithm import AlgorithmConfig
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.config import check_name, decode, encode
-from tidemill.core.errors import BrokenOff, ConfigError, RunError
+from tidemill.core.errors import BrokenOff, ConfigError, DatabaseError, RunError
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.resource_shortage import why
 from tidemill.core.user_code_loading import refuse_while_loading, without_arguments
 from tidemill.launchers.table import LAUNCHERS, make_launcher, with_options
 from tidemill.layouts.auto_layout import AUTO, GIVEN, LAYOUT, check_layout, kept_paces, lay_out
+from tidemill.metrics.json_lines import FILE, last_records
 from tidemill.metrics.writer import DEFAULT, SINKS, Sinks, find_sinks, split
 from tidemill.run.check_exact import check_exact
 from tidemill.run.conditions import each_to_its_limit
 from tidemill.run.cuts import go_back_to_cut, newest_whole_cut
-from tidemill.run.folder import LAUNCHER, RunFolder, as_typed
+from tidemill.run.folder import LAUNCHER, MOMENT, RunFolder, as_typed
 from tidemill.run.interrupts import Interrupts, signal_name
 from tidemill.run.resume_point import ResumePoint, before_torn_end, without_met_limit
 from tidemill.run.run_control import OnUpdate
@@ -41,6 +42,7 @@ from tidemill.run.start_remarks import remarks
 from tidemill.run.trust import Trust
 from tidemill.store.checkpoint import checkpoints
 from tidemill.store.checkpoint import put_aside as put_checkpoints_aside
+from tidemill.store.parameter_database import PARAMETERS
 from tidemill.training.experiment_from import Trainable, make_experiment, with_settings
 from tidemill.training.replay_slots import by_turns, with_slots
 from tidemill.training.result import Result, Summary
@@ -301,10 +303,22 @@ def resume(
                 "one before",
                 quiet,
             )
+        for text in _lost_history(folder) if past.progress.updates else ():
+            _say(f"{text}: those of before update {past.progress.updates + 1:,} are missing", quiet)
         if reached:
             _say(f"it was {ended} once it had reached {reached}: it is complete now", quiet)
             return _result(folder, life.complete(job, f"it has reached {reached}"))
         return _result(folder, life.lead(job, launcher, interrupts))
+
+
+def _lost_history(folder: RunFolder) -> Iterator[str]:
+    """Yield which of a run's files have nothing in them of the updates that it has
+    done."""
+    if not last_records(folder.path):
+        yield f"{folder.path / FILE} has no records"
+    with suppress(DatabaseError):  # what is wrong with it is said to whoever uses it
+        if (folder.path / PARAMETERS).exists() and not folder.database(MOMENT).policies():
+            yield f"{folder.path / PARAMETERS} holds no versions"
 
 
 def _say(text: str, quiet: bool) -> None:
