@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Link
-from tidemill.hosts.crossing import Carried, LinkInOrder, edges_here, neighbours
+from tidemill.hosts.crossing import Carried, LinkInOrder, edges_here, neighbours, way
 
 EDGES = [
     Edge("samples/x/a-0/0/t-0", "channel", "a-0", ("t-0",)),
@@ -30,6 +30,22 @@ def test_in_place_of_workers_elsewhere_stand_the_guests_of_their_hosts() -> None
     assert edges_here(EDGES, PLACES, "c") == [Edge("parameters/p/t-0", "cell", "@runner", ("t-1",))]
     assert neighbours(EDGES, PLACES, "runner") == ["b", "c"]
     assert neighbours(EDGES, PLACES, "b") == neighbours(EDGES, PLACES, "c") == ["runner"]
+
+
+def test_the_hosts_of_a_cell_are_a_tree() -> None:
+    hosts = [f"h{i}" for i in range(23)]
+    places = {"t": "h0", **{f"a{i}": host for i, host in enumerate(hosts)}}
+    cell = Edge("parameters/p/t", "cell", "t", tuple(f"a{i}" for i in range(23)))
+    ways = {host: way(cell, places, host) for host in hosts}
+    assert ways["h0"] == ("", ("h1", "h2", "h3", "h4"))
+    assert ways["h2"] == ("h0", ("h9", "h10", "h11", "h12"))
+    assert ways["h5"] == ("h1", ("h21", "h22")) and ways["h22"] == ("h5", ())
+    assert way(cell, places, "elsewhere") == ("", ())
+    # each but the first is handed it once, by the host that says so
+    assert sorted(host for _, after in ways.values() for host in after) == sorted(hosts[1:])
+    assert all(host in ways[ways[host].before].after for host in hosts[1:])
+    assert edges_here([cell], places, "h5") == [Edge("parameters/p/t", "cell", "@h1", ("a5", "@h21", "@h22"))]
+    assert neighbours([cell], places, "h5") == ["h1", "h21", "h22"]
 
 
 class Said(Link):

@@ -678,6 +678,44 @@ def test_a_slot_that_was_released_is_free_once_the_cell_has_come_that_was_writte
         until(lambda: channel.get(release=False), *hosts)
 
 
+def test_a_cell_is_taken_on_from_whoever_hands_it_on_next(hosts):
+    source, target, bells = directions(hosts)[0]
+    cell = Cell(source, target, bells)
+    value = lambda version: {"w": np.full(1000, float(version))}  # noqa: E731
+    cell.writer.offer({"w": Field((1000,), "float64")})
+    cell.writer.write(value(5), 5)
+    until(lambda: cell.reader.attach() and cell.reader.newest() == 5 and not cell.outgoing.behind, *hosts)
+    outgoing, incoming = cell.outgoing.anew(), cell.incoming.anew()
+    target.receive(incoming, void=True)
+    source.send(outgoing, void=True)
+    until(lambda: incoming.version == 5, *hosts)  # the same one, once more
+    cell.writer.write(value(7), 7)
+    until(lambda: cell.reader.newest() == 7, *hosts)
+    read = value(0)
+    assert cell.reader.read(read) == 7 and (read["w"] == 7).all()
+    late = incoming.anew()
+    with pytest.raises(SchemaError, match="is offered as"):
+        late.take_offer(Offer(1, 1, {"w": Field((10,), "float64")}, (), 0, 128))
+    late.take_offer(incoming.offered)
+    with pytest.raises(SchemaError, match="sends version 6 of its value, after 6"):
+        late.take(Piece(1, 1, 0, 6), memoryview(bytes(8000)))  # it has had a newer one
+
+
+def test_a_cell_has_arrived_once_it_has_where_it_is_handed_on(hosts):
+    source, target, bells = directions(hosts)[0]
+    cell, there = Cell(source, target, bells), False
+    cell.incoming._onward = lambda: there
+    cell.writer.offer({"w": Field((10,), "float64")})
+    until(cell.reader.attach, *hosts)
+    for _ in range(20):
+        for host in hosts:
+            host.turn(0.0)
+    assert not cell.outgoing.arrived
+    there = True
+    target._cells.stirred = True  # as where the next host says so
+    until(lambda: cell.outgoing.arrived, *hosts)
+
+
 def test_silence_of_a_line_is_noticed_and_the_host_is_called_anew(hosts, closing):
     here, there = hosts
     carrier = closing(Carrier())

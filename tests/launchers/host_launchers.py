@@ -30,6 +30,14 @@ class ThreeHosts(HostsLauncher):
         return CommandEngine({"b": CommandHost(LOOPBACK), "c": CommandHost(LOOPBACK)})
 
 
+class SixHosts(HostsLauncher):
+    """The runner's host, without cores for workers, and five others: one more than a host
+    sends a cell to."""
+
+    def engine(self) -> HostEngine:
+        return CommandEngine({host: CommandHost(LOOPBACK) for host in "bcdef"}, cores=0)
+
+
 class OtherKind(HostsLauncher):
     """A host of another kind, which has SLOW in its environment."""
 

@@ -22,6 +22,7 @@ from tests.launchers.host_launchers import (
     NoCommand,
     NoTidemill,
     OtherKind,
+    SixHosts,
     ThreeHosts,
     TwoHosts,
 )
@@ -117,8 +118,8 @@ def weights(made: Experiment, launch: Any, run: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("made", "launcher"),
-    [(experiment(), ThreeHosts), (experiment(trainers=2), TwoHosts)],
-    ids=["three hosts", "equal trainers"],
+    [(experiment(), ThreeHosts), (experiment(trainers=2), TwoHosts), (experiment(actors=5), SixHosts)],
+    ids=["three hosts", "equal trainers", "a tree of six"],
 )
 def test_several_hosts_learn_what_processes_of_one_learn(
     made: Experiment, launcher: Any, tmp_path: Path

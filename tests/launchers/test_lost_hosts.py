@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks.networked import NETWORK
-from tests.launchers.host_launchers import LOOPBACK, ServerOnB
+from tests.launchers.host_launchers import LOOPBACK, ServerOnB, SixHosts
 from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment
 from tests.run.watching import Run, wait_until
 
@@ -215,6 +215,26 @@ def test_what_a_policy_worker_held_is_asked_of_its_next_life(tmp_path: Path) -> 
     assert (result.summary["status"], result.summary["updates"], len(killed)) == ("completed", 100, 1)
     died = {event.worker for event in read_events(run) if event.what == "died"}
     assert died == {"actor-0", "actor-2", "server-0"}
+
+
+def test_where_a_host_is_lost_that_hands_a_cell_on_its_stand_in_does(tmp_path: Path) -> None:
+    """Host b hands on to f what the trainer publishes; in lockstep all wait for it."""
+    run, killed = tmp_path / "run", list[tuple[float, psutil.Process]]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        for process in () if killed or metrics["update"] < 5 else psutil.Process().children():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                if process.cmdline()[-1:] == ["b"]:
+                    process.kill()
+                    killed.append((metrics["update"], process))
+
+    made = experiment(updates=40, actors=5)
+    result = train(made, launch=SixHosts, layout="given", run_dir=run, quiet=True, on_update=on_update)
+    assert (result.summary["status"], result.summary["updates"], len(killed)) == ("completed", 40, 1)
+    assert killed[0][0] < 30
+    places = RunFolder.open(run).read("placement.json")
+    assert [places[host]["workers"] for host in ("b", "f")] == [[], ["actor-4"]]
+    assert {event.worker for event in read_events(run) if event.what == "died"} == {"actor-0"}
 
 
 def test_whoever_has_many_descriptors_open_can_hold_an_agent() -> None:

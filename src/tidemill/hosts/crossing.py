@@ -24,6 +24,8 @@ from tidemill.transports.shared import SharedTransport
 from tidemill.transports.slots import SlotEndpoints
 
 _GUEST = "@"  # begins no worker's name
+FAN_OUT = 4
+"""The most hosts to which one sends a cell."""
 SAMPLES = "samples/"
 """What names of edges begin with that carry samples."""
 
@@ -33,33 +35,52 @@ def guest(host: str) -> str:
     return _GUEST + host
 
 
+class Way(NamedTuple):
+    """How an edge goes over a host.
+
+    before: the host from which it comes there; "" where its writer is there
+    after: the hosts to which it goes from there
+    """
+
+    before: str
+    after: tuple[str, ...]
+
+    @property
+    def others(self) -> list[str]:
+        """The other hosts next to this one."""
+        return [*filter(None, [self.before]), *self.after]
+
+
+def way(edge: Edge, places: Mapping[str, str], host: str) -> Way:
+    """Return how an edge goes over `host`: nowhere, where it has no end there. `places`:
+    the host of each worker. The hosts of a cell are a tree, in which each sends it to
+    `FAN_OUT` others, so that no host has to send it to all."""
+    hosts = list(dict.fromkeys(places[worker] for worker in (edge.source, *edge.targets)))
+    if host not in hosts:
+        return Way("", ())
+    at = hosts.index(host)
+    first = FAN_OUT * at + 1
+    return Way(hosts[(at - 1) // FAN_OUT] if at else "", tuple(hosts[first : first + FAN_OUT]))
+
+
 def edges_here(edges: Sequence[Edge], places: Mapping[str, str], host: str) -> list[Edge]:
     """Return the edges that have an end on `host`, in order, as they are seen there: in
-    place of workers on other hosts stands the guest of each of these hosts. `places`: the
-    host of each worker."""
-
-    def seen(worker: str) -> str:
-        return worker if places[worker] == host else guest(places[worker])
-
+    place of workers on other hosts stand the guests of the hosts from which they come and
+    to which they go (`way`)."""
     here = []
     for edge in edges:
-        if places[edge.source] == host:
-            here.append(replace(edge, targets=tuple(dict.fromkeys(map(seen, edge.targets)))))
-        elif readers := tuple(target for target in edge.targets if places[target] == host):
-            here.append(replace(edge, source=seen(edge.source), targets=readers))
+        before, after = way(edge, places, host)
+        readers = [target for target in edge.targets if places[target] == host]
+        if places[edge.source] == host or readers:
+            source = guest(before) if before else edge.source
+            here.append(replace(edge, source=source, targets=(*readers, *map(guest, after))))
     return here
 
 
 def neighbours(edges: Sequence[Edge], places: Mapping[str, str], host: str) -> list[str]:
-    """Return the other hosts that `host` has edges with, in order."""
-    found: dict[str, None] = {}
-    for edge in edges:
-        ends = dict.fromkeys(places[worker] for worker in (edge.source, *edge.targets))
-        if places[edge.source] == host:
-            found |= ends
-        elif host in ends:
-            found[places[edge.source]] = None
-    return [other for other in found if other != host]
+    """Return the other hosts with which `host` exchanges what goes over edges, in
+    order."""
+    return list(dict.fromkeys(other for edge in edges for other in way(edge, places, host).others))
 
 
 class _NoLink(Link):
@@ -153,64 +174,67 @@ class Crossing:
         # of each edge: on several hosts who grants credits dies with those who spend them
         self._lives = [lives.get(edge.begins_with[0], 0) for edge in edges]
         self._outgoing: dict[tuple[int, str], Outgoing] = {}  # by edge, and host to which it leads
-        self._cells: dict[tuple[str, str], dict[int, OutgoingCell]] = {}  # by who writes, and to which host
+        self._cells: dict[str, dict[int, OutgoingCell]] = {}  # by who writes them here
         self._channels: dict[int, IncomingChannel] = {}
+        self._handed: dict[int, IncomingCell] = {}  # cells that come here
 
     def of(self, workers: Collection[str]) -> list[int]:
         """Return the numbers of the edges that begin anew with `workers`
         (`Edge.begins_with`), and that cross between this host and another one."""
-        host, places, found = self.host, self.places, []
-        for number, edge in enumerate(self.edges):
-            readers = {places[target] for target in edge.targets}
-            crosses = bool(readers - {host}) if places[edge.source] == host else host in readers
-            if crosses and not {*workers}.isdisjoint(edge.begins_with):
-                found.append(number)
-        return found
+        begin = {*workers}
+        return [
+            number
+            for number, edge in enumerate(self.edges)
+            if not begin.isdisjoint(edge.begins_with) and self.way(number).others
+        ]
 
-    def others(self, number: int) -> list[str]:
-        """Return the hosts to which an edge that crosses leads from here, or the one from
-        which it comes."""
-        edge, host = self.edges[number], self.host
-        if (source := self.places[edge.source]) != host:
-            return [source]
-        return [o for o in dict.fromkeys(self.places[target] for target in edge.targets) if o != host]
+    def way(self, number: int) -> Way:
+        """Return how an edge goes over this host."""
+        return way(self.edges[number], self.places, self.host)
 
     def carry(self, numbers: Sequence[int], guests: Mapping[str, GuestEnds]) -> dict[str, list[Carried]]:
         """Have the wire carry the next lives of these edges. `guests`: the ends of each
         other host's, by the host. Return what each worker of this host writes and the
         wire carries."""
-        host, agents, others = self.host, self.agents, self._wire.others
+        agents, others = self.agents, self._wire.others
         carried: dict[str, list[Carried]] = {}
         for number in numbers:
-            edge = self.edges[number]
+            edge, (before, after) = self.edges[number], self.way(number)
             self._lives[number] += 1
-            for other in self.others(number) if self.places[edge.source] == host else ():
+            for other in after:
                 ends = guests[other].ends
                 outgoing: Outgoing
                 if edge.kind == "channel":
                     outgoing = OutgoingChannel(number, self._lives[number], ends.consumer(edge.name))
                 else:
                     cell = outgoing = OutgoingCell(number, self._lives[number], ends.reader(edge.name))
-                    self._cells.setdefault((edge.source, other), {})[number] = cell
+                    if not before:
+                        self._cells.setdefault(edge.source, {})[number] = cell
                 self._outgoing[number, other] = outgoing
                 if other not in agents:  # lost: who has its share next is sent it (`carry_on`)
                     continue
                 self._wire.do(partial(others[agents[other]].send, outgoing))
                 carried.setdefault(edge.source, []).append(Carried(guests[other].memory[edge.name], outgoing))
         for number in numbers:
-            edge, epoch = self.edges[number], self._lives[number]
-            if (other := self.places[edge.source]) == host:
+            edge, epoch, (other, after) = self.edges[number], self._lives[number], self.way(number)
+            if not other:
                 continue
             ends = guests[other].ends
             incoming: Incoming
             if edge.kind == "channel":
                 incoming = self._channels[number] = IncomingChannel(number, epoch, ends.producer(edge.name))
             else:
-                incoming = IncomingCell(number, epoch, ends.writer(edge.name))
+                onward = partial(self._have_arrived, number, after)
+                incoming = self._handed[number] = IncomingCell(number, epoch, ends.writer(edge.name), onward)
             if other in agents:
                 self._wire.do(partial(others[agents[other]].receive, incoming))
         self._wire.do(self._order_releases)
         return carried
+
+    def _have_arrived(self, number: int, hosts: Sequence[str]) -> bool:
+        """True when these hosts have what an edge's writer offers, but for those that are
+        lost."""
+        return all(self._outgoing[number, host].arrived for host in hosts if host in self.agents)
 
     def came(self, peer: Peer) -> list[tuple[int, int, int, int]]:
         """Return what has come of samples from another host: of each edge and life of its
@@ -261,17 +285,25 @@ class Crossing:
         )
 
     def carry_on(self, host: str, but: Collection[int]) -> None:
-        """Have the wire carry to the new agent of a host what writers write who live on:
-        all edges there but those of these numbers."""
-        numbers = [number for number, other in self._outgoing if other == host and number not in but]
-        self._wire.do(partial(self._carry_on, host, self._wire.others[self.agents[host]], numbers))
+        """Have the wire carry to the new agent of a host, and from it, what writers write
+        who live on: all edges there but those of these numbers."""
+        outgoing = [number for number, other in self._outgoing if other == host and number not in but]
+        handed = [number for number in self._handed if self.way(number).before == host and number not in but]
+        peer = self._wire.others[self.agents[host]]
+        self._wire.do(partial(self._carry_on, host, peer, outgoing, handed))
 
-    def _carry_on(self, host: str, peer: Peer, numbers: Sequence[int]) -> None:  # in the wire's thread
-        for number in numbers:
+    def _carry_on(
+        self, host: str, peer: Peer, outgoing: Sequence[int], handed: Sequence[int]
+    ) -> None:  # in the wire's thread
+        for number in outgoing:
             life = self._outgoing[number, host] = self._outgoing[number, host].anew()
-            if isinstance(life, OutgoingCell):
-                self._cells[self.edges[number].source, host][number] = life
+            written = self._cells.get(self.edges[number].source, {})
+            if isinstance(life, OutgoingCell) and number in written:
+                written[number] = life
             peer.send(life)
+        for number in handed:  # by whoever stands in for a host between this one and the writer's
+            cell = self._handed[number] = self._handed[number].anew()
+            peer.receive(cell)
         self._order_releases()
 
     def _order_releases(self) -> None:
@@ -279,4 +311,9 @@ class Crossing:
         for number, channel in self._channels.items():
             edge = self.edges[number]
             reader = next(target for target in edge.targets if self.places[target] == self.host)
-            channel.after = list(self._cells.get((reader, self.places[edge.source]), {}).values())
+            there = self.places[edge.source]
+            channel.after = [
+                cell
+                for written, cell in self._cells.get(reader, {}).items()
+                if any(self.places[target] == there for target in self.edges[written].targets)
+            ]

@@ -31,7 +31,7 @@ from tidemill.hosts.messages import (
     unpack,
     unpack_piece,
 )
-from tidemill.hosts.pumps import Incoming, IncomingCell, Outgoing, OutgoingCell
+from tidemill.hosts.pumps import CellsHere, Incoming, IncomingCell, Outgoing, OutgoingCell
 from tidemill.hosts.words import MOST_UNSAID_BYTES, Words
 
 IN_FLIGHT_BYTES = 4 << 20
@@ -114,9 +114,11 @@ class Peer:
         name: str,
         control: HostConnection,
         data: HostConnection,
+        cells: CellsHere,
         calls: tuple[str, tuple[int, int], bytes] | None = None,
     ) -> None:
-        self.name, self.calls = name, calls
+        """`cells`: of this host."""
+        self.name, self.calls, self._cells = name, calls, cells
         self._control, self._data = _Line(control), _Line(data)
         self.outgoing: dict[int, deque[Outgoing]] = {}
         self.incoming: dict[int, deque[Incoming]] = {}
@@ -126,7 +128,6 @@ class Peer:
         self.ended = self.lost = ""
         self.flows: dict[int, Flow] = {}
         self._order = deque[int]()  # outgoing edges, the next in turn first
-        self._versions: dict[int, int] = {}  # of cells that came, by edge number
         self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
         self.joined = True
         self._early_hello: Hello | None = None  # over data, when edges were not known
@@ -180,6 +181,8 @@ class Peer:
         if void:
             lives.clear()
         lives.append(life)
+        if isinstance(life, IncomingCell):
+            self._cells.versions.setdefault(life.number, -1)
         self._stirred = True
 
     def dismiss(self, why: str) -> None:
@@ -237,7 +240,7 @@ class Peer:
         self.joined, self._early_hello = False, None
         self._data.connection.close()
         self._data.answered = False
-        for kept in (self.outgoing, self.incoming, self._order, self._versions, self._early):
+        for kept in (self.outgoing, self.incoming, self._order, self._early):
             kept.clear()
 
     def end(self, why: str) -> None:
@@ -314,16 +317,17 @@ class Peer:
         lives = self.outgoing.get(position.edge)
         if lives is None:
             raise SchemaError(f"it reads edge {position.edge}, which does not lead to it")
-        if len(position.after) > len(self.incoming):
-            cells = len(position.after)
-            raise SchemaError(f"it releases slots after {cells} cells, of {len(self.incoming)} edges")
+        if (cells := len(position.after)) > (known := len(self._cells.versions)):
+            raise SchemaError(f"it releases slots after {cells} cells, of {known}")
         if position.epoch < lives[0].epoch:
             self.outdated += 1
         elif position.epoch > lives[-1].epoch:
             self._early[position.edge] = position
         for life in lives:
             if life.epoch == position.epoch:
+                arrived = life.arrived
                 life.hear(position, anew)
+                self._cells.stirred |= life.arrived != arrived
 
     def _lives(self, edge: int, epoch: int) -> deque[Incoming] | None:
         """Return the lives of an edge that may send, None where `epoch` is over."""
@@ -354,13 +358,13 @@ class Peer:
             raise SchemaError(f"it sends edge {piece.edge} in life {piece.epoch}, which it has not offered")
         life.take(piece, data)
         self.received_bytes += len(data)
-        if isinstance(life, IncomingCell) and life.version > self._versions.get(piece.edge, -1):
-            self._versions[piece.edge] = life.version
+        if isinstance(life, IncomingCell) and life.version > self._cells.versions[piece.edge]:
+            self._cells.versions[piece.edge], self._cells.stirred = life.version, True
 
     def _version_of(self, cell: int) -> int:
-        if cell not in self.incoming:
+        if cell not in self._cells.versions:
             raise SchemaError(f"a slot is released after cell {cell}, which does not lead here")
-        return self._versions.get(cell, -1)
+        return self._cells.versions[cell]
 
     # What is sent.
 

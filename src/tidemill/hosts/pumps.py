@@ -16,6 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from tidemill.core.errors import SchemaError
 from tidemill.core.memory import LIMIT, available, size
@@ -387,14 +388,28 @@ class IncomingCell(Incoming):
     version: the newest value that has come whole; -1 before the first
     """
 
-    def __init__(self, number: int, epoch: int, cell: SlotWriter) -> None:
+    def __init__(
+        self, number: int, epoch: int, cell: SlotWriter, onward: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`onward`: whether the hosts that are handed it on have what is offered."""
         super().__init__(number, epoch)
-        self._cell = cell
+        self._cell, self._onward = cell, onward
         self.version = self._coming = -1
+        self._made: Offer | None = None
+
+    def anew(self) -> "IncomingCell":
+        """Return what takes this life from a new agent of the host from which it comes:
+        its newest value may be the one that has come."""
+        new = IncomingCell(self.number, self.epoch, self._cell, self._onward)
+        new._made, new.version = self._made, max(self.version - 1, -1)
+        return new
 
     def _make(self, offer: Offer) -> None:
-        self._cell.offer(offer.schema)
-        self._nbytes = offer.nbytes
+        if self._made is None:
+            self._cell.offer(offer.schema)
+        elif offer != self._made:
+            raise SchemaError(f"edge {self.number} is offered as {offer}, and was {self._made}")
+        self._made, self._nbytes = offer, offer.nbytes
 
     def _room(self) -> int:
         return (self.received // self._nbytes + 1) * self._nbytes
@@ -414,4 +429,18 @@ class IncomingCell(Incoming):
             self.version = version
 
     def position(self) -> Position:
-        return Position(self.number, self.epoch, self.received, offered=self.offered is not None)
+        offered = self.offered is not None and self._onward()
+        return Position(self.number, self.epoch, self.received, offered=offered)
+
+
+@dataclass
+class CellsHere:
+    """The cells that come to a host, from any other.
+
+    versions: the newest of each that has come whole, by edge number; -1 before the first
+    stirred: whether one has come, or an offer has come to where it is handed on, since
+        the wire has looked
+    """
+
+    versions: dict[int, int] = field(default_factory=dict)
+    stirred: bool = False

@@ -17,6 +17,7 @@ from tidemill.core.memory import keep_freed
 from tidemill.hosts.connections import Door, HostConnection, Keys
 from tidemill.hosts.orders import Traffic
 from tidemill.hosts.peer import LEASE_S, Peer
+from tidemill.hosts.pumps import CellsHere
 from tidemill.transports.shared import EventBell
 
 _THREADS = 2  # of ZeroMQ: one for control, which waits for no data
@@ -37,6 +38,7 @@ class Wire:
         self.name, self.bell = name, bell
         self.keys = Keys.new()
         self.others: dict[str, Peer] = {}
+        self._cells = CellsHere()
         self._context = zmq.Context(_THREADS)
         self._door = Door(self._context)
         # not ZeroMQ's poller, which asks each socket of it by calls of the system
@@ -78,7 +80,7 @@ class Wire:
         """Wait for host `other`, which has this public key, to call at an address of this
         host. Return it and the two ports. `joined`: see `Peer`. Raises `ConfigError`."""
         control, data = self._connections(other)
-        peer = Peer(other, control, data)
+        peer = Peer(other, control, data, self._cells)
         peer.joined = joined
         try:
             ports = control.listen(address, self._door, key), data.listen(address, self._door, key)
@@ -92,7 +94,7 @@ class Wire:
         """Call host `other`, which listens at these ports and has this public key, and
         have this one turn for it. Return it. `joined`: see `Peer`."""
         control, data = self._connections(other)
-        peer = Peer(other, control, data, (address, ports, key))
+        peer = Peer(other, control, data, self._cells, (address, ports, key))
         peer.joined = joined
         self.others = {**self.others, other: peer}
         self.bell.ring()
@@ -139,8 +141,9 @@ class Wire:
             connection = line.connection
             if (connection.descriptor in woken or connection.unread) and not peer.ended:
                 peer.listen(line)
+        stirred, self._cells.stirred = self._cells.stirred, False  # others may wait for what has come
         for peer in peers:
-            if not peer.ended and (rang or peer.stirs):
+            if not peer.ended and (rang or stirred or peer.stirs):
                 peer.pump()
 
     def close(self) -> None:

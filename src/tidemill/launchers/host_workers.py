@@ -78,7 +78,7 @@ class HostWorkers:
         their links."""
         names: dict[str, set[str]] = {}  # of edges, by the other host
         for number in numbers:
-            for other in self._crossing.others(number):
+            for other in self._crossing.way(number).others:
                 names.setdefault(other, set()).add(self._crossing.edges[number].name)
         guests = {}
         for other, carried in names.items():

@@ -63,10 +63,11 @@ class ReportChecks:
             self.life(host, self.edges[number].source, life)
 
     def flows(self, host: str, flows: Iterable[EdgeFlow]) -> None:
-        """Raise `SchemaError` unless workers of a host write these edges, and what is
-        told of them can be."""
+        """Raise `SchemaError` unless workers of a host write these edges, or it may hand
+        them on, and what is told of them can be."""
         for number, other, _, seconds in flows:
-            known = 0 <= number < len(self.edges) and self.places[self.edges[number].source] == host
+            edge = self.edges[number] if 0 <= number < len(self.edges) else None
+            known = edge is not None and (edge.kind == "cell" or self.places[edge.source] == host)
             if not (known and other in self.hosts and isfinite(seconds)):
                 raise SchemaError(
                     f"it tells that edge {number} from host {host[:100]!r} to {other[:100]!r} was under way "
