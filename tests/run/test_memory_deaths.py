@@ -35,8 +35,8 @@ experiments = load_file(EXPERIMENTS, "test")
 
 def limited(path: Path, result: Result) -> dict[str, int]:
     """Return the limiter's counts at a run's end: what began has come, or is void, but
-    for what is in flight there as it does not come in time (`DRAIN`), and what came is
-    trained."""
+    for what was in flight there, as the last checkpoint may have been written with the
+    last update, and what came is trained."""
     facts = read_newest(path / "checkpoints" / "policy").facts
     n: dict[str, int] = facts["limiter"]
     assert n["voided"] <= result.summary["voided"] == n["started"] - n["committed"]
