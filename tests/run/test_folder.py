@@ -98,6 +98,9 @@ def test_two_runs_cannot_write_one_folder(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", experiment(), None)
     with pytest.raises(RunError, match=r"being written by another run; stop it with: .*tidemill.* stop"):
         RunFolder.open(tmp_path / "run").lock()
+    # there is no checkpoint yet, and it is no run to go on with or to put aside
+    with pytest.raises(RunError, match="being written by another run"):
+        RunFolder.create(tmp_path / "run", experiment(), None)
     folder.unlock()
     second = RunFolder.open(tmp_path / "run")
     second.lock()

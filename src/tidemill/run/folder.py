@@ -134,6 +134,8 @@ class RunFolder:
                     f'{path} holds a run of another experiment ("{other}", not "{experiment.name}"); name '
                     "another folder with --run-dir"
                 )
+            if self._lock < 0 and self.led():
+                raise self._written_by_another()
             again = self.how_to_go_on()
             going = f"go on with it by: {again}, " if again else "it has no checkpoint to go on from: "
             raise RunError(
@@ -190,11 +192,13 @@ class RunFolder:
                     sleep(0.01)
                     continue
                 self.unlock()
-                raise RunError(
-                    f"{self.path} is being written by another run; stop it with: {command()} stop {self.path}"
-                ) from None
+                raise self._written_by_another() from None
             except OSError:
                 return  # a network share without such locks: whoever comes later leads the run
+
+    def _written_by_another(self) -> RunError:
+        stop = f"{command()} stop {self.path}"
+        return RunError(f"{self.path} is being written by another run; stop it with: {stop}")
 
     def led(self) -> bool:
         """True while a runner has the folder locked; False also where a network share
