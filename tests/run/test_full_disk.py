@@ -246,6 +246,7 @@ def test_where_there_is_no_room_elsewhere_either_the_last_good_checkpoint_is_nam
 
     with pytest.raises(tidemill.TidemillError, match=r"checkpoint .* cannot be written: No space") as failed:
         run(disk / "run", 6, partial(fill_after_three, disk), database_seconds=None)
+    assert f"Nor could it be written into {disk}/elsewhere/tidemill-run-" in str(failed.value)
     assert f"go on from the last one by: {command()} resume {disk / 'run'}" in str(failed.value)
     assert not [*(disk / "elsewhere").iterdir()]
 
@@ -285,15 +286,18 @@ def test_a_disk_that_becomes_read_only_as_a_run_starts_is_named(
 
 
 READ_ONLY = """
-import os, sys
+import os, sys, tempfile
 from pathlib import Path
 import tidemill
 import tidemill.workers.checkpoint_pace as pace
 
-place = Path(sys.argv[1])
+place, closed = Path(sys.argv[1]), sys.argv[2:] == ["closed"]
 pace.AGAIN = 1e-9
 
 def on_update(metrics, control):
+    if closed:
+        (place / "run").chmod(0 if metrics["update"] >= 3 else 0o700)
+        return
     mode = {2: 0o500, 5: 0o700}.get(metrics["update"])
     for path in ("checkpoints/policy", "parameters/policy", "parameters"):
         if mode is not None:
@@ -311,6 +315,7 @@ if os.getuid() == 0:
     os.chown(place, 65534, 65534)
     os.setgid(65534), os.setuid(65534)
     os.environ["XDG_CONFIG_HOME"] = str(place)
+tempfile.tempdir = str(place)
 found = run(place / "run", 8, on_update=on_update)
 print(found.summary.status, found.summary.updates)
 """
@@ -358,3 +363,18 @@ def test_a_folder_that_is_read_only_for_a_while_stops_nothing(open_folder: Path)
     assert len(re.findall("checkpoint .* cannot be written: Permission denied", done.stderr)) == 1
     assert done.stderr.count("checkpoints are written again") == 1
     assert read_newest(place / "run/checkpoints/policy").facts["updates"] == 8
+
+
+def test_the_last_weights_of_a_run_whose_folder_may_not_be_read_go_elsewhere(open_folder: Path) -> None:
+    """As those of one whose share has gone away."""
+    place = open_folder / "place"
+    place.mkdir()
+    (place / "script.py").write_text(READ_ONLY)
+    words = [sys.executable, str(place / "script.py"), str(place), "closed"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    assert "summary.json cannot be written: Permission denied" in done.stderr
+    (refuge,) = place.glob("tidemill-run-*")
+    assert f"its last checkpoint is in {refuge}: move that folder" in done.stderr
+    assert read_newest(refuge / "checkpoints/policy").facts["updates"] == 8
+    assert tidemill.resume(refuge, limits={"updates": 9}, quiet=True, trust=True).summary.updates == 9
+    (place / "run").chmod(0o700)

@@ -383,7 +383,7 @@ class RunLifecycle:
         resumable = can_go_on(self._folder, controller.job.experiment)
         where = (
             f"\nWhere it happened: {path}/{TRACEBACKS}"
-            if controller.state.report.tracebacks and (self._folder.path / TRACEBACKS).is_file()
+            if controller.state.report.tracebacks and os.path.isfile(self._folder.path / TRACEBACKS)
             else ""
         )
         return where + (

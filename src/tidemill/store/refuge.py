@@ -45,15 +45,21 @@ def make_refuge(refuge: Path) -> None:
 
 def copy_of_run(run: Path, refuge: Path, policies: Collection[str], own: str) -> None:
     """Copy `COPIED` into a run's refuge, and the newest checkpoint of each of `policies`
-    but the caller's `own`, which is about to be written. Raises `OSError`."""
+    but the caller's `own`, which is about to be written: of a run whose folder is gone,
+    or away, what can be read. Raises `OSError` where the refuge does not take it."""
     for name in COPIED:
-        with suppress(FileNotFoundError):
-            _copy(run / name, refuge / name)
+        data = b""
+        with suppress(OSError):
+            data = (run / name).read_bytes()
+        if data:
+            with open(refuge / name, "wb", opener=private) as file:
+                file.write(data)
     with suppress(FileNotFoundError):
         _without_cuts(refuge / CONFIG)
     for policy in policies:
-        there = refuge / "checkpoints" / policy
-        newest = checkpoints(run / "checkpoints" / policy)[-1:]
+        there, newest = refuge / "checkpoints" / policy, list[Path]()
+        with suppress(OSError):
+            newest = checkpoints(run / "checkpoints" / policy)[-1:]
         if policy != own and newest and newest[0].name not in {path.name for path in checkpoints(there)}:
             shutil.copytree(newest[0], there / newest[0].name, symlinks=True)
 
@@ -62,7 +68,8 @@ def copy_metrics(run: Path, refuge: Path) -> None:
     """Copy a run's metrics into its refuge, once its checkpoint is there; where they have
     no room, none of them."""
     try:
-        _copy(run / METRICS, refuge / METRICS)
+        with open(run / METRICS, "rb") as source, open(refuge / METRICS, "wb", opener=private) as file:
+            shutil.copyfileobj(source, file)
     except OSError:
         (refuge / METRICS).unlink(missing_ok=True)
 
@@ -73,11 +80,6 @@ def _without_cuts(config: Path) -> None:
     if content.get(EXACT):
         with open(config, "wb", opener=private) as file:
             file.write(json.dumps({**content, EXACT: False}, indent=2).encode())
-
-
-def _copy(path: Path, to: Path) -> None:
-    with open(path, "rb") as source, open(to, "wb", opener=private) as file:
-        shutil.copyfileobj(source, file)
 
 
 def abandon(refuge: Path) -> None:

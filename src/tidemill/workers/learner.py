@@ -39,6 +39,7 @@ from tidemill.core.clock import Clock, awake
 from tidemill.core.config import encode
 from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, did_you_mean, returned
 from tidemill.core.memory import Need
+from tidemill.core.resource_shortage import why
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.choose_device import choose_device
@@ -712,8 +713,8 @@ class Learner:
 
     def _write_elsewhere(self, error: CheckpointError) -> None:
         """Write the run's last checkpoint into a folder of temporary files, since its own
-        does not take it; it can be gone on from there. Raises the `error` where that
-        cannot be, either."""
+        does not take it; it can be gone on from there. Raises `CheckpointError`, of the
+        `error` and of why that cannot be, either."""
         if self._context.folder is None or (refuge := self._refuge) is None:
             raise error
         run = Path(self._context.folder)
@@ -722,11 +723,13 @@ class Learner:
             if there := not self._folder_hangs:
                 copy_of_run(run, refuge, [*self._context.experiment.trained()], self._config.policy)
             self._write(refuge / "checkpoints" / self._config.policy)
-        except PermissionError:  # what is there is not the user's own
-            raise error from None
-        except (CheckpointError, OSError):
-            abandon(refuge)
-            raise error from None
+        except (CheckpointError, OSError) as other:
+            if not isinstance(other, PermissionError):  # else what is there is not the user's own
+                abandon(refuge)
+            cause = why(other) if isinstance(other, OSError) else str(other)
+            if cause == str(error):  # its weights are not finite, say
+                raise error from None
+            raise CheckpointError(f"{error}. Nor could it be written into {refuge}: {cause}") from None
         if there:
             copy_metrics(run, refuge)
         higher = " with a higher limit" if self.limits.limit_reached("") else ""
