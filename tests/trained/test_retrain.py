@@ -67,6 +67,23 @@ def test_a_run_is_trained_again_with_as_many_threads_of_numeric_libraries_as_it_
         retrain(tmp_path / "run")
 
 
+def test_of_several_journals_the_one_of_the_named_policy_is_taken(tmp_path: Path) -> None:
+    made = limited.experiment(journal=True)
+    (actor, trainer), both = made.workers.values(), ("one", "two")
+    workers = {f"actor-{name}": actor.replace(policy=name, samples=name) for name in both}
+    workers |= {f"trainer-{name}": trainer.replace(policy=name, samples=name) for name in both}
+    made = made.replace(policies=dict.fromkeys(both, made.policies["policy"]), workers=workers)
+    train(made, launch="threads", run_dir=tmp_path / "run", source=FILE, quiet=True)
+    with pytest.raises(RunError, match="has journals of 2 policies; say which with --policy: one, two"):
+        retrain(tmp_path / "run")
+    with pytest.raises(RunError, match='has no journal of a policy "tow"; did you mean "two"'):
+        retrain(tmp_path / "run", policy="tow")
+    for name in both:
+        again = retrain(tmp_path / "run", policy=name)
+        newest = read_newest(tmp_path / "run" / "checkpoints" / name)
+        assert again.same and again.compared == newest.facts["updates"] > 10
+
+
 def test_losses_are_in_the_journal(tmp_path: Path) -> None:
     load_attribute(f"{FILE}:Walk", "make").steps = 0  # of all tests in this process
     run(tmp_path / "run", fails=tuple(range(5, 10_000, 9)))

@@ -321,13 +321,14 @@ app.command()(friendly(follow))
 @friendly
 def retrain(
     run: Run,
+    policy: Annotated[str | None, typer.Option(help="A policy's name, when there are several.")] = None,
     trust: TrustFlag = False,
 ) -> None:
     """Train a run again from its journal, which its trainer has written (journal = true),
     and compare the weights with its newest checkpoint's."""
     from tidemill.trained.retrain import retrain as again
 
-    found = again(run, trust=word(trust))
+    found = again(run, policy=policy, trust=word(trust))
     weights = "the same weights" if found.same else "other weights"
     if found.updates < found.compared:
         weights = f"the journal ends before the {found.compared:,} of the newest checkpoint"

@@ -17,7 +17,7 @@ from tidemill.api.spaces import Spaces
 from tidemill.api.stream import TellingConsumer
 from tidemill.api.worker import MOST_THREADS
 from tidemill.core.blas_threads import limit_threads
-from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
+from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError, did_you_mean
 from tidemill.core.schema import Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.choose_device import choose_device
@@ -43,10 +43,10 @@ class Retrained:
     same: bool
 
 
-def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
+def retrain(run: str | Path, *, policy: str | None = None, trust: Trust = False) -> Retrained:
     """Train the run in folder `run` again, from its journal
-    (`ReplayTrainer(journal=True)`); `trust` as in `tidemill.load`. Raises `RunError` or
-    `CheckpointError` where there is none."""
+    (`ReplayTrainer(journal=True)`), of several that of `policy`; `trust` as in
+    `tidemill.load`. Raises `RunError` or `CheckpointError` where there is none."""
     folder = RunFolder.open(Path(run))
     experiment = folder.experiment(None, trust, environments=False).experiment
     found = [(name, config) for name, config in experiment.groups(ReplayTrainer).items() if config.journal]
@@ -55,7 +55,15 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
             f"{folder.path} has no journal: its trainer was not told to write one; train with "
             "ReplayTrainer(journal=True)"
         )
-    ((group, config),) = found
+    known = [config.policy for _, config in found]
+    if policy is not None and policy not in known:
+        raise RunError(f'{folder.path} has no journal of a policy "{policy}"; {did_you_mean(policy, known)}')
+    if policy is None and len(found) > 1:
+        raise RunError(
+            f"{folder.path} has journals of {len(found)} policies; say which with --policy: "
+            f"{', '.join(known)}"
+        )
+    group, config = next(each for each in found if policy in (None, each[1].policy))
     worker = f"{group}-0"
     with closing(JournalReader(journal_path(folder.path, config.policy))) as reader:
         spaces, math_threads = _header(reader, folder.path)
@@ -63,11 +71,11 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
         _, arrays, facts, _ = read_newest(folder.checkpoints(config.policy))
         kept, compared = arrays.get("policy", {}), _updates(facts)
         check_weights(experiment.policies[config.policy], spaces, kept)
-        policy = experiment.policies[config.policy].build_on(
+        trained = experiment.policies[config.policy].build_on(
             choose_device(config.device, 0), spaces, derive_seed(experiment.seed, "policy", config.policy)
         )
-        policy.version = 0
-        algorithm = config.algorithm.build(policy, derive_seed(experiment.seed, worker))
+        trained.version = 0
+        algorithm = config.algorithm.build(trained, derive_seed(experiment.seed, worker))
 
         def empty() -> ReplayBuffer:
             demand = Demand(
@@ -79,7 +87,7 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
             return buffer
 
         def matches() -> bool:
-            own = policy.parameters()
+            own = trained.parameters()
             return own.keys() == kept.keys() and all(
                 np.array_equal(own[n], kept[n], equal_nan=True) for n in own
             )
@@ -103,14 +111,14 @@ def retrain(run: str | Path, *, trust: Trust = False) -> Retrained:
                         algorithm.update([held.sample for held in taken], committed)
                     buffer.release()
                     updates += 1
-                    policy.version = updates
+                    trained.version = updates
                     if updates == compared:
                         same = matches()
                 case None:
                     for received in buffer.receive():
                         committed, voided = committed + received.committed, voided + received.voided
     return Retrained(
-        {name: array.copy() for name, array in policy.parameters().items()},
+        {name: array.copy() for name, array in trained.parameters().items()},
         updates,
         committed,
         voided,
