@@ -271,6 +271,18 @@ def test_the_version_that_is_adopted_is_kept_until_it_is(tmp_path: Path) -> None
     assert bench.database.tags("b") == {"latest": 2} and bench.database.collect("b", 1) == [1]
 
 
+def test_who_has_not_gone_on_from_another_for_long_is_decided_on_anew(tmp_path: Path) -> None:
+    """Its trainer died just then, say: no decision would ever come again."""
+    bench = adopting(tmp_path)
+    bench.push(2, 300, SCORES)
+    assert bench.poll() == []
+    bench.push(3, 301, SCORES)
+    notice, relay, measured = bench.poll()
+    assert notice.text.startswith("c has not gone on from version 1 of b")
+    assert relay == Relay("c", Adopt("b", 3, {"rate": 0.05})) and measured.values["population/best"] == 4.0
+    assert bench.database.tags("b") == {"for-member-2": 3, "latest": 3}
+
+
 def test_who_went_on_from_another_is_judged_by_what_it_has_reached_since(tmp_path: Path) -> None:
     bench = adopting(tmp_path)
     bench.push(3, 500, {"c": None}, {"c": 2})

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.run.watching import wait_until
 from tests.workers.world import Known, KnownPolicy
 
 from tidemill.api.algorithm import ROW_FIELDS, Algorithm, AlgorithmConfig, Sample
@@ -553,6 +554,27 @@ def test_adopted_weights_are_a_version_more_and_published_at_once(tmp_path: Path
     known = bench.worker.learner.metadata()
     assert (known["adopted"], known["algorithm/amount"], known["env_steps"]) == (2, 0.25, 2 * TRAINED)
     assert "training_return" not in known  # what was reached before was by others
+
+
+def test_a_version_that_is_gone_is_not_adopted(tmp_path: Path) -> None:
+    """Its trainer has died, and gone back behind it."""
+    bench = Bench(folder=tmp_path)
+    bench.link.send(pack(Adopt("other", 7, {"amount": 0.25})))
+    assert bench.worker._obey() and bench.worker.learner.counters.adopted == 0
+
+
+def test_a_version_that_is_gone_and_was_decided_for_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, database = Bench(folder=tmp_path), ParameterDatabase(tmp_path / PARAMETERS)
+    learner = bench.worker.learner
+    learner._awaited = {"population/from": 2}
+    database.results.add("policy", 0, {"population/from": [1.0]})
+    monkeypatch.setattr(Experiment, "adoption", lambda *known: Adopt("other", 7, {}))
+    assert learner.awaits() and learner.counters.adopted == 0
+    database.push("other", 7, {"w": np.full(3, 50.0)})
+    wait_until(lambda: not learner.awaits(), 60, "it has gone on from that version")
+    assert learner.counters.adopted == 1
 
 
 @pytest.mark.parametrize("buffer", [Queue(), PriorityQueue(capacity=8 * TRAINED)])

@@ -370,9 +370,9 @@ class ReplayTrainerWorker(Worker):
                 "the policy is to go on from another one's weights, which a journal does not hold; train "
                 "populations with journal = False"
             )
-        self.learner.adopt(message)
-        self._buffer.least = self.learner.counters.updates
-        self._policy_lag.publish(self.learner.policy.version)
+        if self.learner.adopt(message):
+            self._buffer.least = self.learner.counters.updates
+            self._policy_lag.publish(self.learner.policy.version)
 
     def _change(self, message: ChangeSettings) -> None:
         self.learner.change(message)  # between two tasks

@@ -37,7 +37,14 @@ from tidemill.api.weights_header import write_header
 from tidemill.api.worker import Context
 from tidemill.core.clock import Clock, awake
 from tidemill.core.config import encode
-from tidemill.core.errors import CheckpointError, ConfigError, DatabaseError, did_you_mean, returned
+from tidemill.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DatabaseError,
+    VersionGone,
+    did_you_mean,
+    returned,
+)
 from tidemill.core.memory import Need
 from tidemill.core.resource_shortage import why
 from tidemill.core.schema import Array, Arrays
@@ -489,18 +496,22 @@ class Learner:
             "lag/max": float(max((held.lag(version) for held in batch), default=0)),
         }
 
-    def adopt(self, message: Adopt) -> None:
+    def adopt(self, message: Adopt) -> bool:
         """Go on from a version of another policy, normalisers included, as if an update
-        had led there: it is a version more, and is published.
+        had led there: it is a version more, and is published. False where that version is
+        gone: its trainer has died, and gone back behind it.
 
         What is taken over are weights and settings, as in Jaderberg et al. 2017, section
         3, "exploit". The optimiser begins anew: its moments were of the weights that are
         given up, and versions hold none.
         """
         assert self._context.folder is not None
-        parameters, _ = ParameterDatabase(Path(self._context.folder) / PARAMETERS).load(
-            message.source, message.version
-        )
+        try:
+            parameters, _ = ParameterDatabase(Path(self._context.folder) / PARAMETERS).load(
+                message.source, message.version
+            )
+        except VersionGone:
+            return False
         self._accept(message.settings)
         self.counters.updates += 1
         self.counters.adopted = self.counters.updates
@@ -514,6 +525,7 @@ class Learner:
     def least(self) -> int:
         """The oldest version that belongs to these weights: one of before their trainer's
         life, or before they were adopted, is of others."""
+        return True
         return max(self.joins.least, self.joins.first + self.counters.adopted)
 
     def awaits(self) -> bool:
@@ -537,7 +549,8 @@ class Learner:
             if not due <= known.keys():
                 return True
             if (message := self._context.experiment.adoption(self._config.policy, known)) is not None:
-                self.adopt(message)
+                if not self.adopt(message):
+                    return True  # its trainer comes there again
                 self.look_at_versions()
                 return self.awaits()
         self._heard = now

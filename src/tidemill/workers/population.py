@@ -253,6 +253,12 @@ class PopulationWorker(Worker):
             self._let_go(member.donor, member)
             self._tell(name, member, member.newest)
             member.donor, member.since = None, member.steps
+        elif (donor := member.donor) is not None and member.steps > member.since + 2 * self._config.steps:
+            self._let_go(donor, member)
+            member.donor = None
+            whence = f"version {donor.version} of {donor.policy}"
+            why = "most likely since its trainer died as it was told to"
+            self.report(Notice(f"{name} has not gone on from {whence}, {why}: it is decided on anew"))
         scores = self._own(versions, member.newest)
         member.score = scores[0] if scores and member.donor is None else None
 

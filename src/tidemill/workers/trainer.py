@@ -404,8 +404,8 @@ class TrainerWorker(Worker):
 
     def _adopt(self, message: Adopt) -> None:
         """See `Learner.adopt`. Samples of versions before it are dropped from now on."""
-        self.learner.adopt(message)
-        self._buffer.least = self.learner.least
+        if self.learner.adopt(message):
+            self._buffer.least = self.learner.least
 
     def _change(self, message: ChangeSettings) -> None:
         self.learner.change(message)  # never within an update of a trainer without equals
