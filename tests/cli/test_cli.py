@@ -188,3 +188,20 @@ def test_check_env_says_what_is_wrong_with_a_name() -> None:
 def test_where_nothing_runs_pause_says_so(run: Path) -> None:
     for command in ("pause", "start", "stop"):
         assert "no run is going on there" in refused(command, run)
+
+
+@pytest.mark.parametrize(
+    ("raises", "told"),
+    [
+        ("raise SystemExit(0)", r"sys.exit(0) was called by the environment, or another part"),
+        ("raise type('Panic', (BaseException,), {})('no arm')", "Panic: no arm"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check-env", "train"])
+def test_what_a_users_code_raises_is_no_success(
+    command: str, raises: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(f"def experiment():\n    {raises}\n")
+    text = refused(command, f"{tmp_path / 'own.py'}:experiment")
+    assert told in text and "own.py, line 2, in experiment)" in text

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from tidemill.core.errors import Interrupted, TidemillError, place
+from tidemill.core.errors import SIGNALLED, Interrupted, TidemillError, message_of, place
 from tidemill.core.forgiving_output import forgiving_output, printable
 from tidemill.core.user_code_loading import is_installed
 from tidemill.run.trust import Trust
@@ -56,11 +56,20 @@ def friendly(function: Callable[P, None]) -> Callable[P, None]:
                 raise
             print("error: the working directory was removed; go to another one", file=sys.stderr)
             raise typer.Exit(1) from None
-        except Exception as error:
+        except SIGNALLED:
+            raise
+        except SystemExit as error:  # else it would end the command as if all was well
+            text = (
+                f"sys.exit({error.code!r}) was called by the environment, or another part of the experiment"
+            )
+            print(f"error: {printable(text + place(error))}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        except BaseException as error:
             where = place(error, _own)
             if not where:
                 raise
-            print(f"error: {printable(f'{type(error).__name__}: {error}{where}')}", file=sys.stderr)
+            text = f"{type(error).__name__}: {message_of(error)}{where}"
+            print(f"error: {printable(text)}", file=sys.stderr)
             raise typer.Exit(1) from None
 
     return wrapped
