@@ -29,6 +29,54 @@ def test_a_copy_that_wants_what_another_one_has_is_told_so(tmp_path):
         Gymnasium(make=Alone, kwargs={"path": str(tmp_path / "lock")}).build(2, 0)
 
 
+class Numbered(Counter):
+    """Each copy counts; `wrong` says what the last of three does."""
+
+    made = closed = 0
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        type(self).made += 1
+        self.wrong = wrong if self.made == 3 else ""
+        if self.wrong == "raises":
+            raise ValueError("no more arms")
+        if self.wrong == "does":
+            self.action_space = gymnasium.spaces.Discrete(4)
+        if self.wrong == "sees":
+            self.observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+
+    def close(self) -> None:
+        type(self).closed += 1
+        raise ValueError(f"arm {self.closed} is held")
+
+
+@pytest.fixture
+def numbered(monkeypatch):
+    monkeypatch.setattr(Numbered, "made", 0)
+    monkeypatch.setattr(Numbered, "closed", 0)
+    return lambda wrong="": Gymnasium(make=Numbered, kwargs={"wrong": wrong}).build(3, 0)
+
+
+@pytest.mark.parametrize("wrong", ["does", "sees"])
+def test_a_lane_of_other_spaces_is_refused_and_all_are_closed(numbered, wrong):
+    with pytest.raises(ConfigError, match="lane 2 has other spaces than lane 0: "):
+        numbered(wrong)
+    assert Numbered.closed == 3
+
+
+def test_those_that_were_made_are_closed_where_one_cannot_be(numbered):
+    with pytest.raises(ConfigError, match="no more arms"):
+        numbered("raises")
+    assert Numbered.closed == 2
+
+
+def test_all_lanes_are_closed_whatever_that_raises(numbered):
+    loop = numbered()
+    with pytest.raises(ValueError, match="arm 1 is held"):
+        loop.close()
+    assert Numbered.closed == 3
+
+
 def counters(lanes=3, seed=100, **kwargs):
     return LaneLoop([Counter(length=2 + i, **kwargs) for i in range(lanes)], "Counter", seed)
 

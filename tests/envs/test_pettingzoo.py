@@ -525,6 +525,10 @@ def test_faults_of_turns_name_the_agent():
             {"make": f"{ZOO}:parallel_env", "kwargs": {"fault": "reset"}},
             "raised RuntimeError at its first reset: no grass",
         ),
+        (
+            {"make": f"{ZOO}:parallel_env", "kwargs": {"fault": "infos"}},
+            "the infos of its first reset are None; they must be a mapping, by agent",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_a_cure(config, says):
@@ -646,3 +650,17 @@ def test_masked_policies_never_play_an_illegal_move(tmp_path):
     (found,) = evaluate(tmp_path / "run", 40, lanes=4, quiet=True, deterministic=False).specs
     assert found.episodes == 80 and sum(found.returns) == 0
     assert found.length_max > found.length_min >= 3
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (zoo.parallel_env(script=["ooD"]), "lane 1 has other possible_agents than lane 0"),
+        (zoo.Choosy(), r"action_space of a_0 is Discrete\(9\) in lane 1, and Discrete\(4\) in lane 0"),
+    ],
+)
+def test_a_lane_of_other_spaces_is_refused(other, says, monkeypatch):
+    made = iter((zoo.parallel_env(), other))
+    monkeypatch.setattr(PettingZoo, "_make_one", lambda *_: next(made))
+    with pytest.raises(ConfigError, match=says):
+        PettingZoo(make=f"{ZOO}:parallel_env").build(2, 0)

@@ -198,3 +198,14 @@ def test_an_environment_that_raises_is_named():
     env.step = step
     with pytest.raises(EnvironmentFault, match="Counters: raised KeyError while stepping"):
         driver.tick()
+
+
+def test_infos_that_are_none_at_an_end_are_named():
+    env = games.vector(2, mode="SameStep")
+    driver = Driver(VectorLanes(env, "Counters", 0, "same-step"))
+    driver.tick()
+    step = env.step
+    env.step = lambda actions: (*step(actions)[:4], None)
+    driver.tick()
+    with pytest.raises(EnvironmentFault, match='finished in same-step mode, but infos has no "final_obs"'):
+        driver.tick()

@@ -80,7 +80,7 @@ class Meadow(_Scripted, ParallelEnv):
         self.begin(seed)
         if self.fault == "reset":
             raise RuntimeError("no grass")
-        return self.look(), {agent: {} for agent in self.agents}
+        return self.look(), None if self.fault == "infos" else {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, int]) -> Any:
         assert {*actions} == {agent for agent in self.agents if self.letter(agent) == "o"}, (
@@ -264,3 +264,13 @@ class Nested(Branches):
         kind = (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))
         masks = {"a": {"aim": None, "kind": kind, "more": None}, "b": (np.array([0, 1, 1], np.int8), None)}
         return {name: {"action_mask": mask} if self.now % 2 == 0 else {} for name, mask in masks.items()}
+
+
+class Choosy(Meadow):
+    """Its agents have more to choose from."""
+
+    def __init__(self) -> None:
+        super().__init__(["ooooD", "ooD"])
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(9)

@@ -264,6 +264,21 @@ def forgiving() -> Iterator[None]:
         fault_of(error)
 
 
+def close_each(closes: Iterable[Callable[[], object]]) -> None:
+    """Call each of them, also after one that raises, and raise what the first one did in
+    the end; what signals raise comes at once."""
+    first: BaseException | None = None
+    for close in closes:
+        try:
+            close()
+        except SIGNALLED:
+            raise
+        except BaseException as error:
+            first = error if first is None else first
+    if first is not None:
+        raise first
+
+
 def message_of(error: BaseException) -> str:
     """Return what an error says, shortened where that is very long; where its own
     `__str__` raises, that."""

@@ -3,6 +3,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,19 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from tidemill.api.environment import AgentInfo, Environment, NotReady, Tick
-from tidemill.api.spaces import schema_of_space
+from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.clock import awake
 from tidemill.core.cores import every_core
 from tidemill.core.cut import Part
-from tidemill.core.errors import EnvironmentAway, EnvironmentFault, fault_of, forgiving, raised_by
+from tidemill.core.errors import (
+    ConfigError,
+    EnvironmentAway,
+    EnvironmentFault,
+    close_each,
+    fault_of,
+    forgiving,
+    raised_by,
+)
 from tidemill.core.schema import Arrays, allocate
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.episode_replay import (
@@ -66,6 +75,8 @@ class LaneLoop(Environment):
         self.envs = list(envs)
         self.max_episode_steps = getattr(getattr(envs[0], "spec", None), "max_episode_steps", None) or 0
         self._spaces = spaces_of(envs[0], name)
+        for lane, env in enumerate(envs):
+            _check_equal(env, envs[0], name, lane, self._spaces)
         self.agents = (AgentInfo("agent", self._spaces),)
         self.render_fps = fps_of(envs[0])
         # env steps of each lane in its episode
@@ -391,10 +402,13 @@ class LaneLoop(Environment):
         closed = self._left | self._remaking.keys()
         ours = {lane: env for lane, env in enumerate(envs) if lane not in closed}
         stuck: list[int] = []
-        if self._stepper is not None and envs:
-            stuck = self._stepper.close(lambda lane: ours[lane].close())
-        for lane in ours.keys() - {*stuck}:
+
+        def close(lane: int) -> None:  # so called who looks which lane hangs
             ours[lane].close()
+
+        if self._stepper is not None and envs:
+            stuck = self._stepper.close(close)
+        close_each(partial(close, lane) for lane in sorted(ours.keys() - {*stuck}))
 
     def wait_closed(self, seconds: float) -> bool:
         return self._stepper is None or self._stepper.left(seconds)
@@ -445,6 +459,17 @@ class LaneLoop(Environment):
     def _idler(self, lane: int) -> Callable[[Any], Result]:
         observation = self._last[lane]
         return lambda _: (observation, 0.0, False, False, None)
+
+
+def _check_equal(env: Any, first: Any, name: str, lane: int, spaces: Spaces) -> None:
+    """Raise `ConfigError` where a lane has other spaces than the first, whose are
+    `spaces`."""
+    seen, done = env.observation_space == first.observation_space, env.action_space == first.action_space
+    if not (seen and done) and (found := spaces_of(env, name)) != spaces:  # which takes longer
+        raise ConfigError(
+            f"{name}: lane {lane} has other spaces than lane 0: {found}, not {spaces}. Copies of an "
+            "environment must all have the same: let them follow from its arguments alone"
+        )
 
 
 def _returning(answer: Any) -> Callable[[Any], Any]:

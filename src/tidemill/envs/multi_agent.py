@@ -36,7 +36,7 @@ from tidemill.api.spaces import (
     schema_of_space,
 )
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, EnvironmentFault, fault_of, message_of, raised_by
+from tidemill.core.errors import ConfigError, EnvironmentFault, close_each, fault_of, message_of, raised_by
 from tidemill.core.schema import Array, Arrays, allocate
 from tidemill.envs.aliased_arrays import AliasDetector
 from tidemill.envs.episode_replay import TOO_LONG, KeptEpisodes, another
@@ -281,8 +281,7 @@ class AgentLanes(Environment):
     def close(self) -> None:
         envs, self.envs = self.envs, []
         self._aliases.close()
-        for env in envs:
-            env.close()
+        close_each(env.close for env in envs)
 
     # ---- a cut -------------------------------------------------------------------------
 

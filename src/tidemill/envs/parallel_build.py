@@ -11,7 +11,7 @@ from itertools import islice
 from time import monotonic
 
 from tidemill.api.environment import Environment
-from tidemill.core.errors import EnvironmentFault, message_of
+from tidemill.core.errors import EnvironmentFault, close_each, message_of
 from tidemill.core.thread_stacks import stack_of, words_of
 from tidemill.envs.hanging_threads import HANGING
 
@@ -138,8 +138,7 @@ def close_all(environments: Sequence[Environment]) -> None:
     still is."""
     for environment in environments:
         environment.begin_close()
-    for environment in environments:
-        environment.close()
+    close_each(environment.close for environment in environments)
     until = monotonic() + LEAVE_SECONDS
     for environment in environments:
         environment.wait_closed(max(0.0, until - monotonic()))

@@ -15,12 +15,13 @@ from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside, called
 from tidemill.api.spaces import Box, Dict, Space, choices_of, leaves
 from tidemill.core.config import check_counts
-from tidemill.core.errors import ConfigError, did_you_mean, fault_of, message_of
+from tidemill.core.errors import ConfigError, close_each, did_you_mean, fault_of, forgiving, message_of
 from tidemill.core.user_code_loading import Code, import_module, module_file, name_of_code
 from tidemill.envs.aec import AECLanes
 from tidemill.envs.gymnasium_registry import call_maker, load_maker, pictures
 from tidemill.envs.multi_agent import AgentLanes, AgentView
 from tidemill.envs.parallel import ParallelLanes
+from tidemill.envs.space_values import brief
 from tidemill.envs.spaces import from_gymnasium
 
 _INSTALL = {  # by the start of a module's name, longer ones first: what pip installs
@@ -93,14 +94,16 @@ class PettingZoo(EnvironmentConfig):
         envs = [self._make_one(maker, accepts, render)]
         try:
             ids, sights, actions = self._look(envs[0], seed)
-            envs += [self._make_one(maker, accepts, False) for _ in range(1, lanes)]
+            envs.extend(self._make_one(maker, accepts, False) for _ in range(1, lanes))
+            for lane, env in enumerate(envs):
+                self._check_equal(env, envs[0], lane)
             kind = ParallelLanes if isinstance(envs[0], ParallelEnv) else AECLanes
             return kind(
                 envs, self.make, seed, ids, sights, actions, self.team_reward, self.max_episode_steps, render
             )
         except BaseException:
-            for env in envs:
-                env.close()
+            with forgiving():
+                close_each(env.close for env in envs)
             raise
 
     def _make_one(self, maker: Callable[..., Any], accepts: Callable[..., Any], render: bool) -> Any:
@@ -131,7 +134,12 @@ class PettingZoo(EnvironmentConfig):
             raise ConfigError(
                 f"{self.make} raised {type(error).__name__} at its first reset: {message_of(error)}"
             ) from error
-        masked = any("action_mask" in info for info in infos.values())
+        if not isinstance(infos, Mapping):
+            raise ConfigError(
+                f"{self.make}: the infos of its first reset are {brief(infos)}; they must be a mapping, by "
+                "agent: {} where there is nothing to tell"
+            )
+        masked = any("action_mask" in (info or {}) for info in infos.values())
         state = self._state_space(env) if self.state else None
         sights, actions = [], []
         for agent in ids:
@@ -145,6 +153,21 @@ class PettingZoo(EnvironmentConfig):
             sights.append(AgentView(own, mask, state))
             actions.append(action)
         return list(ids), sights, actions
+
+    def _check_equal(self, env: Any, first: Any, lane: int) -> None:
+        """Raise `ConfigError` where a lane has other agents, or spaces, than the
+        first."""
+        if [*env.possible_agents] != [*first.possible_agents]:
+            raise ConfigError(f"{self.make}: lane {lane} has other possible_agents than lane 0")
+        for agent in first.possible_agents:
+            for space in ("observation_space", "action_space"):
+                found, other = (getattr(each, space)(agent) for each in (env, first))
+                where = f"{self.make}: {space} of {agent}"
+                if found != other and from_gymnasium(found, where) != from_gymnasium(other, where):
+                    raise ConfigError(
+                        f"{where} is {found} in lane {lane}, and {other} in lane 0. Copies of an environment "
+                        "must all have the same: let them follow from its arguments alone"
+                    )
 
     def _state_space(self, env: Any) -> Box:
         """Return the space of the global state: as it is, with the bounds that the

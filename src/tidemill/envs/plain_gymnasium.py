@@ -10,7 +10,7 @@ from typing import Any
 from tidemill.api.environment import EnvironmentConfig
 from tidemill.api.external_code import Outside
 from tidemill.core.config import check_counts, layout_setting
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, close_each, forgiving
 from tidemill.core.user_code_loading import Code, name_of_code
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes, batch_of
 from tidemill.envs.gymnasium_registry import call_maker, find_spec, load_maker, outside, pictures
@@ -99,17 +99,23 @@ class Gymnasium(EnvironmentConfig):
             bare = first.env if limited else first
             if (batch := batch_of(bare, lanes)) is not None:
                 return batch(bare, self.name, lanes, seed, limit)
-        envs = [first, *(self.make_one() for _ in range(lanes - 1))]
-        # The loop counts the steps of all lanes at once, which is 0.1 µs a step less than
-        # a wrapper around each.
-        loop = LaneLoop(
-            [env.env for env in envs] if limited else envs,
-            self.name,
-            seed,
-            self.threads,
-            limit=limit if limited else 0,
-            make_one=(lambda: self.make_one().env) if limited else self.make_one,
-        )
+        envs = [first]
+        try:
+            envs.extend(self.make_one() for _ in range(lanes - 1))
+            # The loop counts the steps of all lanes at once, which is 0.1 µs a step less
+            # than a wrapper around each.
+            loop = LaneLoop(
+                [env.env for env in envs] if limited else envs,
+                self.name,
+                seed,
+                self.threads,
+                limit=limit if limited else 0,
+                make_one=(lambda: self.make_one().env) if limited else self.make_one,
+            )
+        except BaseException:
+            with forgiving():
+                close_each(env.close for env in envs)
+            raise
         loop.max_episode_steps = limit
         return loop
 

@@ -426,13 +426,14 @@ class VectorLanes(Environment):
                 )
         return array
 
-    def _finals(self, tick: Tick, finished: NDArray[np.bool_], infos: Mapping[str, Any]) -> None:
+    def _finals(self, tick: Tick, finished: NDArray[np.bool_], infos: Any) -> None:
         """Fill `tick.final` of the lanes that finished."""
-        final = infos.get("final_obs")
+        told = infos if isinstance(infos, Mapping) else {}
+        final = told.get("final_obs")
         if final is None:
             raise EnvironmentFault(
                 f'{self.name}: lanes finished in same-step mode, but infos has no "final_obs" (it has: '
-                f"{', '.join(infos) or 'nothing'})"
+                f"{', '.join(map(str, told)) or 'nothing'})"
             )
         for reader in self._readers:
             rows = (

@@ -114,6 +114,12 @@ class ActorWorker(Worker):
         if not self._environments:
             self._make_environments()
         first = self._environments[0]
+        for number, other in enumerate(self._environments):
+            if other.agents != first.agents:
+                raise ConfigError(
+                    f"{self._where(number)}the environment has other agents, or spaces, than that of the "
+                    f"first: {other.agents}, not {first.agents}. Let them follow from its arguments alone"
+                )
         groups = match_agents(first.agents, config.agents)
         spaces = [first.agents[group[0]].spaces for group in groups]
         _check(config, spaces)
