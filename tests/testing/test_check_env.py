@@ -150,3 +150,36 @@ def test_sampled_actions_lie_in_their_space():
     ours = from_gymnasium(theirs)
     actions = sample_actions(ours, np.random.default_rng(0), 50)["action"]
     assert all(to_gymnasium(ours).contains(action) for action in actions)
+
+
+class Held(games.Counter):
+    """It cannot be closed."""
+
+    def close(self):
+        raise ValueError("the arm is held")
+
+
+class Few(games.Counter):
+    """There may be two of it at a time, and none after them."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        Few.made += 1
+        if Few.made > 2:
+            raise ValueError("no more licences")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        (Held, "close", "ValueError: the arm is held"),
+        (Few, "raw observation", "ValueError: no more licences"),
+    ],
+)
+def test_what_was_found_before_an_error_is_told_with_it(kind, name, says, monkeypatch):
+    monkeypatch.setattr(Few, "made", 0)
+    found = {finding.name: finding for finding in check_environment(Gymnasium(make=kind), seconds=0.2)}
+    assert found["play"].level == "ok"
+    assert found[name].level == "fail" and says in found[name].message

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from tidemill.api.spaces import Spaces, schema_of_space
 from tidemill.core.clock import Clock
 from tidemill.core.errors import ConfigError, EnvironmentFault, RunError
 from tidemill.core.schema import Arrays, Field
+from tidemill.envs.batch_lanes import BatchLanes
+from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.step_limit import StepLimit
 from tidemill.run.folder import RunFolder
 from tidemill.streams.inline import InlineInferenceClient
@@ -293,3 +296,13 @@ def test_fixed_opponents_stay_what_they_are(tmp_path: Path) -> None:
 def test_what_goes_wrong_in_the_environment_is_said_and_it_is_closed() -> None:
     with pytest.raises(EnvironmentFault, match="lane 1 raised ValueError"):
         played(Scripted(fault="raise", fault_tick=3), [2, 2])
+
+
+def test_an_environment_that_raises_as_it_is_closed_costs_no_result(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = evaluate(run, 3, seed=5, quiet=True)
+    for kind in (BatchLanes, LaneLoop):
+        monkeypatch.setattr(kind, "close", Mock(side_effect=SystemExit(0)))
+    assert same(evaluate(run, 3, seed=5, quiet=True), before)
+    assert "warning: the environment raised SystemExit as it was closed: 0" in capsys.readouterr().err

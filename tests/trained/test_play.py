@@ -4,6 +4,7 @@ import io
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -25,7 +26,7 @@ from tidemill import (
 )
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.trained import progress_bar
-from tidemill.trained.play import play, video_frame
+from tidemill.trained.play import _picture, play, video_frame
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 
@@ -120,3 +121,21 @@ def test_an_environment_without_pictures_says_so_and_leaves_no_file(tmp_path: Pa
     with pytest.raises(RunError, match="draws no pictures"):
         play(run, tmp_path / "v.mp4")
     assert not (tmp_path / "v.mp4").exists()
+
+
+class Panic(BaseException):
+    """As what code in Rust raises."""
+
+
+@pytest.mark.parametrize(
+    ("drawn", "says"),
+    [
+        ([np.zeros((4, 4, 3), np.uint8)], r"render\(\) gave \[array.*it must be one array"),
+        (np.zeros((0, 0, 3), np.uint8), r"shape \(0, 0, 3\); it must be"),
+        (Panic("no GPU"), "cannot draw: Panic: no GPU; MuJoCo"),
+    ],
+)
+def test_what_is_no_picture_is_named(drawn: Any, says: str) -> None:
+    environment = Mock(render=Mock(side_effect=[drawn]))
+    with pytest.raises(RunError, match=says):
+        _picture(environment)

@@ -57,12 +57,33 @@ def check_environment(
         findings += look(config, environment) if look is not None else []
         findings += _play(play, seconds)
     finally:
-        environment.close()
+        closed = _close(environment)
+    findings += closed
     if isinstance(config, Gymnasium):
-        findings.append(_dtype(config, seed))
+        findings.append(_checked("raw observation", lambda: _dtype(config, seed)))
     if not config.single and not any(finding.level == "fail" for finding in findings):
-        findings += [_determinism(config, seed, seconds), _speed(config, seed, seconds)]
+        findings.append(_checked("determinism", lambda: _determinism(config, seed, seconds)))
+        findings.append(_checked("speed", lambda: _speed(config, seed, seconds)))
     return findings
+
+
+def _checked(name: str, check: Callable[[], Finding]) -> Finding:
+    """Return what a check of another copy of the environment finds: what that raises,
+    too."""
+    try:
+        return check()
+    except BaseException as raised:
+        cure = "see the error: a copy was made, and played, before it, and a run makes one for each lane"
+        return Finding(name, "fail", _short(fault_of(raised)), cure)
+
+
+def _close(environment: Environment) -> list[Finding]:
+    """Close it, and return what that raised, as a finding."""
+    try:
+        environment.close()
+    except BaseException as raised:
+        return [Finding("close", "fail", _short(fault_of(raised)), "see the error that its close() raised")]
+    return []
 
 
 class Play:

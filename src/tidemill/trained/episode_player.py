@@ -1,6 +1,8 @@
 """Lets trained policies play the environment of their run: for evaluations and videos."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +14,16 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.spaces import schema_of_space
 from tidemill.api.stream import InferenceClient
 from tidemill.core.clock import Clock, awake
-from tidemill.core.errors import EnvironmentFault, RunError, did_you_mean
+from tidemill.core.errors import (
+    SIGNALLED,
+    EnvironmentFault,
+    RunError,
+    did_you_mean,
+    foreign,
+    message_of,
+    place,
+)
+from tidemill.core.forgiving_output import printable
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.streams.sources import Fixed
@@ -149,6 +160,25 @@ class Player:
             most = np.iinfo(np.int64).max
             self.episodes = np.where(shown, ended_first, most).min(axis=0) * shown.any(axis=0)
         return played
+
+
+@contextmanager
+def closing_after(environment: Environment) -> Iterator[None]:
+    """Close the environment in the end. What that raises is told, and costs nothing of
+    what was done in it."""
+    try:
+        yield
+    finally:
+        try:
+            environment.close()
+        except SIGNALLED:
+            raise
+        except BaseException as error:
+            print(
+                f"warning: the environment raised {type(error).__name__} as it was closed: "
+                f"{printable(message_of(error))}{place(foreign(error))}",
+                file=sys.stderr,
+            )
 
 
 def find_actors(experiment: Experiment, group: str | None) -> tuple[str, ActorConfig]:

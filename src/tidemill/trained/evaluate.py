@@ -5,7 +5,6 @@ Which episodes count is known before they begin (`counted_episodes`).
 """
 
 import sys
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +20,7 @@ from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
-from tidemill.trained.episode_player import Played, Player, find_actors, load_policies
+from tidemill.trained.episode_player import Played, Player, closing_after, find_actors, load_policies
 from tidemill.trained.load import LoadedPolicy, Weights
 from tidemill.trained.progress_bar import ProgressBar
 from tidemill.workers.actor_environments import build_environment
@@ -129,7 +128,7 @@ def evaluate(
         derive_seed(root, "evaluate", group),
     )
     began = perf_counter()
-    with closing(environment):
+    with closing_after(environment):
         policies = load_policies(
             folder, experiment, actors, environment, weights, derive_seed(root, "evaluate")
         )

@@ -4,7 +4,6 @@ import math
 import os
 import sys
 from collections.abc import Generator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from numpy.typing import NDArray
 from rich.progress import TimeElapsedColumn
 
 from tidemill.api.environment import Environment
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, RunError, fault_of, message_of
 from tidemill.core.forgiving_output import forgiving_output
 from tidemill.core.seeding import derive_seed
+from tidemill.envs.space_values import brief
 from tidemill.run.folder import RunFolder
 from tidemill.run.trust import Trust
-from tidemill.trained.episode_player import Player, find_actors, load_policies
+from tidemill.trained.episode_player import Player, closing_after, find_actors, load_policies
 from tidemill.trained.load import Weights
 from tidemill.trained.progress_bar import ProgressBar
 from tidemill.workers.actor_environments import build_environment
@@ -103,7 +103,7 @@ def play(
     )
     returns: list[float] = []
     frames = 0
-    with closing(environment):
+    with closing_after(environment):
         policies = load_policies(folder, experiment, actors, environment, weights, derive_seed(root, "play"))
         if experiment.curriculum:
             environment.enter_stage(experiment.curriculum[-1].options)
@@ -149,10 +149,11 @@ def _draw_without_display() -> None:
 def _picture(environment: Environment) -> NDArray[np.uint8]:
     try:
         picture = environment.render()
-    except Exception as error:  # drawing is the environment's own code, and its libraries'
+    except BaseException as raised:  # drawing is the environment's own code, and its libraries'
+        error = fault_of(raised)
         raise RunError(
-            f"the environment cannot draw: {type(error).__name__}: {error}; MuJoCo draws without a display "
-            "by what the variable MUJOCO_GL says: egl or osmesa, whichever this machine has"
+            f"the environment cannot draw: {type(raised).__name__}: {message_of(raised)}; MuJoCo draws "
+            "without a display by what the variable MUJOCO_GL says: egl or osmesa, whichever this machine has"
         ) from error
     if picture is None:
         raise RunError(
@@ -160,7 +161,12 @@ def _picture(environment: Environment) -> NDArray[np.uint8]:
             'must take render_mode and honour "rgb_array"; of a vector environment, take the plain one '
             "(Gymnasium) to be seen"
         )
-    if picture.ndim != 3 or picture.shape[2] != 3:
+    if not isinstance(picture, np.ndarray):
+        raise RunError(
+            f"the environment's render() gave {brief(picture)}; it must be one array [height, width, 3], as "
+            'render_mode "rgb_array" asks for'
+        )
+    if picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
         raise RunError(f"the environment's picture has shape {picture.shape}; it must be [height, width, 3]")
     return video_frame(np.asarray(picture, np.uint8))
 
