@@ -1,6 +1,8 @@
 """What is wrong with a part of a user's own is told in one error that names it: who
 returned what, and what is due."""
 
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from tidemill import (
 from tidemill.api.control_messages import Facts, Measured
 from tidemill.api.edges import Port
 from tidemill.launchers.inline import InlineLauncher
+from tidemill.metrics import spool
 from tidemill.presets.ppo import ppo
 from tidemill.training.experiment_from import resolve
 
@@ -210,3 +213,39 @@ def test_that_an_experiment_is_called_without_arguments_is_told_where_it_wants_s
     (tmp_path / "own.py").write_text(text)
     with pytest.raises(ConfigError, match=told):
         resolve(f"{tmp_path}/own.py:experiment", {})
+
+
+def test_targets_whose_environments_differ_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = iter(("CartPole-v1", "Acrobot-v1"))
+    monkeypatch.setattr(
+        OwnCartPole,
+        "build",
+        lambda self, lanes, seed, render=False: Gymnasium(id=next(ids)).build(lanes, seed),
+    )
+    made = ppo("small", OwnCartPole(id="CartPole-v1"), lanes=4, sample_steps=16, updates=2)
+    made = made.replace(workers={**made.workers, "actor": made.workers["actor"].replace(ring=2)})
+    with pytest.raises(RunError, match=r"actor-0: target 1: the environment has other agents, or spaces"):
+        tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
+
+
+def test_a_signal_is_heard_while_a_sink_hangs_as_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed = threading.Event()
+
+    class Unmade(tidemill.MetricSink):
+        def __init__(self, run: Any) -> None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            freed.wait()
+
+        def write(self, record: Any) -> None: ...
+
+    monkeypatch.setattr(spool, "MAKING", 60.0)  # then it is another error
+    try:
+        done = tidemill.train(
+            "CartPole-v1", launch="inline", log=[Unmade], run_dir=tmp_path / "run", quiet=True
+        )
+    finally:
+        freed.set()
+    assert (done.summary.status, done.summary.reason) == ("interrupted", "Ctrl-C")
+    assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.api.metric_sink import LoggedRun, MetricSink
 from tidemill.core.config import encode
-from tidemill.core.errors import Overtaken, RunError, TidemillError
+from tidemill.core.errors import BrokenOff, Interrupted, Overtaken, RunError, TidemillError
 from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.forgiving_output import printable, unawaited_output
 from tidemill.core.private_files import private
@@ -33,7 +33,7 @@ from tidemill.run.cuts import can_go_on, go_back_to_cut
 from tidemill.run.events import Event, EventLog
 from tidemill.run.folder import CONFIG, EPISODES, MEMORY, PLACES, SUMMARY, RunFolder, as_typed, command
 from tidemill.run.host_places import HostPlace, table_of_places
-from tidemill.run.interrupts import Interrupts
+from tidemill.run.interrupts import Interrupts, signal_name
 from tidemill.run.live_view import make_view
 from tidemill.run.progress import Progress
 from tidemill.run.resume_point import ResumePoint
@@ -110,7 +110,16 @@ class RunLifecycle:
             with suppress(OSError):
                 self._refuge = refuge_of(folder.path)
                 self._kept_before = kept_in(self._refuge)
-            self._metrics = metrics = MetricsWriter(self._logged(job.experiment), self._sinks, self._thread)
+            try:
+                with interrupts.at_once():  # a sink may hang as it is made
+                    self._metrics = metrics = MetricsWriter(
+                        self._logged(job.experiment), self._sinks, self._thread
+                    )
+            except BrokenOff:
+                name = signal_name(interrupts.first)
+                if not self._lost:
+                    raise Interrupted(name, "the run did not go on, since its sinks were not made") from None
+                return never_began(name)
             close_metrics = partial(metrics.close, lambda: bool(interrupts.first))
             stack.callback(close_metrics)
             self._control = stack.enter_context(closing(ControlSocket(folder.path)))
