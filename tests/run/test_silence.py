@@ -354,6 +354,25 @@ def test_inline_an_environment_that_hangs_is_told_from_another_thread(
     assert " s: lane 1: " in text and "step (games.py:" in text
 
 
+def test_inline_environments_that_hang_as_they_are_made_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "LEAST", 0.0)
+    monkeypatch.setattr(silence, "FIRST", 0.1)
+    freed, told = threading.Event(), list[str]()
+
+    def alarm(text: str) -> None:
+        told.append(text)
+        freed.set()
+
+    def hang(number: int) -> Mock:
+        freed.wait(60)
+        return Mock()
+
+    with TurnWatch(alarm, turns=lambda: False):
+        list(parallel_build.make_all(hang, range(1)))
+    (text,) = told
+    assert text.startswith("environments are still made, for ") and "hang (test_silence.py:" in text
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_inline_environments_that_do_not_let_themselves_be_closed_are_told_and_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], breaks: bool

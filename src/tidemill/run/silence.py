@@ -257,13 +257,15 @@ class TurnWatch:
                     left.add(closing)
                     self._leave(seconds, calls)
                 continue
-            if self._told or not self._turns() or silent <= max(LEAST, TIMES * self._longest):
+            if self._told or silent <= max(LEAST, TIMES * self._longest):
                 continue
-            if in_environment(calls) and (silent > FIRST or not resetting(calls)):
+            made = self._turns()
+            if in_environment(calls) and (silent > FIRST or (made and not resetting(calls))):
                 self._told = True
+                what = "an environment has not come back for" if made else "environments are still made, for"
                 self._alarm(
-                    f"an environment has not come back for {silent:.0f} s: {whereabouts(calls)}; nobody can "
-                    "break it off where workers take turns in one thread (--launch processes can)"
+                    f"{what} {silent:.0f} s: {whereabouts(calls)}; nobody can break it off where workers "
+                    "take turns in one thread (--launch processes can)"
                 )
 
     def _leave(self, seconds: float, calls: Sequence[Call]) -> None:
