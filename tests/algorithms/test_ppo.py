@@ -76,6 +76,9 @@ def assert_equal(a, b):
         ("epochs", 0),
         ("minibatch_size", 0),
         ("learning_rate", -1.0),
+        ("adam_epsilon", -1.0),
+        ("adam_epsilon", 0.0),
+        ("adam_epsilon", float("nan")),
         ("target_kl", float("nan")),
     ],
 )

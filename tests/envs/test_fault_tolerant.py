@@ -434,6 +434,7 @@ def test_what_cannot_be_is_refused() -> None:
     for wrong in (
         {"deadline_s": 0.0},
         {"backoff_s": -1.0},
+        {"backoff_s": float("nan")},
         {"max_backoff_s": 0.1},
         {"failures": 0},
         {"failures": 21},

@@ -44,7 +44,7 @@ class Impala(PolicyGradient):
         "c_clip": (1e-6, 1e6, "1 is usual"),
     }
 
-    changeable: ClassVar[Collection[str]] = ranges.keys() - {"chunk_steps"}
+    changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon", "chunk_steps"}
 
     trace_lambda: float = 1.0
     """λ of the traces (the paper's remark 2)."""

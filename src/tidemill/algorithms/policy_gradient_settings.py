@@ -23,6 +23,7 @@ class PolicyGradient(AdamSettings):
         "gamma": (0, 1, "0.99 is usual"),
         "minibatch_size": (1, 1e12, "a quarter of the trainer's batch_size is usual"),
         "learning_rate": (0, 1e6, "0.0003 is usual"),
+        "adam_epsilon": (1e-30, 1, "0.00001 is usual"),
         "value_coefficient": (0, 1e9, "0.5 is usual"),
         "entropy_coefficient": (-1e9, 1e9, "0 to 0.01 is usual"),
         "max_gradient_norm": (1e-9, 1e9, "0.5 is usual; None leaves gradients as they are"),

@@ -42,7 +42,7 @@ class PPO(PolicyGradient):
         "desired_kl": (1e-9, 1e9, "0.01 is usual; None leaves the learning rate as it is set"),
     }
 
-    changeable: ClassVar[Collection[str]] = ranges.keys() - {"chunk_steps"}
+    changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon", "chunk_steps"}
 
     gae_lambda: float = 0.95
     """λ of the advantages (GAE) and of the values' targets (λ-returns)."""

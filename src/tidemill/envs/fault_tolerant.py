@@ -97,7 +97,7 @@ class Slots(EnvironmentConfig):
             )
         self.check_deadlines("deadline_s")
         self.check_above_zero("max_episode_seconds")
-        if self.backoff_s < 0 or self.max_backoff_s < self.backoff_s:
+        if not 0 <= self.backoff_s <= self.max_backoff_s:  # nor NaN
             raise ConfigError(
                 f"backoff_s = {self.backoff_s} must not be negative, nor above max_backoff_s = "
                 f"{self.max_backoff_s}"
