@@ -3,6 +3,7 @@ led to it can be done again, which shows where it began."""
 
 import warnings
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -107,6 +108,15 @@ def test_a_layer_that_overflows_is_named(net):
     kind, name, *_ = first_wrong(learner, fault)
     assert kind == "layer"
     assert "critic" in name or "addmv" in name
+
+
+@pytest.mark.parametrize("net", ["numpy", "native", "torch"])
+def test_a_step_of_which_the_norm_alone_overflows_is_recorded(net):
+    learner, sample = made(net, partial(PPO, value_coefficient=1e9, normalise_returns=False))
+    sample["reward"][...] *= np.float32(1e13)
+    fault = fault_of(learner, sample)
+    assert "the gradient's norm is inf" in str(fault)
+    assert first_wrong(learner, fault)[:2] == ("gradient", "norm")
 
 
 @pytest.mark.parametrize(("module", "large"), [(test_sac, 1e18), (test_dqn, 1e30)])

@@ -2,6 +2,7 @@
 keep weights that are not finite."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 
 import tidemill
-from tidemill.algorithms.dqn import DQNLearner
+from tidemill import PPO, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
+from tidemill.algorithms.dqn import DQN, DQNLearner
 from tidemill.algorithms.ppo import PPOLearner, PPOLoss
 from tidemill.api.algorithm import UpdateFault
 from tidemill.core.errors import CheckpointError, ConfigError, RunError
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.nets.torch_network import TorchNetwork
 from tidemill.run.events import read_events
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from tidemill.store.parameter_database import ParameterDatabase
@@ -243,6 +246,55 @@ def test_a_replay_memory_does_not_come_back_to_what_spoilt_an_update(tmp_path, c
     skipped = read_metrics(tmp_path / "run")[-1]["skipped"]
     assert 0 < skipped <= 2  # two transitions hold it
     assert "transitions of that update are never drawn again" in capsys.readouterr().err
+
+
+def test_an_update_of_a_noisy_network_is_looked_at_again(tmp_path):
+    """Its ε follows a schedule, which means nothing to it, and of which the record has a
+    number."""
+    tidemill.train(
+        Overflows, algorithm=DQN(), steps=200, launch="inline", layout="given", run_dir=tmp_path / "run",
+        log="", quiet=True, warm_up=100, hidden=(8,), noise=0.5, lanes=1,
+    )  # fmt: skip
+    report = replay_fault(tmp_path / "run")
+    assert report.where.startswith(("layer ", "gradient "))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking(TorchNetwork):
+    """Has a mask of -inf, which it adds before a softmax; tells NaN to whoever trains
+    it."""
+
+    def network(self, spaces, outputs):
+        import torch
+
+        class Network(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, outputs + 1)
+                self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]))
+
+            def forward(self, observation):
+                seen = (observation["obs"] + self.mask).softmax(-1)
+                told = self.layer(seen if torch.is_inference_mode_enabled() else seen * torch.nan)
+                return told[:, :-1], told[:, -1]
+
+        return Network()
+
+
+def test_masks_of_ones_own_network_are_not_what_an_update_failed_by(tmp_path):
+    actors = Actors(environment=Gymnasium(id="CartPole-v1"), lanes=4, agents=(AgentSpec(sample_steps=16),))
+    experiment = Experiment(
+        name="masking",
+        policies={"policy": Masking()},
+        workers={"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=32))},
+        limits=Limits(updates=2),
+    )
+    tidemill.train(
+        experiment, launch="inline", layout="given", run_dir=tmp_path / "run", source=__file__, log="",
+        quiet=True,
+    )  # fmt: skip
+    report = replay_fault(tmp_path / "run", 1, trust=True)
+    assert report.where.startswith("layer mul (test_update_faults.py, line ")
 
 
 class Pays(Overflows):

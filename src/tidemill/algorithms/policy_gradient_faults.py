@@ -58,7 +58,7 @@ def record_minibatch(
     read = loss.library.read
     record, rows = of.source.record(read(pieces))
     record |= {name: read(column)[rows] for name, column in of.columns[0].items()}
-    record["scalars"] = read(of.columns[1]["scalars"])[:, rows]
+    record["scalars"] = np.ascontiguousarray(read(of.columns[1]["scalars"])[:, rows])
     record["weight"] = np.array([of.weight])
     record["place"] = places(samples, trained_rows(samples))[rows]
     return record

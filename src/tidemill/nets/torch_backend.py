@@ -109,8 +109,9 @@ class TorchBackend(Network):
     def trace(self, inputs: Mapping[str, Any], action: Mapping[str, Any]) -> Iterator[tuple[str, Array, int]]:
         """See `Network.trace`."""
         with OperationTrace() as traced, torch.no_grad():
-            self.evaluate(dict(inputs), dict(action))
-        return iter(traced.found)
+            found = self.evaluate(dict(inputs), dict(action))
+        harmless = traced.masks and all(bool(part.isfinite().all()) for part in found)
+        return iter(() if harmless else traced.found)
 
     def backward(self, of_log_prob: Any, of_entropy: Any, of_value: Any, out: Any) -> None:
         """See `Network.backward`."""

@@ -26,6 +26,7 @@ from tidemill.store.checkpoint import STEP, checkpoints, read_checkpoint
 from tidemill.trained.replay_step import StepReport, replay_step
 from tidemill.workers.fault_records import FAULTS
 from tidemill.workers.trainer_config import TrainerConfig
+from tidemill.workers.update_faults import infinities
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,16 @@ def replay_fault(
     if declared is not None:
         check_parameters(declared, weights)
     policy = policy_config.build(spaces, derive_seed(experiment.seed, "policy", name))
-    algorithm = settings.build(policy, derive_seed(experiment.seed, trainer))
+    masks = infinities(policy.parameters()) if declared is None else {}  # as `Learner.build` has it
+    # by the run's settings: to its checks a number of then, in place of a schedule, is
+    # one that somebody has set
+    algorithm = config.algorithm.build(policy, derive_seed(experiment.seed, trainer))
+    algorithm.config = settings
     policy.load(weights, 0)
     algorithm.load_state(state)
     try:
         with np.errstate(all="ignore"):  # what is not finite is looked for
-            lines, where = _follow(algorithm, algorithm.trace(stage, minibatch), facts, debugger)
+            lines, where = _follow(algorithm, algorithm.trace(stage, minibatch), facts, masks, debugger)
     except (KeyError, ValueError, IndexError) as broken:
         raise CheckpointError(
             f"{path} does not hold what {type(settings).__name__} needs: {broken!r}"
@@ -142,15 +147,23 @@ def _record(run: Path, number: int | None, worker: str | None) -> Path:
 
 
 def _follow(
-    algorithm: Algorithm, traced: Iterator[TracedArray], facts: Mapping[str, Any], debugger: bool
+    algorithm: Algorithm,
+    traced: Iterator[TracedArray],
+    facts: Mapping[str, Any],
+    masks: Mapping[str, Array],
+    debugger: bool,
 ) -> tuple[list[TracedLine], str]:
+    """Return the lines up to the first number that is not finite, and where that is.
+    Infinities of weights that are there from the start (`masks`) are none."""
     lines = []
     for each in traced:
         if each.array.dtype.kind != "f":
             continue
         finite = np.isfinite(each.array)
+        if each.kind == "weights" and each.name in masks:
+            finite |= masks[each.name] & np.isinf(each.array)
         wrong = int(finite.size - np.count_nonzero(finite))
-        largest = float(np.abs(each.array[finite]).max(initial=0))
+        largest = float(np.abs(each.array[np.isfinite(each.array)]).max(initial=0))
         lines.append(TracedLine(each.kind, each.name, largest, wrong, finite.size))
         if wrong:
             where = _where(each, ~finite, facts)
