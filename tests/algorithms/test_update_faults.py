@@ -119,6 +119,17 @@ def test_a_step_of_which_the_norm_alone_overflows_is_recorded(net):
     assert first_wrong(learner, fault)[:2] == ("gradient", "norm")
 
 
+@pytest.mark.parametrize("large", [100.0, 1000.0])
+def test_a_temperature_that_explodes_leaves_steps_out(large):
+    """Also where no float holds it."""
+    learner = test_sac.learner_of()
+    learner.log_temperature[:] = large
+    fault = fault_of(learner, test_sac.sample_of())
+    assert fault.stage == "critics"
+    state = learner.state()
+    assert all(np.isfinite(array).all() for array in state.values() if array.dtype.kind == "f")
+
+
 @pytest.mark.parametrize(("module", "large"), [(test_sac, 1e18), (test_dqn, 1e30)])
 def test_a_gradient_whose_norm_alone_overflows_is_named(module, large):
     learner, sample = module.learner_of(), module.sample_of()

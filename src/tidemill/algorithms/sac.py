@@ -18,6 +18,9 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
 from tidemill.nets.squashed_gaussian import DrawnActions, SquashedGaussianPolicy, draw
 
+LARGEST = 709.0
+"""The largest log temperature whose exponential is a float."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SAC(TwinCritics):
@@ -93,8 +96,9 @@ class SACLearner(TwinCriticLearner):
 
     @property
     def temperature(self) -> float:
-        """The temperature α."""
-        return exp(float(self.log_temperature[0]))
+        """The temperature α. One that is too large for a float is as large as can be, and
+        infinite in float32, so that the next step is left out."""
+        return exp(min(float(self.log_temperature[0]), LARGEST))
 
     def _values(self, then: Floats) -> Floats:
         drawn = self._draw(then)
