@@ -297,6 +297,38 @@ def test_masks_of_ones_own_network_are_not_what_an_update_failed_by(tmp_path):
     assert report.where.startswith("layer mul (test_update_faults.py, line ")
 
 
+class Forbids(Overflows):
+    """Allows nothing in its 100th step."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"seen": Overflows.observation_space, "action_mask": gymnasium.spaces.MultiBinary(2)}
+    )
+
+    def reset(self, *, seed=None, options=None):
+        seen, info = super().reset(seed=seed)
+        return {"seen": seen, "action_mask": np.ones(2, np.int8)}, info
+
+    def step(self, action):
+        seen, *told = super().step(action)
+        return {"seen": seen, "action_mask": np.full(2, self.steps != 98, np.int8)}, *told
+
+
+def test_a_run_whose_masks_allow_nothing_ends_with_what_it_has_trained(tmp_path):
+    with pytest.raises(RunError, match="action_mask allows no action"):
+        tidemill.train(
+            Forbids, steps=10**4, launch="inline", layout="given", run_dir=tmp_path / "run", log="",
+            quiet=True, lanes=2, sample_steps=16, minibatch_size=16, checkpoint_seconds=1e9,
+        )  # fmt: skip
+    trained = read_metrics(tmp_path / "run")[-1]["update"]
+    assert trained > 1 and kept(tmp_path / "run")[-1] == trained
+
+
+def test_the_rate_to_try_is_a_usual_one(tmp_path, spoil, capsys):
+    spoil({2})
+    run(tmp_path / "run", 3, learning_rate=1e5)
+    assert "--set workers.trainer.algorithm.learning_rate=0.0003" in capsys.readouterr().err
+
+
 class Pays(Overflows):
     """Pays so much in its first episode that these rewards have no finite sum."""
 

@@ -1,6 +1,7 @@
 """The trainer worker: what enters training, what is dropped, when it ends, and what a
 resumed one goes on from."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from tidemill.api.policy import Policy
 from tidemill.api.spaces import Box, Discrete, Spaces, schema_of_space
 from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.errors import CheckpointError, ConfigError
+from tidemill.core.schema import Field
 from tidemill.replay.priority_queue import PriorityQueue
 from tidemill.replay.queue import Queue
 from tidemill.store.checkpoint import checkpoints, read_newest
@@ -926,6 +928,54 @@ def test_weights_that_are_not_finite_are_never_on_the_disk(tmp_path: Path, wrong
     assert "no checkpoint after update 3 is written: w is not finite" in told
     with pytest.raises(CheckpointError, match="w is not finite"):
         bench.worker.exit()
+
+
+@pytest.mark.parametrize("where", ["weight w", r"in its state\(\) moment"])
+def test_training_goes_back_from_where_a_checkpoint_is_refused(tmp_path: Path, where: str) -> None:
+    """With the next update, of an algorithm whose loss is finite all the same."""
+    bench = Bench(folder=tmp_path)
+    bench.two_updates()
+    learner = bench.worker.learner
+    saved = read_newest(tmp_path / "checkpoints" / "policy").arrays
+    spoilt = learner.policy.parameters()["w"] if "weight" in where else bench.algorithm.moment
+    spoilt[1] = np.inf
+    learner.save()
+    bench.send(2, 2)
+    bench.poll()
+    assert learner.counters.skipped == 1
+    for part, now in (("policy", learner.policy.parameters()), ("algorithm", bench.algorithm.state())):
+        for name, array in now.items():
+            np.testing.assert_array_equal(array, saved[part][name])
+    texts = [m.text for m in bench.heard() if isinstance(m, Notice)]
+    assert "no checkpoint after update 2 is written" in texts[0]
+    assert re.search(f"Adder has made {where} NaN or infinite", texts[1])
+    assert "training goes on with the weights of checkpoint update-1" in texts[2]
+    bench.send(3, 3)
+    bench.poll()
+    bench.worker.exit()
+    assert read_newest(tmp_path / "checkpoints" / "policy").facts["updates"] == 4
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_first_weights_that_are_not_finite_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    """But for infinities of a policy that tells no weights: they may mask."""
+    begin = Known.__init__
+
+    def spoilt(policy: Known, config: KnownPolicy) -> None:
+        begin(policy, config)
+        policy._parameters["w"][1] = wrong
+
+    monkeypatch.setattr(Known, "__init__", spoilt)
+    if wrong == np.inf:
+        declared = {"w": Field((3,), "float64")}
+        monkeypatch.setattr(KnownPolicy, "weights", lambda self, spaces: declared)
+    with pytest.raises(
+        ConfigError, match=r'policy "policy" begins with NaN or infinity in w, .* KnownPolicy'
+    ):
+        Bench(folder=tmp_path)
+    assert not (tmp_path / PARAMETERS).exists()
 
 
 def test_infinities_that_a_policy_has_from_the_start_stay_alone(

@@ -161,6 +161,7 @@ class Learner:
         self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
         self._update_s = 0.0  # that the last update took
         self._infinite: dict[str, Array] = {}  # where the policy's parameters may be infinite
+        self._spoilt = False  # a checkpoint was refused, since what it was to hold is not finite
         self._publisher: ParameterPublisher | None = None
         self._versions: VersionWriter | None = None
         self.changes = deque[AlgorithmConfig]()
@@ -242,6 +243,11 @@ class Learner:
         # modules of one's own may mask by infinities: those that are there from the start
         declared = context.experiment.policies[config.policy].weights(self.spaces) is not None
         self._infinite = {} if declared else infinities(self.policy.parameters())
+        if wrong := not_finite(self.policy.parameters(), self._infinite):
+            raise ConfigError(
+                f'policy "{config.policy}" begins with NaN or infinity in {wrong}, from which nothing can be '
+                f"learnt; look at how {type(context.experiment.policies[config.policy]).__name__} makes it"
+            )
         if self.version < self.joins.least:
             raise CheckpointError(
                 f"the newest checkpoint that can be read in {self._folder} is of update "
@@ -382,16 +388,22 @@ class Learner:
     def _look_further(self, metrics: Mapping[str, float], began: float) -> None:
         """Raise `UpdateFault` where the weights are not finite after an update that was
         begun at `began`, by an algorithm that does not look itself: they are looked at
-        where a loss of it is not finite, or where it tells none."""
+        where a loss of it is not finite, or where it tells none; and with its state where
+        a checkpoint was refused."""
         telling = [v for name, v in metrics.items() if name.startswith("loss") or name == "gradient_norm"]
-        if isfinite(sum(telling)) and not self._weights_due(bool(telling), awake() - began):
+        due = self._spoilt or self._weights_due(bool(telling), awake() - began)
+        if isfinite(sum(telling)) and not due:
             return
-        if not (name := not_finite(self.policy.parameters(), self._infinite)):
+        what, name = "weight ", not_finite(self.policy.parameters(), self._infinite)
+        if self._spoilt and not name:
+            what, name = "in its state() ", not_finite(self.algorithm.state())
+        self._spoilt = False
+        if not name:
             return
         self._faults.in_a_row = IN_A_ROW  # there is no way back but that one
         sooner = "" if telling else ', and tells no "loss" or "gradient_norm" by which that is seen at once'
         raise UpdateFault(
-            f"{type(self.algorithm).__name__} has made weight {name} NaN or infinite{sooner}", "", {}
+            f"{type(self.algorithm).__name__} has made {what}{name} NaN or infinite{sooner}", "", {}
         )
 
     def _weights_due(self, tells: bool, took: float) -> bool:
@@ -412,9 +424,13 @@ class Learner:
         )
 
     def _cure(self) -> str:
-        rate = getattr(self._now(), "learning_rate", None)
+        now = self._now()
+        rate, usual = (getattr(each, "learning_rate", None) for each in (now, type(now)))
+        if not rate:
+            return ""
+        tried = min(rate / 3, usual) if isinstance(usual, float) and usual > 0 else rate / 3
         group = self._context.name.rpartition("-")[0]
-        return f"try --set workers.{group}.algorithm.learning_rate={rate / 3:.2g}" if rate else ""
+        return f"try --set workers.{group}.algorithm.learning_rate={tried:.2g}"
 
     def _go_back(self, fault: UpdateFault) -> Generator[PollResult, None, None]:
         """Go on with the weights and the learner of a checkpoint: of the newest one, or
@@ -639,7 +655,8 @@ class Learner:
 
     def save_finite(self) -> None:
         """Write the checkpoint of a run that is about to fail since its updates are not
-        finite: its weights are. One that cannot be written is not the cause."""
+        finite, or cannot be done: its weights are as before. One that cannot be written
+        is not the cause."""
         with suppress(CheckpointError):
             self.save(final=True)
 
@@ -698,6 +715,7 @@ class Learner:
         self._report(Saving(config.policy, self.counters.updates))
         policy, algorithm = self.equal_trainers.state(self.algorithm, self.policy)
         if wrong := not_finite(policy, self._infinite) or not_finite(algorithm):
+            self._spoilt = not self.equal_trainers.others  # which would have to find the same
             raise CheckpointError(
                 f"no checkpoint after update {self.counters.updates} is written: {wrong} is not finite. The "
                 "last one of finite weights stays"

@@ -35,7 +35,7 @@ from tidemill.api.policy import VERSIONS_OF_LIFE
 from tidemill.api.worker import Context
 from tidemill.core.clock import awake
 from tidemill.core.cut import Part
-from tidemill.core.errors import ConfigError, returned
+from tidemill.core.errors import ConfigError, EnvironmentFault, returned
 from tidemill.core.memory import own_of
 from tidemill.streams.all_reduce import SumBroken
 from tidemill.streams.samples import ChannelSampleConsumer
@@ -264,6 +264,9 @@ class TrainerWorker(Worker):
             except UpdateFault:
                 counters.add(agreed)
                 learner.finish_update()
+                learner.save_finite()
+                raise
+            except EnvironmentFault:  # before its first step: there is none that may be done
                 learner.save_finite()
                 raise
             self.clock.enter(left)
