@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,13 @@ from tests.run import spoilt
 
 import tidemill
 from tidemill import Replay
-from tidemill.core.errors import CheckpointError
+from tidemill.core.errors import CheckpointError, RunError
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.folder import RunFolder, command
+from tidemill.run.same_run import put_aside
 from tidemill.store.checkpoint import checkpoints, read_newest, write_checkpoint
 from tidemill.store.parameter_database import ParameterDatabase
+from tidemill.workers import cut_files
 
 BLOCK = 1 << 16
 
@@ -160,6 +162,35 @@ def test_a_step_that_fails_on_a_full_disk_is_counted_and_a_later_one_is_recorded
         for name in ("unrecorded", "restarts")
     )
     assert 0 < unrecorded < restarts
+
+
+def test_while_parts_of_cuts_cannot_be_written_the_newest_whole_cut_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is room for checkpoints, and none for what an actor has in hand."""
+    full, write = [False], cut_files.write_checkpoint
+
+    def written(folder: Path, *given: object, **more: object) -> object:
+        if full[0] and folder.name == "actor-0":
+            raise CheckpointError("no space is left")
+        return write(folder, *given, **more)
+
+    def on_update(metrics, control):
+        full[0] = metrics["update"] >= 3
+        if metrics["update"] == 12:
+            last.extend(path.name for path in checkpoints(tmp_path / "run/checkpoints/policy"))
+
+    last = list[str]()
+    monkeypatch.setattr(cut_files, "write_checkpoint", written)
+    assert run(tmp_path / "run", 12, on_update, exact_resume=True).summary.updates == 12
+    assert last[0] in ("update-2", "update-3") and len(last) == 4
+    assert capsys.readouterr().err.count("a resumed run goes on from the cut before") == 1
+    full[0] = False
+    seen = list[float]()
+    tidemill.resume(
+        tmp_path / "run", limits={"updates": 14}, quiet=True, on_update=lambda m, _: seen.append(m["update"])
+    )
+    assert seen[0] in (3, 4) and seen[-1] == 14
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -348,6 +379,27 @@ def test_checkpoints_that_may_not_be_read_are_none_to_go_on_from(open_folder: Pa
         if root:
             os.seteuid(0)
         policy.chmod(0o700)
+
+
+@pytest.mark.parametrize("look", [RunFolder.open, put_aside, lambda place: RunFolder(place).lock()])
+def test_a_run_s_folder_that_may_not_be_read_is_named(
+    open_folder: Path, look: Callable[[Path], object]
+) -> None:
+    """As that of another user, and as any on a share that is away."""
+    place = open_folder / "run"
+    place.mkdir()
+    (place / "config.json").write_text("{}")
+    place.chmod(0)
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.seteuid(65534)
+        with pytest.raises(RunError, match=rf"{place} cannot be .*: Permission denied; let yourself read it"):
+            look(place)
+    finally:
+        if root:
+            os.seteuid(0)
+        place.chmod(0o700)
 
 
 def test_a_folder_that_is_read_only_for_a_while_stops_nothing(open_folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Where inline policies take their parameters from, over a real parameter database."""
 
+import errno
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from tidemill import (
     Trainer,
 )
 from tidemill.algorithms.ppo import PPO
-from tidemill.core.errors import ConfigError, RunError
+from tidemill.core.errors import ConfigError, DatabaseAway, RunError
 from tidemill.store.query import Query
 from tidemill.streams import sources
 from tidemill.streams.sources import ParameterSource
@@ -153,6 +155,32 @@ def test_versions_that_are_collected_between_the_look_and_the_draw_are_drawn_no_
         assert drawing.refresh(known)
         assert known.version in (before, 20, 21)
     assert known.version in (20, 21)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_while_the_database_is_away_what_was_drawn_last_is_played(
+    exact: bool, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a share whose server has gone. An exact run would be another one then."""
+    arena.push(3)
+    monkeypatch.setattr(sources, "LOOK", 0.0 if exact else 1e-9)
+    known, drawing = policy(), subscription(arena, Drawn())
+    assert drawing.refresh(known) and known.version == 3
+    arena.push(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", gone)
+        if exact:
+            with pytest.raises(DatabaseAway, match="Transport endpoint is not connected; look whether its"):
+                drawing.refresh(known)
+            return
+        assert not drawing.refresh(known)
+    assert known.version == 3
+    assert drawing.refresh(known)
+
+
+def gone(path: Path) -> bool:
+    """Raise as the system does where a share's server is gone."""
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
 
 
 def test_when_all_that_is_drawn_is_collected_at_once_that_is_said(

@@ -21,6 +21,7 @@ TidemillError
 ├── DeadlineError      a wait that ran out: says who should have woken it
 ├── CheckpointError    a checkpoint that is missing, torn or of another experiment
 ├── DatabaseError      a parameter database that is damaged, or cannot be written
+│   ├── DatabaseAway   one that cannot be read or written now
 │   └── VersionGone    a version that it does not hold (any more)
 ├── SimulatorError     a simulator that cannot start, or does not do its part
 │   ├── ImageError     what it wrote into the shared memory cannot be
@@ -161,6 +162,10 @@ class NewerCheckpoint(CheckpointError):
 
 class DatabaseError(TidemillError):
     """A parameter database, or a version in it, is damaged or cannot be written."""
+
+
+class DatabaseAway(DatabaseError):
+    """The parameter database cannot be read or written now: its disk is full, or away."""
 
 
 class VersionGone(DatabaseError):

@@ -160,8 +160,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """Return the folder of a run that was. Raises `RunError` when there is none."""
-        if not (path / CONFIG).is_file():
+        """Return the folder of a run that was. Raises `RunError` when there is none, or
+        it cannot be looked into."""
+        if not holds_run(path):
             runs = sorted(str(p.parent) for p in path.glob(f"*/{CONFIG}"))[:5] if path.is_dir() else []
             hint = f"; there are runs in it: {', '.join(runs)}" if runs else ""
             if not path.exists():
@@ -182,7 +183,12 @@ class RunFolder:
         """Hold the folder while this process lives, however it ends. Raises `RunError`
         when another run does."""
         # the folder itself: no file to leave behind
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise RunError(
+                f"run folder {self.path} cannot be locked: {why(error)}; let yourself read it"
+            ) from None
         until = monotonic() + MOMENT  # who only looks (`led`) has it for an instant
         while True:
             try:
@@ -407,6 +413,18 @@ class RunFolder:
             summary = self.read(SUMMARY)
         complete = isinstance(summary, dict) and summary.get("status") == "completed"
         return f"{command()} resume {as_typed(self.path)}{' --max-steps N' * complete}"
+
+
+def holds_run(path: Path) -> bool:
+    """Return whether there is a run in the folder `path`. Raises `RunError` where that
+    cannot be looked into."""
+    try:
+        return (path / CONFIG).is_file()
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read: {error.strerror}; let yourself read it, or look whether its disk, or "
+            "share, is there"
+        ) from None
 
 
 def command() -> str:

@@ -14,7 +14,7 @@ from tidemill.core.config import encode
 from tidemill.core.errors import RunError
 from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import hide
-from tidemill.run.folder import CONFIG, LAUNCHER, SUMMARY, RunFolder, as_typed, newest_folders
+from tidemill.run.folder import LAUNCHER, SUMMARY, RunFolder, as_typed, holds_run, newest_folders
 
 GIVEN = "given"
 """In the file of how it was launched: a digest of what was asked for."""
@@ -46,7 +46,7 @@ def unfinished(path: Path, experiment: Experiment, digest: str) -> str:
     and has not come to its end: "" where it is none, another one, has failed or is
     complete, or has no checkpoint to go on from."""
     folder = RunFolder(path)
-    if not (path / CONFIG).is_file() or asked_before(folder) != {GIVEN: digest}:
+    if not holds_run(path) or asked_before(folder) != {GIVEN: digest}:
         return ""
     return cut_short(folder) if folder.has_checkpoints(experiment.trained()) else ""
 
@@ -84,7 +84,7 @@ def put_aside(path: Path) -> Path | None:
     """Rename the run in `path`, so that another one may begin there. Return where it is
     now; None where there is none. Raises `RunError` where it is going on, or cannot be
     renamed."""
-    if not (path / CONFIG).is_file():
+    if not holds_run(path):
         return None
     folder = RunFolder(path)
     folder.lock()

@@ -20,7 +20,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -85,10 +85,12 @@ def write_checkpoint(
     facts: Mapping[str, Any],
     keep: int,
     folders: Mapping[str, Callable[[Path], None]] | None = None,
+    spared: Callable[[], Collection[str]] = tuple,
 ) -> Path:
     """Write ``folder/name`` with one file per entry of `arrays`, a folder per entry of
     `folders`, whose files that function writes, and `facts` (plain data) in its manifest;
-    then remove all but the newest `keep`, and what was put aside of as far as this one.
+    then remove all but the newest `keep` and those whose names `spared` returns, and what
+    was put aside of as far as this one.
 
     Raises `CheckpointError` (with the folder and the system's reason) when it cannot be
     written, also since the disk does not answer, and `Overtaken`; the checkpoints before
@@ -100,7 +102,7 @@ def write_checkpoint(
             _hanging.pop(other, None)
     thread = _hanging.get(run) or FolderThread(folder, PATIENCE)
     try:
-        return thread.do(lambda: _write(thread, target, arrays, facts, keep, folders or {}))
+        return thread.do(lambda: _write(thread, target, arrays, facts, keep, folders or {}, spared))
     except Unanswered as error:
         raise CheckpointError(
             f"checkpoint {target} cannot be written: {error.strerror}, and nothing more is written there "
@@ -126,6 +128,7 @@ def _write(
     facts: Mapping[str, Any],
     keep: int,
     folders: Mapping[str, Callable[[Path], None]],
+    spared: Callable[[], Collection[str]],
 ) -> Path:
     """See `write_checkpoint`. It is called in `thread`, and stops where nobody waits for
     it any more."""
@@ -169,9 +172,13 @@ def _write(
         raise CheckpointError(
             f"checkpoint {target} cannot be written: {why(error)}; free space or make the folder writable"
         ) from None
-    for old in checkpoints(folder)[:-keep]:
-        thread.go_on()
-        _remove(old)
+    with suppress(OSError):  # it is written, and the disk away since: they go with the next one
+        if surplus := checkpoints(folder)[:-keep]:
+            stay = spared()
+            for old in surplus:
+                thread.go_on()
+                if old.name not in stay:
+                    _remove(old)
     for number, later in _later(folder):
         if number <= _place(target)[0]:
             _remove(later)

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tidemill.core.errors import DatabaseError
+from tidemill.core.errors import DatabaseAway
+from tidemill.core.resource_shortage import why
 from tidemill.store.checkpoint import AWAY, write_synced
 from tidemill.store.database_locks import lock
 from tidemill.store.fence import check
@@ -30,11 +31,11 @@ def writing(database: Path, policy: str, patience: float) -> Iterator[Path]:
     """Hold the lock of a policy's folder (the folder itself: no file to leave behind),
     which is made where there is none, and return its path. Another writer is waited for
     for `patience` seconds. What the system refuses meanwhile becomes a
-    `DatabaseError`."""
+    `DatabaseAway`."""
     folder = database / policy
     descriptor = -1
-    check(database)
     try:
+        check(database)
         if not database.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, AWAY)
         database.mkdir(mode=0o700, exist_ok=True)
@@ -43,8 +44,8 @@ def writing(database: Path, policy: str, patience: float) -> Iterator[Path]:
         lock(descriptor, folder, patience)
         yield folder
     except OSError as error:
-        raise DatabaseError(
-            f"{folder} cannot be written: {error.strerror}; free space or make the folder writable"
+        raise DatabaseAway(
+            f"{folder} cannot be written: {why(error)}; free space or make the folder writable"
         ) from None
     finally:
         if descriptor >= 0:

@@ -18,7 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from tidemill.core.errors import DatabaseError, VersionGone, did_you_mean
+from tidemill.core.errors import DatabaseAway, DatabaseError, VersionGone, did_you_mean
+from tidemill.core.resource_shortage import why
 from tidemill.core.untrusted_files import check_database, read_json
 from tidemill.store.database_locks import locked_error
 from tidemill.store.fence import check
@@ -46,8 +47,9 @@ class VersionIndex:
     "create" makes.
 
     Its errors are `DeadlineError` when another process holds the lock for longer than
-    `patience` seconds, `VersionGone` where there is no index yet, and `DatabaseError` for
-    what is damaged, of another format, or cannot be written.
+    `patience` seconds, `VersionGone` where there is no index yet, `DatabaseAway` where
+    it cannot be read or written, and `DatabaseError` for what is damaged, or of another
+    format.
     """
 
     def __init__(self, folder: Path, patience: float) -> None:
@@ -57,10 +59,10 @@ class VersionIndex:
     def transaction(self, kind: Literal["read", "write", "create"]) -> Iterator[sqlite3.Connection]:
         """One transaction of the index, committed unless something is raised inside. Only
         "create" makes an index where there is none."""
-        if kind != "create" and not self.path.exists():
-            raise VersionGone(f"{self._folder} holds no versions yet")
         mode = "rwc" if kind == "create" else "rw"
         try:
+            if kind != "create" and not self.path.exists():
+                raise VersionGone(f"{self._folder} holds no versions yet")
             check_database(self.path)
             with closing(
                 sqlite3.connect(
@@ -90,6 +92,11 @@ class VersionIndex:
                 _newest_write = next(_numbers_of_writes)
         except sqlite3.Error as error:
             raise self._explain(error) from None
+        except OSError as error:
+            raise DatabaseAway(
+                f"{self.path} cannot be read or written: {why(error)}; look whether its disk, or share, is "
+                "there, or let yourself read it"
+            ) from None
         except (ValueError, TypeError, OverflowError) as error:
             raise self._damaged(error) from None
 
@@ -139,7 +146,7 @@ class VersionIndex:
             sqlite3.SQLITE_CANTOPEN,
             sqlite3.SQLITE_READONLY,
         ):
-            return DatabaseError(
+            return DatabaseAway(
                 f"{self.path} cannot be read or written: {error}; free space or make it writable"
             )
         return error  # a mistake of ours

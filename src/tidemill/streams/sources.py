@@ -19,7 +19,7 @@ from tidemill.api.policy import Policy
 from tidemill.api.worker import Context
 from tidemill.core.config import Config, acting
 from tidemill.core.cut import Part, generator_state, set_generator_state
-from tidemill.core.errors import ConfigError, RunError, SchemaError, VersionGone
+from tidemill.core.errors import ConfigError, DatabaseAway, RunError, SchemaError, VersionGone
 from tidemill.core.safetensors_io import unpack
 from tidemill.core.schema import Arrays, check_finite
 from tidemill.core.untrusted_files import read_plain
@@ -185,19 +185,22 @@ class DrawnParameters(Subscription):
 
     def refresh(self, policy: Policy) -> bool:
         for _ in range(ATTEMPTS):
-            if monotonic() - self._looked >= self._look_each or not self._known:
-                self._look()
-            if not self._known:
-                return False
-            version = self._draw()
-            self.counters = self._pushed[version]
-            if version == policy.version:
-                return True
             try:
-                policy.load(self._arrays(version), version)
+                if monotonic() - self._looked >= self._look_each or not self._known:
+                    self._look()
+                if not self._known:
+                    return False
+                version = self._draw()
+                self.counters = self._pushed[version]
+                if version != policy.version:
+                    policy.load(self._arrays(version), version)
                 return True
             except VersionGone:  # collected since it was looked up
                 self._known = []
+            except DatabaseAway:  # which its writers tell
+                if not self._look_each:  # an exact run would not be exact with what it has
+                    raise
+                return False
         raise RunError(
             f'policy "{self._name}": {ATTEMPTS} versions were drawn from {self._database.folder}, and each '
             "was collected before it could be read; keep more of them (database_versions)"

@@ -2,7 +2,7 @@
 checkpoints, in a folder of its own per worker, a file per cut."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tidemill.api.edges import group_of, number
@@ -11,8 +11,15 @@ from tidemill.api.worker import Context, WorkerConfig
 from tidemill.core.cut import Part, flatten, unflatten
 from tidemill.core.errors import CheckpointError, SchemaError, TidemillError
 from tidemill.core.resource_shortage import wants_memory, why
+from tidemill.core.untrusted_files import read_json, read_plain
 from tidemill.replay.queue import Queue
-from tidemill.store.checkpoint import checkpoint_name, checkpoints, read_newest, write_checkpoint
+from tidemill.store.checkpoint import (
+    MANIFEST,
+    checkpoint_name,
+    checkpoints,
+    read_newest,
+    write_checkpoint,
+)
 from tidemill.workers.actor_config import ActorConfig, Actors
 from tidemill.workers.trainer_config import Trainer, TrainerConfig
 
@@ -105,6 +112,31 @@ def number_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
+def spared_part(run: Path) -> Path | None:
+    """Return a part of the newest cut of which all who have written any have theirs, by
+    names alone: where somebody's next parts cannot be written, it is what a resume goes
+    on from, and all of it is to stay. None where there is none. Raises `OSError`."""
+    parts = {
+        worker: {path.name for path in worker.glob("update-*") if not path.suffix}
+        for worker in sorted((run / CUTS).glob("*"))
+    }
+    if not (common := set.intersection(*parts.values()) if parts else set[str]()):
+        return None
+    worker = run / CUTS / RUNNER if run / CUTS / RUNNER in parts else min(parts)
+    return worker / max(common, key=lambda name: number_of(Path(name)))
+
+
+def spared_checkpoint(run: Path, policy: str) -> list[str]:
+    """Return the name of the checkpoint of `policy` with which `spared_part` goes, if
+    there is one. Raises `OSError`."""
+    part = spared_part(run)
+    with suppress(ValueError, KeyError, TypeError):  # of a manifest that is damaged
+        if part is not None:
+            facts = read_json(read_plain(part / MANIFEST))["facts"]
+            return [checkpoint_name(facts["checkpoints"][policy])]
+    return []
+
+
 class PartWriter:
     """The writer of what worker `name`, or the runner, has of cuts of the run in folder
     `run`, None for none. What cannot be written is told once, and once more when it can
@@ -140,7 +172,12 @@ def write_part_of(run: Path, name: str, part: Part, number: int, goes_with: Mapp
     arrays, facts = flatten(part)
     folder = run / CUTS / name
     told = {PART: facts, "checkpoints": dict(goes_with)}
-    write_checkpoint(folder, checkpoint_name(number), {PART: arrays}, told, KEPT)
+
+    def spared() -> list[str]:
+        part = spared_part(run)
+        return [] if part is None else [part.name]
+
+    write_checkpoint(folder, checkpoint_name(number), {PART: arrays}, told, KEPT, spared=spared)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult
 from tidemill.workers.checkpoint_pace import CheckpointPace
-from tidemill.workers.cut_files import by_other_code
+from tidemill.workers.cut_files import by_other_code, spared_checkpoint
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.fault_records import FaultRecords
 from tidemill.workers.row_schema import misfit_of_rows
@@ -740,7 +740,11 @@ class Learner:
                 # who is killed ahead of the others goes back to the one before its last
                 max(config.checkpoints, 2) if self._several else config.checkpoints,
                 extras.folders,
+                self._of_cut if folder == self._folder and self._context.experiment.exact_resume else tuple,
             )
+
+    def _of_cut(self) -> list[str]:
+        return spared_checkpoint(Path(self._context.folder or ""), self._config.policy)
 
     def _write_elsewhere(self, error: CheckpointError) -> None:
         """Write the run's last checkpoint into a folder of temporary files, since its own
