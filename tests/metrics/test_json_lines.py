@@ -491,6 +491,32 @@ def test_a_run_goes_back_once_its_folder_answers_and_not_for_ever(
     assert steps(tmp_path) == [1, 2]
 
 
+def test_a_run_goes_back_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = MetricsWriter(LoggedRun(tmp_path))
+    for step in (1, 2, 3):
+        records.write({"step": step})
+    with monkeypatch.context() as full:
+        full.setattr(json_lines, "open", none_is_left, raising=False)
+        records.go_back(LoggedRun(tmp_path, resume_at=2))
+    records.write({"step": 4})
+    records.close()
+    assert steps(tmp_path) == [1, 2, 4]
+
+
+def none_is_left(*given: Any, **more: Any) -> Any:
+    """Raise as the system does where a file is to be made on a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_folder_that_was_removed_is_not_made_anew_by_a_run_that_goes_back(tmp_path: Path) -> None:
+    records = MetricsWriter(LoggedRun(tmp_path / "run"))
+    records.write({"step": 1})
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(RunError, match="run was removed or renamed, or its disk is away, and a worker has"):
+        records.go_back(LoggedRun(tmp_path / "run", resume_at=1))
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_last_records_are_read_from_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run has gigabytes of them."""
     assert last_records(tmp_path) == []

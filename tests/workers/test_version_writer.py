@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.workers.arena import SPACES
 from tests.workers.test_trainer import Bench
+from tests.workers.world import KnownPolicy
 
 from tidemill.api.control_messages import Notice, State
 from tidemill.api.limits import Limits
 from tidemill.api.weights_header import read_header
-from tidemill.core.errors import ConfigError, DatabaseError
+from tidemill.core.errors import ConfigError, DatabaseAway, DatabaseError
 from tidemill.core.safetensors_io import unpack
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
 from tidemill.store.versions import LATEST
 from tidemill.workers import version_writer
+from tidemill.workers.version_writer import VersionWriter
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +198,35 @@ def test_a_resumed_run_makes_later_versions_anew(tmp_path: Path) -> None:
     means = {v.version: set(v.means) for v in database.versions("policy")}
     # of those weights, not of those that bore the number before
     assert means == {0: set(), 1: {"win_rate"}, 2: set()}
+
+
+def test_a_later_life_begins_while_the_database_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trainer died on a full disk; what is undone is removed with the next push."""
+    train(Bench(folder=tmp_path, database_seconds=1e-9), 3)
+    told, policy = list[str](), KnownPolicy().build(SPACES, 0)
+    life = VersionWriter(tmp_path / PARAMETERS, "policy", 1e-9, None, 20, {}, {}, told.append)
+    policy.version = 1
+
+    def full(*arguments: Any) -> None:
+        raise DatabaseAway("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParameterDatabase, "rewind", full)
+        with pytest.raises(DatabaseAway):
+            life.begin(policy, {})
+        life.begin(policy, {}, waits=True)
+        life.look(policy, {})
+        life.wait(60)
+    policy.version = 2
+    policy.parameters()["w"][:] = -98
+    life.end(policy, {})
+    assert kept(tmp_path) == {0: 0.0, 1: 1.0, 2: -98.0}
+    assert told == [
+        "a version was not kept: no space left. It is told when they are kept again",
+        "versions are kept again",
+    ]
 
 
 def test_a_damaged_database_is_said_at_the_start(tmp_path: Path) -> None:

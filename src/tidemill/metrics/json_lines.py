@@ -257,13 +257,21 @@ def _of_update(record: Mapping[str, float]) -> bool:
 
 
 def _drop_later(path: Path, run: LoggedRun) -> None:
-    """Leave out the records of later steps and updates, and a torn last line. Written
+    """Leave out the records of later steps and updates, and a torn last line. Where these
+    are the last ones the file is cut, for which a full disk has room; else it is written
     aside and renamed: a kill leaves one file or the other."""
 
     def stays(line: bytes, record: dict[str, float]) -> bool:
         return run.goes_back_to(record) and line.endswith(b"\n")
 
-    if sum(len(line) for line, record in _lines(path) if stays(line, record)) == path.stat().st_size:
+    end = kept = last = 0  # bytes: read, of lines that stay, and up to the last of these
+    for line, record in _lines(path):
+        end += len(line)
+        if stays(line, record):
+            kept, last = kept + len(line), end
+    if kept == last:
+        if kept < path.stat().st_size:
+            os.truncate(path, kept)
         return
     aside = path.with_suffix(".tmp")
     with open(aside, "wb", opener=private) as file:

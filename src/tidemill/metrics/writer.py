@@ -3,6 +3,7 @@ that the run was given."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
+from os.path import isdir
 from time import sleep
 
 from tidemill.api.metric_sink import LoggedRun, MetricSink
@@ -86,10 +87,15 @@ class MetricsWriter:
         """Have the records of the run go on from where it goes back to. Each sink is made
         anew before the next one. Where the folder hangs it waits for that, since what is
         being written there is to be dropped. Raises `RunError` where it hangs for longer
-        than `ANSWER`."""
+        than `ANSWER`, or is gone."""
         self._await_folder()
         self._lines.close()
         self._await_folder()  # it may hang since
+        if not isdir(run.folder):  # it is not made anew
+            raise RunError(
+                f"{run.folder} was removed or renamed, or its disk is away, and a worker has died that goes "
+                "back to what lay there: the run ends. Where the folder is elsewhere, resume it there"
+            )
         self._run, self._lines = run, JSONLines(run, self._thread)
 
     def _await_folder(self) -> None:

@@ -245,12 +245,12 @@ class RunFolder:
         worker lives. What another process keeps locked is left to the next time."""
         for path in (
             *self.path.glob(".*.json.*"),
-            *self.path.glob("metrics.tmp"),
+            *self.path.glob("metrics*.tmp"),
             *self.path.glob("checkpoints/*/.update-*"),
             *self.path.glob("cuts/*/.update-*"),
             *self.path.glob("faults/*/.*-*"),
         ):
-            if re.fullmatch(r"\..+\.json\.\d+|metrics\.tmp|\.(update|step)-\d+\.\d+", path.name):
+            if re.fullmatch(r"\..+\.json\.\d+|metrics(\.csv)?\.tmp|\.(update|step)-\d+\.\d+", path.name):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         with suppress(TidemillError):  # what is wrong with it is said to whoever uses it
             self.database(MOMENT).tidy()

@@ -791,7 +791,8 @@ class Learner:
             self.notice,
         )
         if self.equal_trainers.first:
-            self._versions.begin(self.policy, self.metadata())
+            # a later life may begin on a full disk
+            self._versions.begin(self.policy, self.metadata(), waits=self._context.life > 0)
 
     def look_at_versions(self) -> None:
         """Push a version into the parameter database when it is time."""

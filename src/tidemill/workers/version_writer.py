@@ -17,7 +17,7 @@ from time import monotonic
 
 from tidemill.api.policy import Policy, number_of
 from tidemill.core.clock import awake
-from tidemill.core.errors import DatabaseError, TidemillError
+from tidemill.core.errors import DatabaseAway, DatabaseError, TidemillError
 from tidemill.core.schema import Array, Arrays
 from tidemill.store.parameter_database import ParameterDatabase
 from tidemill.workers.update_faults import not_finite
@@ -58,15 +58,24 @@ class VersionWriter:
         self._thread: Thread | None = None
         self._last, self._pushed = 0.0, -1
         self._failed, self._told, self._kept = "", False, False  # the last one
+        self._rewinds_to: int | None = None  # before the next push
 
-    def begin(self, policy: Policy, counters: Mapping[str, float]) -> None:
+    def begin(self, policy: Policy, counters: Mapping[str, float], waits: bool = False) -> None:
         """Push the version from which the run goes on, and remove later ones that a run
-        before it has left. Raises what `ParameterDatabase` does."""
+        before it has left. Raises what `ParameterDatabase` does; `waits`: where that
+        cannot be written now it is done with the next push."""
         number = number_of(policy.version)
         # the last one of the run before was pushed at whichever update that ended
         regular = number - number % (self._updates or 1)
-        for notice in self._database.rewind(self._policy, regular):
-            self._tell(notice)
+        try:
+            for notice in self._database.rewind(self._policy, regular):
+                self._tell(notice)
+        except DatabaseAway as error:
+            if not waits:
+                raise
+            self._failed, self._rewinds_to = str(error), regular
+            self._tell_failure()
+            return
         self._last, self._pushed = monotonic(), policy.version if number == regular else -1
         if self._updates and any(each.version == regular for each in self._database.versions(self._policy)):
             return
@@ -154,6 +163,9 @@ class VersionWriter:
             self._pushed = -1  # so that the end tries again
 
     def _push(self, version: int, parameters: Arrays, counters: Mapping[str, float]) -> None:
+        if self._rewinds_to is not None:
+            self._database.rewind(self._policy, self._rewinds_to)
+            self._rewinds_to = None
         self._database.push(self._policy, version, parameters, counters, self._text)
         if self._keep is not None:
             self._database.collect(self._policy, self._keep)
