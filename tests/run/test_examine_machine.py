@@ -1,11 +1,13 @@
 """`tidemill doctor` tells what the machine has, and what mends what it lacks."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import pytest
 from tests.run.watching import wait_until
 
 from tidemill.core.control_groups import MemoryKills
+from tidemill.core.errors import RunError
+from tidemill.core.temporary_folders import temporary_folder
 from tidemill.run import examine_machine as examined
 from tidemill.run.examine_machine import examine_machine
 from tidemill.testing.check_env import Finding
@@ -124,6 +128,18 @@ def test_workers_of_a_containers_first_process_are_not_left_over_and_those_that_
 ) -> None:
     own, other, *cures = in_container(tmp_path, FIRST, ORPHAN).strip().split(",")
     assert own != other and f"kill -9 {other}" in cures
+
+
+def test_where_no_temporary_files_can_be_made_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_is_usable() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_is_usable)
+    found = {finding.name: finding for finding in examine_machine()}["temporary files"]
+    assert found.level == "warn" and "No usable temporary directory" in found.message
+    assert "TMPDIR" in found.cure
+    with pytest.raises(RunError, match=r"can be made: No usable temporary directory .*; let the environment"):
+        temporary_folder()
 
 
 def test_a_run_that_was_kept_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

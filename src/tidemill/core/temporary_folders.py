@@ -8,6 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from tidemill.core.errors import RunError
 from tidemill.core.run_marks import lives, this_process
 
 _PREFIX = "tidemill-of-"
@@ -15,12 +16,19 @@ _NAME = re.compile(rf"{_PREFIX}(\d+\.\d+\.\d+)-[a-z0-9_]{{8}}")
 
 
 def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
-    """Make a folder for this process, which is removed as it ends."""
-    return tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{this_process()}-")
+    """Make a folder for this process, which is removed as it ends. Raises `RunError`."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{this_process()}-")
+    except OSError as error:
+        raise RunError(
+            f"no folder of temporary files can be made: {error.strerror}; let the environment variable "
+            "TMPDIR name a folder in which there is room and in which you may write"
+        ) from None
 
 
 def folders_left() -> list[Path]:
-    """Return this user's folders whose processes are gone."""
+    """Return this user's folders whose processes are gone. Raises `OSError` where nobody
+    could make one."""
     found = []
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):

@@ -218,14 +218,20 @@ def _leftovers(mend: bool) -> Iterator[Finding]:
         told = f"{folder}, what a trainer that is gone and its simulator exchanged"
         cure = f"rm -r {folder} (the next run with a simulator does it, too)"
         yield _removed("memory files", told, folder, cure)
-    for folder in folders_left():
+    try:
+        left, temporary = folders_left(), Path(tempfile.gettempdir())
+    except OSError as error:
+        cure = "export TMPDIR=FOLDER, one in which there is room and in which you may write"
+        yield Finding("temporary files", "warn", str(error.strerror), cure)
+        return
+    for folder in left:
         if mend:
             shutil.rmtree(folder, ignore_errors=True)
         told = f"{folder}, temporary files of a process that is gone"
         yield _removed("temporary files", told, folder, f"rm -r {folder}")
     kept = [
         path
-        for path in Path(tempfile.gettempdir()).glob("tidemill-*")
+        for path in temporary.glob("tidemill-*")
         if (path / "checkpoints").is_dir() and path.lstat().st_uid == os.getuid()
     ]
     for path in kept:
