@@ -225,7 +225,7 @@ def test_at_the_end_on_a_full_disk_the_last_weights_go_elsewhere_and_can_be_gone
 
 
 def test_a_run_whose_last_checkpoint_alone_has_no_room_ends_with_an_error_that_says_where_it_is(
-    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
@@ -246,6 +246,7 @@ def test_a_run_whose_last_checkpoint_alone_has_no_room_ends_with_an_error_that_s
     # what is elsewhere does not count any more, although it is newer
     found = tidemill.resume(disk / "run", limits={"updates": 5}, quiet=True)
     assert (found.summary.status, found.summary.updates) == ("completed", 5)
+    assert f"{refuge} has a later checkpoint of this run, of update 6, which" in capsys.readouterr().err
 
 
 def test_a_run_whose_folder_is_renamed_tells_it_and_its_last_checkpoint_goes_elsewhere(

@@ -44,6 +44,7 @@ from tidemill.store.checkpoint import LATER
 from tidemill.store.fence import check
 from tidemill.store.refuge import kept_in, refuge_of
 from tidemill.workers.actor_config import ActorConfig
+from tidemill.workers.cut_files import number_of
 from tidemill.workers.fault_records import FAULTS
 
 T = TypeVar("T")
@@ -155,6 +156,12 @@ class RunLifecycle:
                 job, launcher, record, self._watch, interrupts, resumed, go_back, self._alarm
             )
             controller.state.report.notices += _returns_notice(job.experiment)
+            newer = max((number_of(path) for path, _ in self._kept_before), default=0)
+            if resumed is not None and newer > resumed.updates:
+                controller.state.report.notices.append(
+                    f"{self._refuge} has a later checkpoint of this run, of update {newer}, which its folder "
+                    f"had not taken; to go on from that, end this: {command()} resume {self._refuge}"
+                )
             error: BaseException | None = None
             try:
                 with unawaited_output(), view or nullcontext():
