@@ -536,12 +536,12 @@ class Learner:
         self.returns.clear()
         if self._publisher is not None:
             self._publisher.publish(self.policy)
+        return True
 
     @property
     def least(self) -> int:
         """The oldest version that belongs to these weights: one of before their trainer's
         life, or before they were adopted, is of others."""
-        return True
         return max(self.joins.least, self.joins.first + self.counters.adopted)
 
     def awaits(self) -> bool:
