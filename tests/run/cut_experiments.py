@@ -4,6 +4,7 @@ imports them needs nothing that tests alone need."""
 from typing import Any
 
 from tidemill import (
+    DQN,
     PPO,
     ActorCritic,
     Actors,
@@ -14,6 +15,10 @@ from tidemill import (
     Gymnasium,
     Limits,
     PettingZoo,
+    QNetwork,
+    Replay,
+    ReplayActors,
+    ReplayTrainer,
     Trainer,
     populate,
 )
@@ -106,3 +111,41 @@ def population(lag: int | None, updates: int = 6) -> Experiment:
     starts = [{"learning_rate": rate} for rate in (1e-2, 1e-6)]
     explored = {"learning_rate": (1e-6, 1.0)}
     return populate(made, starts, explore=explored, updates=2, resample=0.5, metric="evaluation/return")
+
+
+def with_memory(name: str, **trainer: Any) -> dict[str, Any]:
+    """The workers of an exact replay memory from which policy `name` is trained."""
+    return {
+        f"actor-{name}": ReplayActors(
+            environment=Gymnasium(id="CartPole-v1"), lanes=1, ring=2, policy=name, samples=name
+        ),
+        f"trainer-{name}": ReplayTrainer(
+            policy=name,
+            samples=name,
+            algorithm=DQN(),
+            exact=True,
+            ratio="1/2",
+            batch_size=8,
+            buffer=Replay(capacity=200, warm_up=20),
+            **trainer,
+        ),
+    }
+
+
+def beside_memory(updates: int, **trainer: Any) -> Experiment:
+    """A policy that PPO trains in lockstep, and another one from a replay memory."""
+    made = experiment(0, updates, lanes=2)
+    trainers = {**made.workers, "trainer": made.workers["trainer"].replace(checkpoints=3)}
+    policies = {**made.policies, "other": QNetwork(hidden=(16,))}
+    return made.replace(policies=policies, workers={**trainers, **with_memory("other", **trainer)})
+
+
+def two_memories(updates: int) -> Experiment:
+    """Two policies, each with a replay memory of its own."""
+    return Experiment(
+        name="cuts",
+        policies={name: QNetwork(hidden=(16,)) for name in ("one", "other")},
+        workers={**with_memory("one"), **with_memory("other")},
+        limits=Limits(updates=updates),
+        seed=5,
+    )

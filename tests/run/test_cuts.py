@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from pettingzoo import ParallelEnv
-from tests.run.cut_experiments import MANY, experiment, two_policies
+from tests.run.cut_experiments import MANY, beside_memory, experiment, population, two_memories, two_policies
 from tests.run.dying_at_last import DYING, dying_at_last, fragile, lasting_at_last
 from tests.run.staged import Widening
 from tests.run.watching import log_of, wait_until
@@ -70,7 +70,9 @@ from tidemill.run import cuts
 from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
 from tidemill.run.member import Member
+from tidemill.run.progress import Progress
 from tidemill.run.restart_budget import RestartBudget
+from tidemill.run.resume_point import ResumePoint
 from tidemill.run.run_state import RunState
 from tidemill.store.checkpoint import checkpoints, read_checkpoint, read_newest
 from tidemill.training.check_resume import compare
@@ -817,6 +819,40 @@ def test_a_replay_memory_that_is_exact_keeps_its_open_episodes_itself() -> None:
     assert found.exact and found.compared > 30 and found.updates == 200 and 0 < found.ended < 200, found
 
 
+@pytest.mark.parametrize("launch", ["inline", "threads"])
+@pytest.mark.parametrize("made", [beside_memory, two_memories])
+def test_policies_with_a_replay_memory_go_on_to_limits_of_their_own(
+    made: Callable[[int], Experiment], launch: str
+) -> None:
+    """How far another one is as the first one comes to its limit is a matter of time."""
+    found = check_resume(made(30), updates=30, launch=launch)
+    assert found.exact and found.compared > 60, found
+
+
+def test_a_run_is_complete_once_all_of_its_policies_are_at_limits_of_their_own() -> None:
+    progress = Progress(steps=100, updates=10, updated={"one": (100, 10), "other": (60, 5)})
+    point, run = ResumePoint("update-5", progress, False), Path("run")
+    assert point.limit_reached(run, Limits(steps=100), True, "killed") == ""
+    assert point.limit_reached(run, Limits(updates=5), True, "killed") == "its limit of 5 updates (5)"
+    assert point.limit_reached(run, Limits(steps=60), True, "killed") == "its limit of 60 steps (60)"
+
+
+def test_who_saves_from_a_replay_memory_between_cuts_pushes_out_none_of_a_whole_one(tmp_path: Path) -> None:
+    """However often it does."""
+    folder, seen = RunFolder(tmp_path / "run"), list[int]()
+    made = beside_memory(MANY, checkpoint_seconds=1e-9, checkpoint_share=1)
+
+    def on_update(record: dict[str, float], control: Any) -> None:
+        if folder.has_checkpoints(made.policies) and (folder.path / "cuts" / "actor-0").exists():
+            whole_cut = cuts.newest_whole_cut(folder, made)
+            seen.append(int(whole_cut[folder.checkpoints("other")].name.removeprefix("update-")))
+        if len({*seen}) > 8:
+            control.stop()
+
+    train(made, launch="inline", run_dir=folder.path, quiet=True, on_update=on_update)
+    assert seen == sorted(seen)
+
+
 class Mute(ActorCritic):
     """Its policy does not tell where its random stream is."""
 
@@ -885,6 +921,59 @@ def test_parts_that_cannot_be_written_are_told_once_and_once_when_it_is_over(
     assert told.count("parts of cuts are written again") == 2
     whole_cut = cuts.newest_whole_cut(RunFolder(tmp_path / "run"), made)
     assert whole_cut[tmp_path / "run" / "checkpoints" / "policy"].name == "update-8"
+
+
+def test_while_parts_cannot_be_written_the_newest_whole_cut_stays(tmp_path: Path) -> None:
+    """With its checkpoints, however many come after them that no part goes with."""
+    folder, aside = tmp_path / "run" / "cuts", tmp_path / "aside"
+    made = experiment(0, updates=MANY)
+    trainer = made.workers["trainer"].replace(checkpoint_seconds=1e-9, checkpoint_share=1, checkpoints=2)
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+
+    def on_update(record: dict[str, float], control: Any) -> None:
+        if record["update"] == 3:
+            folder.rename(aside)
+            folder.touch()
+        elif record["update"] == 12:
+            folder.unlink()
+            aside.rename(folder)
+            whole_cut = cuts.newest_whole_cut(RunFolder(tmp_path / "run"), made)
+            assert whole_cut[tmp_path / "run" / "checkpoints" / "policy"].name in ("update-1", "update-2")
+            control.stop()
+
+    train(made, launch="inline", run_dir=tmp_path / "run", quiet=True, on_update=on_update)
+    assert newest_update(tmp_path / "run") == 12 and cuts.can_go_on(RunFolder(tmp_path / "run"), made)
+
+
+def test_a_kill_ahead_of_the_parts_of_a_cut_leads_to_the_one_before(tmp_path: Path) -> None:
+    """Whatever the number of checkpoints that are to be kept."""
+    made, folder = experiment(0, updates=4), tmp_path / "run"
+    trainer = made.workers["trainer"].replace(checkpoint_seconds=1e-9, checkpoint_share=1, checkpoints=1)
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    train(made, launch="inline", run_dir=folder, quiet=True)
+    for part in checkpoints(folder / "cuts" / "actor-0"):
+        if read_checkpoint(part)[1]["checkpoints"] == {"policy": 4}:
+            shutil.rmtree(part)
+    whole_cut = cuts.newest_whole_cut(RunFolder(folder), made)
+    assert whole_cut[folder / "checkpoints" / "policy"].name == "update-3"
+
+
+def test_a_member_that_has_come_to_its_limit_holds_up_no_cut_of_the_others() -> None:
+    made = population(0)
+    state, told = running(made)
+    kept = list[Any]()
+
+    def obey() -> None:
+        for name, message in told():
+            if isinstance(message, Save) and name == "trainer-0-0":
+                cut.take(name, Saved("policy-0", 1, 8))
+            cut.take(name, Holding(1))
+
+    cut = cuts.Cuts(made, False, state, obey, lambda number, checkpoints: kept.append(dict(checkpoints)))
+    cut.take("trainer-1-0", Saved("policy-1", 6, 48))
+    state.members["trainer-1-0"].state = State.COMPLETED
+    cut.cut()
+    assert kept == [{"policy-0": 1, "policy-1": 6}] and not state.report.notices
 
 
 def test_who_rests_late_for_a_cut_that_was_given_up_does_not_rest_for_the_next(

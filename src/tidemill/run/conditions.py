@@ -13,6 +13,7 @@ from tidemill.api.control_messages import Down, EnterStage, Episodes, Measured
 from tidemill.api.edges import group_of
 from tidemill.api.experiment import Experiment
 from tidemill.core.errors import ConfigError, did_you_mean
+from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.run.run_state import RunState
 from tidemill.store.query import Query, among
 from tidemill.workers.cut_files import RUNNER, PartWriter, actors_with_part
@@ -20,10 +21,12 @@ from tidemill.workers.population_config import Population
 
 
 def each_to_its_limit(experiment: Experiment, takes_turns: bool) -> bool:
-    """True where members of a population go on to limits of their own, in a run that
-    resumes exactly: else time would say how far they come. `takes_turns`: as the
-    launcher's workers do."""
-    return experiment.exact_resume and not takes_turns and bool(experiment.groups(Population))
+    """True where policies go on to limits of their own, in a run that resumes exactly:
+    else time would say how far they come. So do members of a population, unless workers
+    take turns (`takes_turns`), and several policies of which one has a replay memory."""
+    of_memory = len(experiment.trained()) > 1 and bool(experiment.groups(ReplayTrainer))
+    members = not takes_turns and bool(experiment.groups(Population))
+    return experiment.exact_resume and (of_memory or members)
 
 
 class Conditions:

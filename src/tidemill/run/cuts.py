@@ -130,16 +130,18 @@ class Cuts:
 
     @property
     def _parties(self) -> dict[str, Member]:
-        """All but the watchers."""
-        return {name: member for name, member in self._members.items() if name not in self._watchers}
+        """All but the watchers, and those that have ended."""
+        return {
+            name: member
+            for name, member in self._members.items()
+            if name not in self._watchers and member.state not in ENDED
+        }
 
     @property
     def at_rest(self) -> bool:
         """True when everybody who has not ended is held, but for who watches, or
         drains."""
-        return all(
-            m.state in ENDED or name in self._held or drains(m.config) for name, m in self._parties.items()
-        )
+        return all(name in self._held or drains(m.config) for name, m in self._parties.items())
 
     @property
     def agreed(self) -> bool:
@@ -211,8 +213,8 @@ class Cuts:
                 return False
             self._hear()
             if self._state.reason or any(
-                member.buried or member.state not in (State.RUNNING, State.PAUSED)
-                for member in self._parties.values()
+                self._members[name].buried or self._members[name].state not in (State.RUNNING, State.PAUSED)
+                for name in (*names, *self._parties)
             ):
                 return False
         return True

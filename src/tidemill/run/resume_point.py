@@ -76,6 +76,7 @@ class ResumePoint:
             try:
                 progress.steps = max(progress.steps, int(facts["steps"]))
                 updates[policy] = int(facts["updates"])
+                progress.updated[policy] = int(facts["steps"]), updates[policy]
                 progress.updates = max(progress.updates, updates[policy])
                 progress.dropped += int(facts["dropped"])
                 progress.changes = max(progress.changes, int(facts.get("changes", 0)))
@@ -119,9 +120,11 @@ class ResumePoint:
         none. Raises `RunError` where it has reached one, unless it `ended` ("killed", …)
         before it could say so. `by_all`: see `each_to_its_limit`."""
         progress = self.progress
-        updates = min(progress.policy_updates.values(), default=0) if by_all else progress.updates
+        steps, updates = progress.steps, progress.updates
+        if by_all:
+            steps, updates = map(min, zip(*progress.updated.values(), strict=True))
         for setting, option, done in (
-            ("steps", "--max-steps N", progress.steps),
+            ("steps", "--max-steps N", steps),
             ("updates", "limits={'updates': N} (Python)", updates),
             ("seconds", "limits={'seconds': N} (Python)", progress.seconds),
         ):

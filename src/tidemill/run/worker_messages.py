@@ -148,7 +148,7 @@ class WorkerMessages:
                 self._state.end(message.reason, reached=True)
 
     def _others_go_on(self) -> bool:
-        """True while other members of a population go on to limits of their own."""
+        """True while other policies go on to limits of their own."""
         return self._each_to_its_limit and any(
             member.config.limited and member.state not in ENDED for member in self._state.members.values()
         )

@@ -293,7 +293,7 @@ def _updates(experiment: Experiment, folder: Path) -> dict[tuple[int, str], dict
         for group, config in trainers.items():
             place = f"{group}-0/" if len(trainers) > 1 else ""  # equal ones tell as one
             told = {name: record[place + name] for name in config.measures() or () if place + name in record}
-            if f"{place}update" in record and "limiter/started" not in record:
+            if f"{place}update" in record and f"{place}limiter/started" not in record:
                 found[int(record[f"{place}update"]), place] = told
     return found
 

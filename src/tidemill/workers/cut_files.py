@@ -116,9 +116,11 @@ def spared_part(run: Path) -> Path | None:
     """Return a part of the newest cut of which all who have written any have theirs, by
     names alone: where somebody's next parts cannot be written, it is what a resume goes
     on from, and all of it is to stay. None where there is none. Raises `OSError`."""
+    workers = [*(run / CUTS).iterdir()] if (run / CUTS).exists() else []
     parts = {
         worker: {path.name for path in worker.glob("update-*") if not path.suffix}
-        for worker in sorted((run / CUTS).glob("*"))
+        for worker in workers
+        if worker.is_dir()
     }
     if not (common := set.intersection(*parts.values()) if parts else set[str]()):
         return None
