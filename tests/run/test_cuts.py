@@ -688,7 +688,7 @@ def test_who_fails_as_it_writes_its_last_part_does_not_fail_the_run(
 
 
 def test_what_was_trained_stays_where_a_run_began_anew_for_a_death_and_failed_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It had come to its limit before its first cut: here there is none."""
     folder, flag, end = tmp_path / "run", tmp_path / "died", RunState.end
@@ -707,6 +707,7 @@ def test_what_was_trained_stays_where_a_run_began_anew_for_a_death_and_failed_th
         train(made, launch="processes", run_dir=folder, source=DYING, quiet=True)
     (undone,) = (folder / "checkpoints" / "policy").glob("later-*")
     assert read_checkpoint(undone)[1]["updates"] == 3
+    assert "policy begins anew, since there is no checkpoint to go back to yet" in capsys.readouterr().err
     assert "tidemill resume" not in str(failed.value)
 
 

@@ -92,6 +92,8 @@ class NextLives:
         undone = max(before.steps - point.steps, 0)
         names = " and ".join(policies)
         self._state.report.events.append(replace(event, policy=names, steps=undone))
-        self._state.report.notify_of_event(
-            f"{names} goes back to its newest checkpoint: {undone:,} env steps are undone"
-        )
+        several = len(policies) > 1
+        where = "go back to their newest checkpoints" if several else "goes back to its newest checkpoint"
+        if not point.policy_updates:
+            where = f"begin{'s' * (not several)} anew, since there is no checkpoint to go back to yet"
+        self._state.report.notify_of_event(f"{names} {where}: {undone:,} env steps are undone")
