@@ -1,6 +1,8 @@
 """Workers die at any moment, and what is trained on is what was lived: no row twice, none
 torn, none of an undone life."""
 
+import errno
+import os
 import random
 import sys
 import threading
@@ -26,7 +28,7 @@ from tidemill.api.launcher import Launcher
 from tidemill.core.errors import RunError
 from tidemill.core.user_code_loading import load_file
 from tidemill.metrics.json_lines import read_metrics
-from tidemill.run import equal_lives, restart_budget
+from tidemill.run import equal_lives, restart_budget, run_lifecycle
 from tidemill.run.equal_lives import EqualLives
 from tidemill.run.events import read_events
 from tidemill.run.run_control import RunControl
@@ -350,6 +352,19 @@ def test_a_trainer_that_dies_as_it_ends_ends_in_its_next_life(
     assert updates == sorted(set(updates)) and updates[-1] == 50
     assert checkpoints(path / "checkpoints" / "policy")[-1].name == "update-50"
     assert read_newest(path / "checkpoints" / "policy").arrays["policy"]["w"][0] == 50
+    assert leftovers(path) == []
+
+
+def test_a_trainer_that_dies_while_the_runs_share_is_away_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr(run_lifecycle, "go_back_to_cut", away)
+    made, path = experiments.dies_at_last(str(tmp_path / "died"), True, 1), tmp_path / "run"
+    with pytest.raises(RunError, match=r"run cannot be read or written: Transport .*, and a worker has died"):
+        train(made, run_dir=path, source=EXPERIMENTS, quiet=True)
     assert leftovers(path) == []
 
 

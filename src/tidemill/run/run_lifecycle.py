@@ -23,6 +23,7 @@ from tidemill.core.errors import BrokenOff, Interrupted, Overtaken, RunError, Ti
 from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.forgiving_output import printable, unawaited_output
 from tidemill.core.private_files import private
+from tidemill.core.resource_shortage import why
 from tidemill.core.secrets import hide
 from tidemill.metrics.json_lines import PATIENCE, each_record
 from tidemill.metrics.writer import MetricsWriter
@@ -140,9 +141,15 @@ class RunLifecycle:
                         controller.state.end(f"on_update raised {type(raised).__name__}")
 
             def go_back(policies: Sequence[str], others: Progress) -> Progress:
-                check(folder.path)
-                go_back_to_cut(folder, job.experiment, or_begin=True)
-                saved = [policy for policy in policies if folder.has_checkpoints([policy])]
+                try:
+                    check(folder.path)
+                    go_back_to_cut(folder, job.experiment, or_begin=True)
+                    saved = [policy for policy in policies if folder.has_checkpoints([policy])]
+                except OSError as error:  # a share whose server has gone, say
+                    raise RunError(
+                        f"{folder.path} cannot be read or written: {why(error)}, and a worker has died that "
+                        "goes back to what lies there: the run ends"
+                    ) from None
                 point = ResumePoint.of(folder, job.experiment, saved).progress
                 self._resumed = Progress(
                     max(point.steps, others.steps),

@@ -454,7 +454,8 @@ class Learner:
             )
             if not self.goes_back:
                 to = "an exact run, or one with a journal, does not go back to a checkpoint"
-            cure = f"; {self._cure()}" if self._cure() else ""
+            # `resume` takes no settings, but reads them from there
+            cure = f"; {self._cure()}, or that in config.json before a resume" if self._cure() else ""
             if often and cure and self._config.fault_rate_factor is None:
                 group = self._context.name.rpartition("-")[0]
                 cure += f", or have each return make it smaller: --set workers.{group}.fault_rate_factor=0.5"
