@@ -137,6 +137,7 @@ class Cell:
         self.reader = SlotReader(far)
         self.outgoing = OutgoingCell(number, epoch, SlotReader(near))
         self.incoming = IncomingCell(number, epoch, SlotWriter(far, [LocalBell()]))
+        bells[1].expect(number)
         target.receive(self.incoming)
         source.send(self.outgoing)
 

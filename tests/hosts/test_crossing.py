@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Link
-from tidemill.hosts.crossing import Carried, LinkInOrder, edges_here, neighbours, way
+from tidemill.hosts.crossing import Carried, Crossing, LinkInOrder, edges_here, neighbours, way
 
 EDGES = [
     Edge("samples/x/a-0/0/t-0", "channel", "a-0", ("t-0",)),
@@ -46,6 +46,16 @@ def test_the_hosts_of_a_cell_are_a_tree() -> None:
     assert all(host in ways[ways[host].before].after for host in hosts[1:])
     assert edges_here([cell], places, "h5") == [Edge("parameters/p/t", "cell", "@h1", ("a5", "@h21", "@h22"))]
     assert neighbours([cell], places, "h5") == ["h1", "h21", "h22"]
+
+
+def test_a_cell_is_expected_while_nobody_has_the_share_that_hands_it_on() -> None:
+    """Else what its writer's host says of it, once there is somebody, is no edge's."""
+    expected = list[int]()
+    wire: Any = SimpleNamespace(do=lambda task: task(), expect=expected.append, others={})
+    ends = SimpleNamespace(writer=lambda name: None, consumer=lambda name: None)
+    crossing = Crossing(wire, EDGES, PLACES, "b", {}, {})
+    guests: Any = {"runner": SimpleNamespace(ends=ends, memory={})}
+    assert crossing.carry(crossing.of(["a-1", "t-0"]), guests) == {} and expected == [2]
 
 
 class Said(Link):

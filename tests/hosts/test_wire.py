@@ -87,7 +87,9 @@ def test_a_slot_is_free_only_when_its_consumer_released_it(hosts):
 
 
 def test_a_cell_gives_its_newest_value_and_skips_what_is_outdated(hosts):
-    cell = Cell(*directions(hosts)[0])
+    source, *_ = ends = directions(hosts)[0]
+    cell = Cell(*ends)
+    assert source.lag is None
     schema = {"weights": Field((100_000,), "float32"), "step": Field((), "int64")}
     cell.writer.offer(schema)
     value = {"weights": np.zeros(100_000, "float32"), "step": np.zeros((), "int64")}
@@ -106,7 +108,7 @@ def test_a_cell_gives_its_newest_value_and_skips_what_is_outdated(hosts):
     assert seen == sorted(seen) and len(seen) < 100
     until(lambda: cell.outgoing.behind == 0, *hosts)
     cell.writer.write(value, 203)
-    assert cell.outgoing.behind == 3
+    assert source.lag == 3
     until(lambda: cell.outgoing.behind == 0, *hosts)
     assert cell.incoming.received < 150 * 400_064  # most were never sent
 
@@ -676,6 +678,30 @@ def test_a_slot_that_was_released_is_free_once_the_cell_has_come_that_was_writte
         assert cell.reader.newest() >= version
         channel.put()
         until(lambda: channel.get(release=False), *hosts)
+
+
+def test_a_release_waits_for_versions_of_a_cell_s_next_life_that_begin_lower(hosts):
+    """As those of an exact run that goes back to a cut."""
+    ends, back = directions(hosts)
+    value = lambda version: {"w": np.full(2_000_000, version)}  # noqa: E731
+    schema = {"w": Field((2_000_000,), "float64")}
+    old = Cell(*back, number=5)
+    old.writer.offer(schema)
+    old.writer.write(value(120), 120)
+    until(lambda: old.reader.attach() and old.reader.newest() == 120, *hosts)
+    new = Cell(*back, number=5, epoch=2)
+    new.writer.offer(schema)
+    new.writer.write(value(100), 100)
+    until(lambda: new.reader.attach() and new.reader.newest() == 100, *hosts)
+    channel = Channel(*ends)
+    channel.incoming.after = [new.outgoing]
+    channel.offer(1)
+    until(channel.put, *hosts)
+    until(lambda: channel.get(release=False), *hosts)
+    new.writer.write(value(101), 101)
+    channel.consumer.release()
+    until(lambda: channel.producer.free() == 4, *hosts)
+    assert new.reader.newest() == 101
 
 
 def test_a_cell_is_taken_on_from_whoever_hands_it_on_next(hosts):

@@ -225,6 +225,7 @@ class Crossing:
                 incoming = self._channels[number] = IncomingChannel(number, epoch, ends.producer(edge.name))
             else:
                 onward = partial(self._have_arrived, number, after)
+                self._wire.do(partial(self._wire.expect, number))
                 incoming = self._handed[number] = IncomingCell(number, epoch, ends.writer(edge.name), onward)
             if other in agents:
                 self._wire.do(partial(others[agents[other]].receive, incoming))

@@ -150,11 +150,12 @@ class Peer:
         return sum(life.repeated for lives in self.incoming.values() for life in lives)
 
     @property
-    def lag(self) -> int:
+    def lag(self) -> int | None:
         """How many versions it is behind of the cell that this host sends it, of that
-        which is furthest. Any thread may ask."""
+        which is furthest; None where it has none from here. Any thread may ask."""
         last = [lives[-1] for lives in list(self.outgoing.values()) if lives]
-        return max((life.behind for life in last if isinstance(life, OutgoingCell)), default=0)
+        behind = [life.behind for life in last if isinstance(life, OutgoingCell) and life.known]
+        return max(behind, default=None)
 
     def send(self, life: Outgoing, void: bool = False) -> None:
         """Send what this life of an edge's writer commits, after what the one before has
@@ -176,13 +177,12 @@ class Peer:
 
     def receive(self, life: Incoming, void: bool = False) -> None:
         """Take what this life of an edge's writer commits, after what the one before it
-        has committed, or, with `void`, in its place: what comes of that is dropped."""
+        has committed, or, with `void`, in its place: what comes of that is dropped. A
+        cell's is expected before (`Wire.expect`)."""
         lives = self.incoming.setdefault(life.number, deque())
         if void:
             lives.clear()
         lives.append(life)
-        if isinstance(life, IncomingCell):
-            self._cells.versions.setdefault(life.number, -1)
         self._stirred = True
 
     def dismiss(self, why: str) -> None:
@@ -358,8 +358,9 @@ class Peer:
             raise SchemaError(f"it sends edge {piece.edge} in life {piece.epoch}, which it has not offered")
         life.take(piece, data)
         self.received_bytes += len(data)
-        if isinstance(life, IncomingCell) and life.version > self._cells.versions[piece.edge]:
-            self._cells.versions[piece.edge], self._cells.stirred = life.version, True
+        known = self._cells.versions
+        if life is lives[-1] and isinstance(life, IncomingCell) and life.version > known[piece.edge]:
+            known[piece.edge], self._cells.stirred = life.version, True
 
     def _version_of(self, cell: int) -> int:
         if cell not in self._cells.versions:

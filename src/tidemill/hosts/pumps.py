@@ -210,6 +210,11 @@ class OutgoingCell(Outgoing):
         return max(self._cell.newest() - self._there, 0) if self._values else 0
 
     @property
+    def known(self) -> bool:
+        """Whether the other host has a value of this life, as far as it has said."""
+        return self._there >= 0
+
+    @property
     def under_way(self) -> bool:
         return self.behind > 0
 

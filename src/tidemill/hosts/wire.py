@@ -114,6 +114,11 @@ class Wire:
         self.others[other].words.tell(message)
         self.bell.ring()
 
+    def expect(self, cell: int) -> None:
+        """Wait for the first version of a cell's next life, which may be lower than the
+        last one of its life before. For the thread that turns this."""
+        self._cells.versions[cell] = -1
+
     def do(self, task: Callable[[], None]) -> None:
         """Have the thread that turns this do something, with the next turn."""
         self._tasks.append(task)
