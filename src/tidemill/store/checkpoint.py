@@ -172,13 +172,17 @@ def _write(
         raise CheckpointError(
             f"checkpoint {target} cannot be written: {why(error)}; free space or make the folder writable"
         ) from None
-    with suppress(OSError):  # it is written, and the disk away since: they go with the next one
+    try:
         if surplus := checkpoints(folder)[:-keep]:
             stay = spared()
             for old in surplus:
                 thread.go_on()
                 if old.name not in stay:
                     _remove(old)
+    except Unanswered:
+        raise
+    except OSError:  # it is written, and the disk away since: they go with the next one
+        return target
     for number, later in _later(folder):
         if number <= _place(target)[0]:
             _remove(later)
