@@ -188,6 +188,7 @@ class OldSimulator3(threading.Thread):
     def run(self):
         wait(self.path.exists)
         header = mapped(self.path)
+        wait(lambda: header[13])  # the trainer has made the file and may not have waited yet
         self.version_seen = struct.unpack_from("<iii", header, 0)
         header[13] = 0
         time.sleep(0.05)
