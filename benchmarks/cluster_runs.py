@@ -247,11 +247,15 @@ class ClusterRun(Run):
             rows.wrong.append(f"{rows.trained} steps were trained on, of {summary['env_steps']}")
         if rows.wrong:
             raise BrokenPromise("; ".join(rows.wrong))
-        samples, begun = self.lost()
-        undone = sum(event.steps for event in read_events(self.path) if event.what == "went back")
-        most = samples * identified.LANES * identified.STEPS + begun + undone
-        # a step that failed voids what its lanes had begun, too
-        return {"played": rows.played, "trained": rows.trained, "gaps": rows.gaps, "counted as lost": most}
+        events, records = list(read_events(self.path)), self.all_records()
+        told = {"dropped": max((record.get("dropped", 0) for record in records), default=0)}
+        identified.too_many(rows, events, told, 1)
+        # what a host that was killed had committed, and not sent, is lost uncounted
+        dead = sum(event.what == "died" and event.worker.startswith("actor") for event in events)
+        most, missing = rows.most + dead * identified.SLOTS * identified.SAMPLE, rows.tails + rows.gaps
+        if missing > most:
+            raise BrokenPromise(f"nobody trained on {missing} steps, and at most {most} can be lost")
+        return {"played": rows.played, "trained": rows.trained, "missing": missing, "at most": most}
 
 
 @contextmanager

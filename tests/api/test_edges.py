@@ -226,3 +226,16 @@ def test_one_group_publishes_a_policy():
         ConfigError, match='policy "p" is published by v-0, w-0; one group of trainers per policy'
     ):
         joined(v=(1, Port("p", "publish")), w=(1, Port("p", "publish")), x=(1, Port("p", "subscribe")))
+
+
+def test_who_plays_gets_versions_from_the_trainer_that_takes_its_samples():
+    """Over hosts what that one gives back waits for versions that it has published."""
+    edges = joined(
+        first=(1, PRODUCE, Port("p", "subscribe")),
+        second=(1, PRODUCE, Port("p", "subscribe")),
+        watcher=(2, Port("p", "subscribe")),
+        trainer=(2, CONSUME, Port("p", "publish")),
+    )
+    assert edges["samples/x/first-0/0/trainer-0"] and edges["samples/x/second-0/0/trainer-1"]
+    assert edges["parameters/p/trainer-0"] == ("trainer-0", ("first-0", "watcher-0"))
+    assert edges["parameters/p/trainer-1"] == ("trainer-1", ("second-0", "watcher-1"))

@@ -4,6 +4,7 @@ whatever becomes of the line."""
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -574,6 +575,22 @@ def test_a_port_or_key_that_cannot_be_ends_that_connection_alone(hosts, ports, k
     until(lambda: third.ended and there.others["here"].round_trip_s is not None, *hosts)
     assert "third/" in third.ended and "cannot be called at 127.0.0.1" in third.ended
     assert there.others["here"].ended == ""
+
+
+def test_hosts_are_let_in_by_the_hundred(closing):
+    """Each takes descriptors, of which a process may have few before it asks for more,
+    and sockets of ZeroMQ, which has a bound of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 600
+    if 0 <= hard < 16 * many:
+        pytest.skip(f"a process may have {hard} open files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        host = closing(Host("many"))
+        for number in range(many):
+            host.listen(f"h{number}", Keys.new().public, LOOPBACK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "*", "::", ""])

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tidemill.launchers.engine import CommandEngine, CommandHost, HostEngine
 from tidemill.launchers.hosts import HostsLauncher
@@ -28,6 +29,18 @@ class ThreeHosts(HostsLauncher):
 
     def engine(self) -> HostEngine:
         return CommandEngine({"b": CommandHost(LOOPBACK), "c": CommandHost(LOOPBACK)})
+
+
+class OneTellsNonsense(HostsLauncher):
+    """The runner's host and two others, of which the second one tells nonsense, when it
+    is to. A trainer on the first one gets samples from there."""
+
+    def __init__(self) -> None:
+        super().__init__({"actor": "c", "trainer-1": "b"})
+
+    def engine(self) -> HostEngine:
+        there = ("env", f"PYTHONPATH={Path(__file__).with_name('nonsense')}")
+        return CommandEngine({"b": CommandHost(LOOPBACK), "c": CommandHost(LOOPBACK, there)})
 
 
 class SixHosts(HostsLauncher):

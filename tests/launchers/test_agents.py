@@ -25,6 +25,7 @@ from tidemill.hosts.orders import (
     Called,
     CallHost,
     Here,
+    HungUp,
     Introduction,
     Launched,
     LeaveRun,
@@ -123,6 +124,9 @@ def test_who_is_waited_for_and_has_another_key_is_told_so(told: Told, how: str) 
         (Vacated([(0, 0, 5)]), "life 0 of 'actor-0'"),
         (Vacated([], {"trainer-0": (1, 5)}), "life 1 of 'trainer-0'"),
         (Leaving([(-1, 1, 5)]), "edge -1"),
+        (Leaving([(0, 1, -5)]), "counts"),
+        (Parted("b", [(0, 1, 0, 1 << 60)]), "counts"),
+        (Vacated([], {"actor-0": (1, -1)}), "counts"),
         (Traffic(edges=[(2, "runner", 1, 0.0)]), "edge 2 from host 'b' to 'runner'"),
         (Traffic(edges=[(1, "runner", 1, 0.0)]), "edge 1 from host 'b'"),
         (Traffic(edges=[(0, "c", 1, 0.0)]), "to 'c'"),
@@ -315,6 +319,20 @@ def test_what_an_agent_tells_behind_its_end_is_not_read(told: Told) -> None:
     assert told.agents.known.keys() == {"b"}
 
 
+def test_whom_another_host_has_hung_up_on_is_lost_and_not_the_other_way_round(told: Told) -> None:
+    other = told.meet("c", None)
+    told.agents._take(told.agent, HungUp("c", f"c/data: it sends\nedge 7{'!' * 1000}"))
+    assert (
+        other.lost.startswith("host b has hung up on it: c/data: it sends edge 7!") and len(other.lost) < 240
+    )
+    told.agents._take(other, HungUp("b", "it does not answer"))
+    told.agents._take(told.agent, HungUp("nobody", "it does not answer"))
+    assert not told.agent.lost
+    other.lost = ""
+    told.agents._take(told.agent, HungUp("c", "too long a message", own=True))
+    assert told.agent.lost == "it has hung up on host b: too long a message" and not other.lost
+
+
 @pytest.fixture
 def agent() -> Iterator[host.HostAgent]:
     """An agent whose runner nobody hears."""
@@ -352,6 +370,24 @@ def test_an_agent_tells_whether_another_one_has_answered_its_call(
     found = {each.agent: each.error for each in told if isinstance(each, Called)}
     assert found["c"] == "" and found["d"]
     assert not agent._calling
+
+
+def test_an_agent_tells_once_whom_it_has_hung_up_on_and_not_whom_it_could_not_call(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Report] = []
+    monkeypatch.setattr(agent, "_report", told.append)
+    for name in ("c", "d"):
+        agent._wire.listen(name, Keys.new().public, LOOPBACK)
+    agent._follow(CallHost("e", LOOPBACK, (1, 1), "no key"))
+    wait_until(lambda: agent._wire.others["e"].ended, 60, "it cannot be called")
+    agent._look_at_calls()
+    agent._wire.others["d"].dismiss("it sends what does not fit")
+    wait_until(lambda: agent._wire.others["d"].ended, 60, "it is hung up on")
+    for _ in range(2):
+        agent._look_at_others()
+    assert isinstance(told[0], Called) and told[0].error
+    assert told[1:] == [HungUp("d", "it sends what does not fit")]
 
 
 def test_an_agent_that_is_told_to_end_leaves_no_run_that_ends(

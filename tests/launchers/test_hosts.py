@@ -53,6 +53,7 @@ from tidemill.api.transport import Link
 from tidemill.core.cores import cores
 from tidemill.core.errors import ConfigError, RunError, TidemillError
 from tidemill.launchers import hosts, report_checks
+from tidemill.launchers.host_workers import given_back_in_lockstep
 from tidemill.launchers.hosts import HostsLauncher
 from tidemill.launchers.known_agents import Share
 from tidemill.launchers.placement import place
@@ -118,8 +119,13 @@ def weights(made: Experiment, launch: Any, run: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("made", "launcher"),
-    [(experiment(), ThreeHosts), (experiment(trainers=2), TwoHosts), (experiment(actors=5), SixHosts)],
-    ids=["three hosts", "equal trainers", "a tree of six"],
+    [
+        (experiment(), ThreeHosts),
+        (experiment(trainers=2), TwoHosts),
+        (experiment(actors=5), SixHosts),
+        (experiment(servers=1, actors=4).replace(exact_resume=True), ThreeHosts),
+    ],
+    ids=["three hosts", "equal trainers", "a tree of six", "a policy worker"],
 )
 def test_several_hosts_learn_what_processes_of_one_learn(
     made: Experiment, launcher: Any, tmp_path: Path
@@ -180,6 +186,30 @@ def test_workers_are_placed_where_cores_are_left() -> None:
         "server-0": "b",
         "server-1": "b",
     }
+
+
+def test_in_lockstep_policy_workers_stand_where_they_have_the_newest_version() -> None:
+    cores = {"runner": 1, "b": 1, "c": 1}
+    apart = {"actor-0": "b", "actor-1": "c", "trainer-0": "runner"}
+    assert place(experiment(servers=1), cores) == {**apart, "server-0": "runner"}
+    # with lag they stand where they are asked
+    assert place(experiment(servers=1, lag=2), cores)["server-0"] == "b"
+    # as they do where all stand that ask them
+    assert place(experiment(servers=1), cores, {"actor": "c"})["server-0"] == "c"
+    # unless an equal trainer gives one of these its samples back
+    two = {"actor": "c", "trainer-1": "b"}
+    assert place(experiment(trainers=2, servers=1), cores, two)["server-0"] == "runner"
+    together = experiment(servers=1).replace(together=("actor", "server"))
+    assert place(together, {"runner": 1, "b": 8, "c": 8})["server-0"] == "runner"  # and actor-0 with it
+    for chosen in ({"server": "b"}, {"server": "c", **two, "actor-0": "b"}):
+        with pytest.raises(ConfigError, match=r"server-0 stands on host ., trainer-0 on runner: with max"):
+            place(experiment(servers=1, trainers=2 if "trainer-1" in chosen else 1), cores, chosen)
+
+
+def test_samples_are_given_back_in_lockstep_where_their_trainer_trains_so() -> None:
+    for lag, expected in ((0, 4), (None, 0)):
+        made = experiment(servers=1, lag=lag)
+        assert len(given_back_in_lockstep(made, made.edges())) == expected
 
 
 def test_the_fastest_hosts_that_have_cores_left_get_actors() -> None:

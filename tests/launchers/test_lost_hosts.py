@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from benchmarks.networked import NETWORK
-from tests.launchers.host_launchers import LOOPBACK, ServerOnB, SixHosts
-from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment
+from tests.launchers.host_launchers import LOOPBACK, OneTellsNonsense, ServerOnB, SixHosts, ThreeHosts
+from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment, weights, worker_of
 from tests.run.watching import Run, wait_until
 
 from tidemill import train
@@ -25,7 +26,9 @@ from tidemill.run.events import read_events
 from tidemill.run.folder import RunFolder
 from tidemill.run.run_control import RunControl
 from tidemill.run.status import read_status
+from tidemill.store.checkpoint import read_newest
 from tidemill.store.fence import EPOCHS
+from tidemill.training.check_resume import compare
 
 NETWORKED = Path(__file__).parents[2] / "benchmarks" / "networked.py"
 
@@ -112,6 +115,27 @@ def test_a_trainer_waits_for_an_equal_one_whose_host_is_lost(start: Callable[...
     goes_on(run)
     assert events(run, "went back") == [] and len(events(run, "lives")) == 2
     ends_cleanly(run)
+
+
+def test_a_host_that_another_one_hangs_up_on_begins_anew(tmp_path: Path, monkeypatch: Any) -> None:
+    """Else both would wait for each other for ever, and be heard by the runner."""
+    nonsense = tmp_path / "nonsense"
+    monkeypatch.setenv("NONSENSE", str(nonsense))
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if metrics["update"] == 5:
+            nonsense.touch()
+
+    made = experiment(updates=60, trainers=2, actors=2)
+    run = tmp_path / "run"
+    result = train(
+        made, launch=OneTellsNonsense, layout="given", run_dir=run, quiet=True, on_update=on_update
+    )
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 60)
+    assert not nonsense.exists()
+    causes = {event.cause for event in read_events(run) if event.what == "died"}
+    told = [cause for cause in causes if "host b has hung up on it: c/data: " in cause]
+    assert len(told) == 1 and "its host c is gone" in told[0], causes
 
 
 def test_a_host_that_is_back_in_time_keeps_its_share_until_it_is_told_to_leave(
@@ -235,6 +259,29 @@ def test_where_a_host_is_lost_that_hands_a_cell_on_its_stand_in_does(tmp_path: P
     places = RunFolder.open(run).read("placement.json")
     assert [places[host]["workers"] for host in ("b", "f")] == [[], ["actor-4"]]
     assert {event.worker for event in read_events(run) if event.what == "died"} == {"actor-0"}
+
+
+@pytest.mark.parametrize("dies", ["host", "worker"])
+def test_an_exact_run_that_loses_a_host_or_a_worker_there_is_the_one_that_lost_none_in_every_bit(
+    dies: str, tmp_path: Path
+) -> None:
+    made = experiment(updates=150, actors=3, servers=1).replace(exact_resume=True)
+    trainer = made.workers["trainer"].replace(checkpoint_seconds=0.1)
+    made = made.replace(workers={**made.workers, "trainer": trainer})
+    alone = weights(made, "processes", tmp_path / "alone")
+    run, killed = tmp_path / "run", list[float]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killed and metrics["update"] >= 20:
+            agent = agents_of(psutil.Process().children())["b"]
+            (agent if dies == "host" else worker_of(agent)).kill()
+            killed.append(metrics["update"])
+
+    result = train(made, launch=ThreeHosts, layout="given", run_dir=run, quiet=True, on_update=on_update)
+    assert (result.summary["status"], len(killed)) == ("completed", 1) and killed[0] < 140
+    assert any(event.what == "died" for event in read_events(run))
+    compared, differing = compare("policy", alone, read_newest(run / "checkpoints" / "policy"))
+    assert compared > 15 and differing == []
 
 
 def test_whoever_has_many_descriptors_open_can_hold_an_agent() -> None:

@@ -127,7 +127,8 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
     ordered = {port.stream for _, port in ends if port.in_turn}
     in_turn = {worker for worker, port in ends if port.role == "produce" and port.stream in ordered}
     edges: list[Edge] = []
-    for family, stream in streams:
+    # parameters last: who plays them gets them from whom its samples go to
+    for family, stream in sorted(streams, key=lambda each: each[0] == "parameters"):
         sources, targets = (
             [(w, p) for w, p in ends if (p.stream, p.role) == (stream, role)] for role in _ENDS[family]
         )
@@ -138,9 +139,12 @@ def derive_edges(ends: Sequence[End]) -> list[Edge]:
         if family == "versions":
             continue  # through files
         sources = [(w, replace(p, outlets=1) if p.gathers and w not in in_turn else p) for w, p in sources]
+        if family == "parameters":
+            edges += _join_parameters(stream, sources, targets, edges)
+            continue
         join = {
-            "samples": _join_samples, "inference": _join_inference, "parameters": _join_parameters,
-            "sums": _join_sums, "credits": _join_credits,
+            "samples": _join_samples, "inference": _join_inference, "sums": _join_sums,
+            "credits": _join_credits,
         }[family]  # fmt: skip
         edges += join(stream, sources, targets)
     return edges
@@ -290,19 +294,30 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in sorted(names))
 
 
-def _join_parameters(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:
+def _join_parameters(
+    stream: str, sources: list[End], targets: list[End], edges: Sequence[Edge]
+) -> list[Edge]:
+    """Return the cells of a policy. `edges`: those that samples go over, among others."""
     if len({group_of(worker) for worker, _ in sources}) > 1:
         raise ConfigError(
             f'policy "{stream}" is published by {_names(sources)}; one group of trainers per policy'
         )
-    edges = []
-    # equal trainers publish the same weights, each to its share of those who play them
-    for i, (source, _) in enumerate(sources):
-        if players := tuple(
-            dict.fromkeys(target for target, _ in targets if number(target) % len(sources) == i)
-        ):
-            edges.append(Edge(f"parameters/{stream}/{source}", "cell", source, players))
-    return edges
+    # Equal trainers publish the same weights, each to its share of those who play them:
+    # to those whose samples it takes, so that over hosts, too, who is given one back in
+    # lockstep has the version that was published before.
+    trainers = [source for source, _ in sources]
+    takers: dict[str, str] = {}
+    for edge in edges:
+        if edge.stream.startswith("samples/") and edge.targets[0] in trainers:
+            takers.setdefault(edge.source, edge.targets[0])
+    shares: dict[str, dict[str, None]] = {trainer: {} for trainer in trainers}
+    for target, _ in targets:
+        shares[takers.get(target, trainers[number(target) % len(trainers)])][target] = None
+    return [
+        Edge(f"parameters/{stream}/{trainer}", "cell", trainer, tuple(players))
+        for trainer, players in shares.items()
+        if players
+    ]
 
 
 def _join_sums(stream: str, sources: list[End], targets: list[End]) -> list[Edge]:

@@ -5,7 +5,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from weakref import finalize
 
 from tidemill.api.edges import Edge
 from tidemill.api.transport import Bell, Handle, Link
@@ -21,8 +22,9 @@ from tidemill.hosts.pumps import (
 )
 from tidemill.hosts.wire import Wire
 from tidemill.transports.shared import SharedTransport
-from tidemill.transports.slots import SlotEndpoints
+from tidemill.transports.slots import SlotConsumer, SlotEndpoints, SlotProducer, SlotReader, SlotWriter
 
+_End = TypeVar("_End")
 _GUEST = "@"  # begins no worker's name
 FAN_OUT = 4
 """The most hosts to which one sends a cell."""
@@ -94,20 +96,49 @@ class _NoLink(Link):
 
 
 class GuestEnds:
-    """The ends that the wire of a host holds, of the edges to one other host. They are
-    its own: whoever made the edges may close what it has. `bell`: the wire's. `memory`
-    has the descriptor of each edge's, by name."""
+    """The ends that the wire of a host holds, of the edges to one other host, for one
+    life of each. Their descriptors are copies of their own, since whoever made the edges
+    may close what it has, and go with the last who holds an end.
+
+    memory: the descriptor of each edge's, by name
+    open: what closes the descriptors of each end, once: whoever calls it, at the latest
+        the end itself
+    """
 
     def __init__(self, bell: Bell, handles: Mapping[str, Handle]) -> None:
-        copies = {name: Handle(tuple(map(os.dup, handle.descriptors))) for name, handle in handles.items()}
-        self._descriptors = [d for handle in copies.values() for d in handle.descriptors]
-        self.memory = {name: handle.descriptors[0] for name, handle in copies.items()}
-        self.ends: SlotEndpoints = SharedTransport.endpoints(bell, _NoLink(), copies)
+        """`bell`: the wire's."""
+        self._copies = {
+            name: Handle(tuple(map(os.dup, handle.descriptors))) for name, handle in handles.items()
+        }
+        self._ends: SlotEndpoints = SharedTransport.endpoints(bell, _NoLink(), self._copies)
+        self.memory = {name: handle.descriptors[0] for name, handle in self._copies.items()}
+        self.open: list[finalize[..., Any]] = []
 
-    def close(self) -> None:
-        """Give them up, once the wire turns no more."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+    def _owning(self, edge: str, end: _End) -> _End:
+        """Return an end of an edge, which owns its descriptors from now on."""
+        self.open.append(finalize(end, _close, self._copies[edge].descriptors))
+        return end
+
+    def producer(self, edge: str) -> SlotProducer:
+        """Return the end that sends over a channel."""
+        return self._owning(edge, self._ends.producer(edge))
+
+    def consumer(self, edge: str) -> SlotConsumer:
+        """Return the end that takes from a channel."""
+        return self._owning(edge, self._ends.consumer(edge))
+
+    def writer(self, edge: str) -> SlotWriter:
+        """Return the end that writes a cell."""
+        return self._owning(edge, self._ends.writer(edge))
+
+    def reader(self, edge: str) -> SlotReader:
+        """Return the end that reads a cell."""
+        return self._owning(edge, self._ends.reader(edge))
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class Carried(NamedTuple):
@@ -167,8 +198,11 @@ class Crossing:
         host: str,
         agents: Mapping[str, str],
         lives: Mapping[str, int],
+        lockstep: Collection[str] = (),
     ) -> None:
-        """`lives`: how often workers had died before."""
+        """`lives`: how often workers had died before. `lockstep`: names of the edges
+        whose readers give slots back in lockstep."""
+        self._lockstep = lockstep
         self._wire, self.edges, self.places, self.host = wire, edges, places, host
         self.agents = dict(agents)
         # of each edge: on several hosts who grants credits dies with those who spend them
@@ -202,7 +236,7 @@ class Crossing:
             edge, (before, after) = self.edges[number], self.way(number)
             self._lives[number] += 1
             for other in after:
-                ends = guests[other].ends
+                ends = guests[other]
                 outgoing: Outgoing
                 if edge.kind == "channel":
                     outgoing = OutgoingChannel(number, self._lives[number], ends.consumer(edge.name))
@@ -219,7 +253,7 @@ class Crossing:
             edge, epoch, (other, after) = self.edges[number], self._lives[number], self.way(number)
             if not other:
                 continue
-            ends = guests[other].ends
+            ends = guests[other]
             incoming: Incoming
             if edge.kind == "channel":
                 incoming = self._channels[number] = IncomingChannel(number, epoch, ends.producer(edge.name))
@@ -282,7 +316,9 @@ class Crossing:
         """True when the other hosts have all that workers of this one have committed. For
         the wire's thread."""
         return all(
-            outgoing.drained() for (_, other), outgoing in self._outgoing.items() if other in self.agents
+            outgoing.drained()
+            for (number, other), outgoing in self._outgoing.items()
+            if other in self.agents and not self.way(number).before  # else it is only handed on
         )
 
     def carry_on(self, host: str, but: Collection[int]) -> None:
@@ -308,9 +344,11 @@ class Crossing:
         self._order_releases()
 
     def _order_releases(self) -> None:
-        """Have no release overtake the cells that its worker wrote before."""
+        """Have no release in lockstep overtake the cells that its worker wrote before.
+        Others wait for no cell, which may be away with a host that hands it on."""
         for number, channel in self._channels.items():
-            edge = self.edges[number]
+            if (edge := self.edges[number]).name not in self._lockstep:
+                continue
             reader = next(target for target in edge.targets if self.places[target] == self.host)
             there = self.places[edge.source]
             channel.after = [

@@ -3,9 +3,9 @@ nothing else is understood. It goes in `Words`, which come once and in order.
 
 Down: `Listen`, `CallHost`, `Measure`, `Work`, `RunEnds`, `Part`, `Revive`, `Vacate`,
 `HoldAgent`, `IntroduceAgent`, `LetGo`, `ForgetAgent`, `KnownVersions`, `VersionPart`,
-`Speak`, `Ask`, `LeaveRun`, `Close`. Up: `Here`, `Listening`, `Called`, `ProbeAnswer`,
-`Launched`, `Parted`, `WantVersion`, `Vacated`, `AgentKey`, `AgentEnded`, `Speak`,
-`Logged`, `Traffic`, `WorkerGone`, `Whereabouts`, `Leaving`, `Closed`.
+`Speak`, `Ask`, `LeaveRun`, `Close`. Up: `Here`, `Listening`, `Called`, `HungUp`,
+`ProbeAnswer`, `Launched`, `Parted`, `WantVersion`, `Vacated`, `AgentKey`, `AgentEnded`,
+`Speak`, `Logged`, `Traffic`, `WorkerGone`, `Whereabouts`, `Leaving`, `Closed`.
 """
 
 from typing import TypeVar
@@ -90,6 +90,16 @@ class Called(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
     agent: str
     error: str = ""
+
+
+class HungUp(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The report that nothing is said to agent `agent` any more, and why: what came of it
+    was no message, or none that fits, or what it is to be told, by this one's `own`
+    fault, cannot be said."""
+
+    agent: str
+    why: str
+    own: bool = False
 
 
 class SentExperiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -372,6 +382,7 @@ Report = (
     Here
     | Listening
     | Called
+    | HungUp
     | ProbeAnswer
     | Launched
     | Parted

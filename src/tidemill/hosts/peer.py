@@ -7,6 +7,7 @@ who sent it, and comes again. Whatever the reading side knows already, it drops 
 position.
 """
 
+import errno
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -107,6 +108,7 @@ class Peer:
     joined: whether its edges are known: before, nothing is said over data
     words: what the two tell each other besides edges
     ended: why nothing is said to it any more; "" as long as it is
+    by_own_fault: whether that is since this host had to say what cannot be said
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Peer:
         self.flows: dict[int, Flow] = {}
         self._order = deque[int]()  # outgoing edges, the next in turn first
         self._early: dict[int, Position] = {}  # of lives that this host has not been told of yet
-        self.joined = True
+        self.joined, self.by_own_fault = True, False
         self._early_hello: Hello | None = None  # over data, when edges were not known
         self._dismissed = ""  # why the host is to be hung up on, by any thread
         self._stirred = True  # something has come, or was asked for, since it was pumped
@@ -196,8 +198,13 @@ class Peer:
         number = self.lines.index(line)
         try:
             line.connection.call(address, ports[number], key)
-        except zmq.ZMQError as error:  # another host has told a port or a key that cannot be
-            self.end(f"{line.connection.name}: it cannot be called at {address}, {ports[number]}: {error}")
+        except zmq.ZMQError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # until others are closed
+                self.lost, line.answered = f"this host cannot call it: {error}", False
+                self._next_call[number] = now() + SILENCE_S
+            else:  # another host has told a port or a key that cannot be
+                why = f"it cannot be called at {address}, {ports[number]}: {error}"
+                self.end(f"{line.connection.name}: {why}")
             return
         line.session, line.answered = line.session + 1, False
         self._next_call[number] = now() + SILENCE_S
@@ -216,6 +223,7 @@ class Peer:
         data = pack(message)
         if len(data) > FRAME_LIMIT:  # ZeroMQ over there would hang up, without a word
             what = f"a {type(message).__name__} of {len(data):,} bytes, and {FRAME_LIMIT:,} come at once"
+            self.by_own_fault = True
             self.end(f"{line.connection.name}: this host has to tell it {what}")
             return False
         self.said += line is self._control

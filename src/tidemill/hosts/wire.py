@@ -12,6 +12,7 @@ from functools import partial
 
 import zmq
 
+from tidemill.core.descriptors import allow_descriptors
 from tidemill.core.errors import ConfigError, place
 from tidemill.core.memory import keep_freed
 from tidemill.hosts.connections import Door, HostConnection, Keys
@@ -21,6 +22,8 @@ from tidemill.hosts.pumps import CellsHere
 from tidemill.transports.shared import EventBell
 
 _THREADS = 2  # of ZeroMQ: one for control, which waits for no data
+_SOCKETS = 1 << 14  # of ZeroMQ at most: six for each host that is called
+_DESCRIPTORS = 10  # of one host, with those of the sockets' own threads
 PARTS = ("control", "data")
 """The two connections to each other host."""
 
@@ -40,6 +43,7 @@ class Wire:
         self.others: dict[str, Peer] = {}
         self._cells = CellsHere()
         self._context = zmq.Context(_THREADS)
+        self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
         self._door = Door(self._context)
         # not ZeroMQ's poller, which asks each socket of it by calls of the system
         self._poll = select.epoll()
@@ -54,6 +58,7 @@ class Wire:
     def _connections(self, other: str) -> list[HostConnection]:
         if other in self.others:
             raise ConfigError(f'host "{other}" is joined already; each host has a name of its own')
+        allow_descriptors(_DESCRIPTORS, f"connections to host {other}", "take fewer hosts")
         return [
             HostConnection(self._context, self.keys, f"{other}/{part}", i, self._poll)
             for i, part in enumerate(PARTS)

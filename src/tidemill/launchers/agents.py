@@ -34,6 +34,7 @@ from tidemill.hosts.orders import (
     ForgetAgent,
     Here,
     HoldAgent,
+    HungUp,
     IntroduceAgent,
     Introduction,
     Launched,
@@ -85,6 +86,7 @@ LATE_S = 0.3
 each 0.15 s while nothing comes."""
 _ANSWER_S = 1.0  # seconds to wait for where a worker's thread is
 _LOOK_S = 0.005  # seconds between two looks for what is waited for
+_MOST_SAID = 200  # characters of what a host says that the user is told
 
 
 class Agents:
@@ -232,9 +234,10 @@ class Agents:
         yield from self._until(agent, f"call {other.name}", answers)
         told = agent.called.get(other.name)
         if told is not None and told.error and not other.lost:
+            why = told.error[:_MOST_SAID]
             raise RunError(
                 f"host {agent.home} does not reach host {other.home} at {other.started.address}, ports "
-                f"{ports[0]} and {ports[1]}: {told.error[:200]}; both reach {self._engine.own_address}: let "
+                f"{ports[0]} and {ports[1]}: {why}; both reach {self._engine.own_address}: let "
                 "connections between the two through, or leave one of them out"
             )
 
@@ -319,7 +322,7 @@ class Agents:
             return
         for name in sorted(changed):
             if (why := unheard.get(name)) is not None:
-                why = " ".join(why[:200].split())
+                why = " ".join(why[:_MOST_SAID].split())
                 said = f"does not hear host {homes[name]}: {why}; what goes between the two waits"
             else:
                 said = f"hears host {homes[name]} again"
@@ -373,6 +376,14 @@ class Agents:
                 agent.listening[name] = report
             case Called(name) if name in self.known:
                 agent.called[name] = report
+            case HungUp(name, why, own):
+                other, said = self.known.get(name), " ".join(why[:_MOST_SAID].split())
+                if other is None or other.lost or agent.lost:
+                    pass  # the two have parted
+                elif own:
+                    self._lose(agent, f"it has hung up on host {other.home}: {said}")
+                else:
+                    self._lose(other, f"host {agent.home} has hung up on it: {said}")
             case ProbeAnswer():
                 agent.measured = report
             case Launched(error):
@@ -385,13 +396,13 @@ class Agents:
             case WantVersion():
                 agent.wanted = report  # the last one: who asks on and on is answered no oftener
             case Parted(host, came):
-                self._checks.lives(host, [each[:2] for each in came])
+                self._checks.lives(host, came)
                 self.lost.came(host, came, self.edges)
             case Vacated(sent, unsent):
                 agent.lost = ""
-                self._checks.lives(agent.share, [each[:2] for each in sent])
-                for worker, (life, _) in unsent.items():
-                    self._checks.life(agent.share, worker, life)
+                self._checks.lives(agent.share, sent)
+                for worker, (life, steps) in unsent.items():
+                    self._checks.life(agent.share, worker, life, steps)
                 self.lost.sent(agent.share, sent, self.edges)
                 self.lost.begun(agent.share, unsent)
             case AgentKey(name) if name in agent.held:
@@ -402,7 +413,7 @@ class Agents:
             case Whereabouts():
                 agent.answer = report
             case Leaving(sent):
-                self._checks.lives(agent.share, [each[:2] for each in sent])
+                self._checks.lives(agent.share, sent)
                 self.lost.sent(agent.share, sent, self.edges)
                 self._lose(agent, "it leaves", self._why_it_leaves(agent))
             case Closed():

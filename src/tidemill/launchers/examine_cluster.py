@@ -233,8 +233,8 @@ class _Examiner:
             yield Finding(
                 "folder",
                 "warn",
-                f"{', '.join(blind)} cannot see {folder}: further equal trainers, opponents that are drawn "
-                "and exact resume want that, and so does Slurm",
+                f"{', '.join(blind)} cannot see {folder}: further equal trainers and exact resume want that, "
+                "and so does Slurm",
                 "put the run where all hosts see it: --run-dir",
             )
         else:

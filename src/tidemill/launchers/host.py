@@ -44,6 +44,7 @@ from tidemill.hosts.orders import (
     ForgetAgent,
     Here,
     HoldAgent,
+    HungUp,
     IntroduceAgent,
     Introduction,
     KnownVersions,
@@ -146,6 +147,7 @@ class HostAgent:
         self._rested = False  # all had, when it was looked whether what they have sent is there
         self._unsent: dict[str, tuple[int, int]] = {}  # see `Vacated`
         self._calling: dict[str, float] = {}  # agents, and until when each is to answer
+        self._hung_up: set[str] = set()  # those of whom the runner was told that it is so
         self._held: dict[str, StandIn] = {}  # by name
         self._told: set[str] = set()  # those of them of which the runner was told
         self._over = False
@@ -176,6 +178,7 @@ class HostAgent:
             self._pause_alone()
             self._look_at_measurement()
             self._look_at_calls()
+            self._look_at_others()
             self._look_at_held()
             if self._workers is not None:
                 self._listen(self._workers)
@@ -337,6 +340,17 @@ class HostAgent:
             if peer is not None:
                 silent = peer.ended or peer.lost or f"it does not answer within {_CALL_S:.0f} s"
                 self._report(Called(name, "" if peer.hellos else silent))
+                self._hung_up |= {name} if peer.ended and not peer.hellos else set()
+
+    def _look_at_others(self) -> None:
+        """Report which agents the wire has hung up on. What goes over edges between the
+        two waits until the runner has them part."""
+        others = self._wire.others
+        self._hung_up &= others.keys()
+        for name, peer in others.items():
+            if peer is not self._peer and peer.ended and name not in self._hung_up | self._calling.keys():
+                self._hung_up.add(name)
+                self._report(HungUp(name, peer.ended, peer.by_own_fault))
 
     def _launch(self, order: Work) -> str:
         """Start the workers; return why that cannot be, or ""."""

@@ -3,13 +3,18 @@ an agent and the runner have alike."""
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
+from weakref import finalize
 
 from tidemill.api.edges import Edge
+from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job
 from tidemill.api.transport import Link
+from tidemill.core.descriptors import allow_descriptors
 from tidemill.hosts.crossing import Crossing, GuestEnds, LinkInOrder, edges_here, guest, neighbours
 from tidemill.hosts.orders import EdgeFlow
 from tidemill.hosts.peer import Peer
@@ -46,7 +51,8 @@ class HostWorkers:
         that are there. `lives`: how often workers had died before. `logs`: folder of what
         workers write; None: the run's."""
         edges: list[Edge] = job.experiment.edges()
-        self._crossing = Crossing(wire, edges, places, host, agents, lives)
+        lockstep = given_back_in_lockstep(job.experiment, edges)
+        self._crossing = Crossing(wire, edges, places, host, agents, lives, lockstep)
         self._others = neighbours(edges, places, host)
         mine = [name for name, place in places.items() if place == host]
         bells = {guest(other): wire.bell.descriptor for other in self._others}
@@ -54,7 +60,7 @@ class HostWorkers:
             HostShare(mine, edges_here(edges, places, host), bells, logs, lives)
         )
         self._wire = wire
-        self._guests: list[GuestEnds] = []  # of all lives
+        self._open: list[finalize[..., Any]] = []  # see `GuestEnds.open`, of all that are not gone
         self.parted = deque[tuple[str, list[tuple[int, int, int, int]]]]()
         self.links: dict[str, LinkInOrder] = {}
         self.launcher.check(job.experiment)
@@ -83,9 +89,12 @@ class HostWorkers:
         guests = {}
         for other, carried in names.items():
             handles = self.launcher.handles(guest(other))
+            count = sum(len(handles[name].descriptors) for name in carried)
+            allow_descriptors(count, f"what goes to and from host {other}", "take fewer workers")
             guests[other] = GuestEnds(self._wire.bell, {name: handles[name] for name in carried})
-        self._guests += guests.values()
         late = self._crossing.carry(numbers, guests)
+        opened = chain(self._open, *(ends.open for ends in guests.values()))
+        self._open = [close for close in opened if close.alive]
         return {name: LinkInOrder(link, late.get(name, ())) for name, link in links.items()}
 
     def part(self, host: str) -> str | None:
@@ -144,6 +153,21 @@ class HostWorkers:
 
     def close_ends(self) -> None:
         """Give up the wire's ends. Nobody turns it."""
-        for ends in self._guests:
-            ends.close()
+        for close in self._open:
+            close()
         os.close(self._bell)
+
+
+def given_back_in_lockstep(experiment: Experiment, edges: Sequence[Edge]) -> frozenset[str]:
+    """Return the names of the edges whose readers train in lockstep with who sends
+    samples over them."""
+    found = set[str]()
+    leaders: dict[str, Collection[str]] = {}  # by stream
+    for edge in edges:
+        kind, stream = edge.stream.split("/")
+        if kind == "samples":
+            if stream not in leaders:
+                leaders[stream] = experiment.in_lockstep(stream)
+            if edge.targets[0] in leaders[stream]:
+                found.add(edge.name)
+    return frozenset(found)

@@ -30,18 +30,17 @@ def place(
     Workers of one process stay together. The first trainers of each group, evaluation,
     populations and buffers stand with the runner, which has the run's folder; further
     equal trainers, and actors, go to the fastest hosts that have cores left, where most
-    are left, a process each; policy workers where most of those are that ask them. What
-    computes on GPUs goes only where its GPUs are: a first trainer to the first such host,
-    a further one to that with most GPUs left.
+    are left, a process each; policy workers where most of those are that ask them or, in
+    lockstep, where they answer by the newest version (`_Lockstep`). What computes on GPUs
+    goes only where its GPUs are: a first trainer to the first such host, a further one to
+    that with most GPUs left.
     """
     paces = paces or {}
     slowest = max(paces.values(), default=0.0)
     configs, free = dict(experiment.members()), dict(hosts)
     taken = _Gpus(configs, {host: (gpus or {}).get(host, 0) for host in hosts})
-    askers: dict[str, list[str]] = {}  # of each policy worker
-    for edge in experiment.edges():
-        if edge.name.startswith("requests/"):
-            askers.setdefault(edge.targets[0], []).append(edge.source)
+    lockstep = _Lockstep(experiment, configs)
+    askers = lockstep.askers
 
     def stays(worker: str) -> bool:
         sums = any(port.role == "sum" for port in configs[worker].ports())
@@ -63,7 +62,8 @@ def place(
         elif all(name in askers for name in names):
             serve.append(names)
         else:
-            (with_runner if any(map(stays, names)) else spread).append(names)
+            first = any(map(stays, names)) or lockstep.answers_others(names)
+            (with_runner if first else spread).append(names)
     for names in with_runner:
         host = taken.able(names)[0]
         free[host] -= 1
@@ -84,7 +84,9 @@ def place(
     for names in serve:
         found = [places[asker] for name in names for asker in askers[name] if asker in places]
         able = taken.able(names)
+        found = lockstep.hosts(names, places) or found
         stand(names, max(able, key=found.count) if found else able[0])
+    lockstep.check(places)
     return {name: places[name] for name in configs}
 
 
@@ -129,6 +131,68 @@ def fit(devices: Sequence[str], gpus: int) -> bool:
 
 def _named(devices: Iterable[str]) -> set[int]:
     return {int(device[5:]) for device in devices if device.startswith("cuda:")}
+
+
+class _Lockstep:
+    """The policy workers that are asked in lockstep (`Trainer.max_policy_lag` = 0).
+
+    An actor that was given its sample back is to be answered by the version that was
+    published before. A policy worker on the trainer's host has that. On another host it
+    may not have come yet; only what the trainer itself gives back there waits for it
+    (`Crossing`), so that a policy worker may stand where all stand that ask it, if none
+    of them sends its samples to an equal trainer of that one.
+
+    askers: the workers that ask each policy worker
+    """
+
+    def __init__(self, experiment: Experiment, configs: Mapping[str, WorkerConfig]) -> None:
+        self.askers: dict[str, list[str]] = {}
+        self._publishers: dict[str, set[str]] = {}  # of the versions that each policy worker plays
+        takers: dict[str, set[str]] = {}  # of each worker's samples
+        for edge in experiment.edges():
+            kind = edge.name.split("/")[0]
+            if kind == "requests":
+                self.askers.setdefault(edge.targets[0], []).append(edge.source)
+            elif kind == "samples":
+                takers.setdefault(edge.source, set()).update(edge.targets)
+            elif kind == "parameters" and any(port.lockstep for port in configs[edge.source].ports()):
+                for reader in edge.targets:
+                    self._publishers.setdefault(reader, set()).add(edge.source)
+        self._givers = {  # who gives samples back to those that ask each policy worker
+            name: set().union(*(takers.get(asker, set()) for asker in asking))
+            for name, asking in self.askers.items()
+        }
+
+    def hosts(self, names: Sequence[str], places: Mapping[str, str]) -> list[str]:
+        """Return the hosts of the trainers with which these policy workers, of one
+        process, have to stand; none where they may stand with those that ask them."""
+        wrong = [name for name in names if name in self._publishers and not self._may_be_asked(name, places)]
+        return [places[trainer] for name in wrong for trainer in sorted(self._publishers[name])]
+
+    def answers_others(self, names: Sequence[str]) -> bool:
+        """Return whether others than these workers, of one process, ask any of them."""
+        asked = [name for name in names if name in self._publishers and name in self.askers]
+        return any(not {*self.askers[name]} <= {*names} for name in asked)
+
+    def _may_be_asked(self, name: str, places: Mapping[str, str]) -> bool:
+        """Return whether a policy worker may stand with those that ask it."""
+        together = len({places.get(asker, "") for asker in self.askers[name]}) == 1
+        return together and self._givers[name] <= self._publishers[name]
+
+    def check(self, places: Mapping[str, str]) -> None:
+        """Raise `ConfigError` for a policy worker that would answer by an old version."""
+        for name, trainers in self._publishers.items():
+            if (asking := self.askers.get(name)) is None:
+                continue  # an actor, which plays by itself
+            theirs, host = sorted({places[trainer] for trainer in trainers}), places[name]
+            with_askers = self._may_be_asked(name, places) and places[asking[0]] == host
+            if theirs != [host] and not with_askers:
+                raise ConfigError(
+                    f"{name} stands on host {host}, {' and '.join(sorted(trainers))} on "
+                    f"{' and '.join(theirs)}: with max_policy_lag = 0 it is to answer by the version that "
+                    "was just published, and may not have it there; let both stand on one host (--place), "
+                    'and share its GPU where both need one (device = "cuda:0"), or allow some lag'
+                )
 
 
 class _Gpus:

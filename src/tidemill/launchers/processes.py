@@ -37,7 +37,8 @@ from tidemill.core import memory
 from tidemill.core.config import encode
 from tidemill.core.control_groups import MemoryKills, memory_kills
 from tidemill.core.cores import cores
-from tidemill.core.errors import ConfigError, DeadlineError, RunError, returned
+from tidemill.core.descriptors import allow_descriptors
+from tidemill.core.errors import DeadlineError, RunError, returned
 from tidemill.core.folder_thread import FolderThread, Unanswered
 from tidemill.core.killed_processes import KILLED, await_end, kill_session
 from tidemill.core.memory import Need, check_memory, size
@@ -55,7 +56,6 @@ from tidemill.workers.actor_config import ActorConfig
 SPIN = 100e-6
 LEAST_MEMORY = 25_000_000  # bytes that a process shares with none: Python, numpy and what it builds
 _TAIL = 2000  # characters of a dead worker's output that are shown
-_SPARE = 100  # descriptors for all else that a process has open
 _CAUSES: dict[int, str] = {  # of a process that a signal ended
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
@@ -408,7 +408,11 @@ class ProcessesLauncher(Launcher):
         least = Need("worker processes", LEAST_MEMORY, f"{size(LEAST_MEMORY)} at least")
         check_memory([least] * count, memory.available())
         edges = find_transport(self.transport).descriptors_per_edge * len(share.edges)
-        allow_descriptors(edges + 3 * count + 3 * len(share.workers))
+        allow_descriptors(
+            edges + 3 * count + 3 * len(share.workers),
+            "shared memory, bells and links",
+            "make a count smaller (of n equal trainers each has a channel to each other)",
+        )
 
     def command(self, workers: Sequence[str]) -> list[str]:
         """Return the command of the process of these workers. A subclass may put another
@@ -631,23 +635,6 @@ class RunnerLink(SocketLink):
         for descriptor in self._descriptors:
             self._runner_bell.forget(descriptor)
         self._descriptors.clear()
-
-
-def allow_descriptors(count: int) -> None:
-    """Raise this process's limit of open descriptors, where it is too low for `count` of
-    workers. Raises `ConfigError` where it may not be raised so far."""
-    import resource  # no module of every system's
-
-    needed = count + _SPARE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= hard < needed:
-        raise ConfigError(
-            f"this needs {needed:,} open files ({count:,} of shared memory, bells and links, {_SPARE} "
-            f"besides), and {hard:,} are allowed; make a count smaller (of n equal trainers each has a "
-            "channel to each other), or have the limit raised: ulimit -Hn"
-        )
-    if soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def dump_of(calls: Sequence[Call]) -> str:

@@ -16,6 +16,9 @@ MOST_CORES = 1 << 16
 """The most cores that a host is believed to have."""
 MOST_GPUS = 1 << 10
 """The most GPUs that a host is believed to have."""
+MOST_COUNTED = 1 << 53
+"""The most samples or env steps that a host is believed to have lost: beyond it metrics,
+which are floats, count no more."""
 _NATIVE = {"off", *INSTRUCTION_SETS}
 
 
@@ -55,12 +58,13 @@ class ReportChecks:
     shares: Mapping[str, Share] = field(default_factory=dict)
     hosts: Collection[str] = ()
 
-    def lives(self, host: str, lives: Iterable[tuple[int, int]]) -> None:
-        """Raise `SchemaError` unless these lives of writers of edges were on a host."""
-        for number, life in lives:
+    def lives(self, host: str, lives: Iterable[tuple[int, ...]]) -> None:
+        """Raise `SchemaError` unless these lives of writers of edges, by the edges'
+        numbers, were on a host, and what is counted of each can be."""
+        for number, life, *counts in lives:
             if not 0 <= number < len(self.edges):
                 raise SchemaError(f"it tells of edge {number}, and there are {len(self.edges)}")
-            self.life(host, self.edges[number].source, life)
+            self.life(host, self.edges[number].source, life, *counts)
 
     def flows(self, host: str, flows: Iterable[EdgeFlow]) -> None:
         """Raise `SchemaError` unless workers of a host write these edges, or it may hand
@@ -74,11 +78,14 @@ class ReportChecks:
                     f"for {seconds} s, which cannot be"
                 )
 
-    def life(self, host: str, worker: str, life: int) -> None:
-        """Raise `SchemaError` unless this life of a worker was on a host."""
+    def life(self, host: str, worker: str, life: int, *counts: int) -> None:
+        """Raise `SchemaError` unless this life of a worker was on a host, and what is
+        counted of it can be."""
         share = self.shares.get(host)
         link = None if share is None else share.links.get(worker)
         if link is None or not 1 <= life <= link.life + 1:
             raise SchemaError(
                 f"it tells of life {life} of {worker[:100]!r}, which was not on host {host[:100]!r}"
             )
+        if not all(0 <= each <= MOST_COUNTED for each in counts):
+            raise SchemaError(f"it counts {counts} of life {life} of {worker}, of 0 to {MOST_COUNTED:,}")

@@ -1,0 +1,27 @@
+"""How many descriptors a process may have open."""
+
+import os
+
+from tidemill.core.errors import ConfigError
+
+_SPARE = 60  # for what is opened for a while
+
+
+def allow_descriptors(more: int, what: str, fewer: str) -> None:
+    """Raise this process's limit of open descriptors, where it is too low for so many
+    more, to twice what is needed, if that may be. `what`: what they are of. `fewer`: how
+    the user comes to need fewer. Raises `ConfigError` where it may not be raised so
+    far."""
+    import resource  # no module of every system's
+
+    opened = len(os.listdir("/proc/self/fd"))
+    needed = opened + more + _SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < needed:
+        raise ConfigError(
+            f"this needs {needed:,} open files ({more:,} of {what}, {opened:,} that are open, {_SPARE} to "
+            f"spare), and {hard:,} are allowed; {fewer}, or have the limit raised: ulimit -Hn"
+        )
+    if soft < needed:
+        most = 2 * needed  # some are closed a while after others that take their place were opened
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard < 0 else min(most, hard), hard))
