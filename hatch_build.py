@@ -28,6 +28,8 @@ class NativeCore(BuildHookInterface):
             library = building.build(native if editable else Path(self._made.name))
         except building.CannotCompile as error:
             self.app.display_warning(f"The native core was not built, numpy computes everything. {error}")
+            if not editable and (why := Path(self._made.name, building.WHY)).exists():
+                build_data["force_include"][str(why)] = str(Path("tidemill", "native", why.name))
             return
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -55,6 +55,30 @@ def test_the_metadata_say_who_what_and_under_which_licence_and_no_link_leads_int
     assert not [link for link in inside if not (ROOT / link.partition("#")[0]).exists()]
 
 
+def test_a_wheel_whose_compiler_failed_says_what_it_said(tmp_path):
+    broken = tmp_path / "broken-cc"
+    broken.write_text('#!/bin/sh\necho "this compiler is broken" >&2; exit 1\n')
+    broken.chmod(0o755)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT],
+        env={**os.environ, "CC": str(broken)},
+        check=True,
+        timeout=240,
+    )
+    (built,) = tmp_path.glob("*.whl")
+    with ZipFile(built) as archive:
+        archive.extractall(tmp_path / "site")
+    told = subprocess.run(
+        [sys.executable, "-c", "from tidemill.native.library import unavailable; print(unavailable('auto'))"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    ).stdout
+    assert str(tmp_path) in told and "failed: this compiler is broken); with a C compiler that works" in told
+
+
 def test_what_the_readme_types_works_from_the_wheel_alone(wheel, tmp_path):
     """Its packages are those of this environment; the checkout is not on the path."""
     there = tmp_path / "site"

@@ -102,6 +102,13 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     with pytest.raises(CannotCompile, match=r"broken.c:1:22: error"):
         build(tmp_path)
     assert not list(tmp_path.glob("*.so*"))
+    with pytest.raises(
+        native.NativeUnavailable, match=r"was not built \(.*broken.c:1:22: error.*\); with a C"
+    ):
+        native.Kernels(tmp_path / building.LIBRARY)
+    monkeypatch.undo()
+    build(tmp_path)
+    assert native.Kernels(tmp_path / building.LIBRARY) and not (tmp_path / building.WHY).exists()
 
 
 def test_version_numbers_of_both_sides_are_one(library):

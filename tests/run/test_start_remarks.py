@@ -7,7 +7,7 @@ import pytest
 from tests.cli.test_cli import tidemill
 from tests.remote.served import serving
 
-from tidemill import ActorCritic
+from tidemill import ActorCritic, train
 from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.native import library
 from tidemill.native.library import VARIABLE
@@ -38,6 +38,20 @@ def test_why_numpy_computes_is_told_where_the_core_is_missing(monkeypatch, tmp_p
     assert "numpy computes MLPs, since the native core cannot be used" in told and "was not built" in told
     (told,) = remarks(DQN_PRESETS.general("x", Gymnasium(id="CartPole-v1")))
     assert "was not built" in told
+
+
+def test_a_core_of_another_version_is_told_and_the_run_goes_on_by_numpy(monkeypatch, tmp_path, capsys):
+    if library.unavailable("auto"):
+        pytest.skip("there is no native core")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(library, "VERSION", library.VERSION + 1)
+    made = ppo("x", Gymnasium(id="CartPole-v1"))
+    result = train(made, steps=3000, launch="inline", run_dir=tmp_path / "run")
+    assert result.summary["status"] == "completed"
+    told = " ".join(capsys.readouterr().out.split())
+    version = library.VERSION
+    assert "note: numpy computes MLPs, since the native core cannot be used: " in told
+    assert f"has version {version - 1} of the kernels, and this Tidemill calls version {version}" in told
 
 
 def test_which_setting_keeps_a_policy_out_of_the_core_is_told(with_core):

@@ -7,7 +7,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +21,8 @@ NAMES = (
 SOURCES = [Path(__file__).with_name(name) for name in NAMES]
 # not NAME.so, which importlib would take for a module of this package
 LIBRARY = "libkernels.so.1"
+WHY = "not-built.txt"
+"""The file, beside where the library would be, that says why it could not be built."""
 
 FLAGS = "-std=c11 -O3 -fPIC -fvisibility=hidden -ffp-contract=fast -fno-math-errno -fno-trapping-math"
 BASELINE = "-DISA=baseline -DFIRST"
@@ -38,7 +42,18 @@ class CannotCompile(Exception):
 def build(folder: Path, *flags: str) -> Path:
     """Compile the kernels for every instruction set of this architecture, with the
     compiler ``$CC`` or cc; return the library, which lies in `folder`. Raises
-    `CannotCompile`."""
+    `CannotCompile`, and leaves there what it says (`WHY`)."""
+    try:
+        library = _build(folder, flags)
+    except CannotCompile as error:
+        with suppress(OSError):
+            (folder / WHY).write_text(str(error))
+        raise
+    (folder / WHY).unlink(missing_ok=True)
+    return library
+
+
+def _build(folder: Path, flags: Sequence[str]) -> Path:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     compilations = {"baseline": BASELINE}
     if platform.machine() == "x86_64":

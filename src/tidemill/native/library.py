@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
-from tidemill.native.build import LIBRARY
+from tidemill.native.build import LIBRARY, WHY
 
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
@@ -21,6 +21,8 @@ INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 VERSION = 12
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
+
+_MOST_TOLD = 1000  # characters of what a compiler has said
 
 Floats = NDArray[np.float32]
 
@@ -238,6 +240,15 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
 """What each kernel returns and takes."""
 
 
+def _why_not(path: Path) -> str:
+    """Return why there is no library at `path`, as far as its build has left it."""
+    try:
+        with path.with_name(WHY).open(errors="replace") as file:
+            return " ".join(file.read(_MOST_TOLD).split())
+    except OSError:
+        return "no C compiler was found at installation"
+
+
 class Kernels:
     """The kernels of one instruction set. Arrays are handed in by address: C-contiguous,
     of the types that the sources say."""
@@ -247,8 +258,8 @@ class Kernels:
         has. Raises `NativeUnavailable`."""
         if not path.exists():
             raise NativeUnavailable(
-                f"{path} was not built (no C compiler was found at installation); install one (gcc or clang) "
-                "and run `python -m tidemill.native.build`"
+                f"{path} was not built ({_why_not(path)}); with a C compiler that works (gcc, clang, or what "
+                "the environment variable CC names) run `python -m tidemill.native.build`"
             )
         try:
             library = ctypes.CDLL(str(path))
