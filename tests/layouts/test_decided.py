@@ -115,16 +115,17 @@ def test_calls_count_in_proportion_to_the_rows_that_they_answer() -> None:
 def test_what_is_decided_is_the_runs_configuration_and_stays_when_it_is_resumed(
     made: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = measured(monkeypatch)
+    plain = msgspec.structs.replace(DECIDED, decided={"policy": {"convolutions": "float32"}})
+    asked = measured(monkeypatch, plain)
     run = train(made, run_dir=tmp_path / "run", source=tmp_path / "game.py", quiet=True).folder
 
     def kept() -> str:
         return convolutions(decode(Experiment, json.loads((run / "config.json").read_bytes())))
 
-    assert kept() == "bfloat16" and len(asked) == 1
-    measured(monkeypatch, msgspec.structs.replace(DECIDED, decided={"policy": {"convolutions": "float32"}}))
+    assert kept() == "float32" and len(asked) == 1
+    measured(monkeypatch)
     resume(run, limits={"updates": 3}, quiet=True)
-    assert kept() == "bfloat16"
+    assert kept() == "float32"
 
 
 @pytest.mark.parametrize(

@@ -201,15 +201,25 @@ def unseen(policy):
     policy.trainable_parameters()[0].data.mul_(1.1)
 
 
-def test_a_processor_without_bfloat16_convolves_in_float32():
+def test_a_processor_without_bfloat16_refuses_it_and_plays_in_float32():
     """There oneDNN would emulate it, 12 to 19 times slower. Held back to AVX2, this
     machine's processor has none."""
     script = """if True:
         import torch
         from tidemill import ActorCritic
+        from tidemill.api.spaces import Box, Discrete, Spaces
+        from tidemill.core.errors import ConfigError
         from tidemill.nets.torch_copies import convolution_type
-        convolutions = ActorCritic(convolutions="bfloat16").convolutions
-        assert convolution_type(convolutions, torch.device("cpu")) is torch.float32
+        named = ActorCritic(convolutions="bfloat16")
+        spaces = Spaces(Box((36, 36), "uint8", (0.0,), (255.0,)), Discrete(3))
+        try:
+            named.build(spaces, 0)
+        except ConfigError as error:
+            assert "which this processor does not compute" in str(error)
+        else:
+            raise AssertionError("it was taken")
+        named.to_play().build(spaces, 0)
+        assert convolution_type("auto", torch.device("cpu")) is torch.float32
         assert convolution_type("bfloat16", torch.device("meta")) is torch.bfloat16
         assert convolution_type("float32", torch.device("meta")) is torch.float32
         """
@@ -226,14 +236,14 @@ def test_bfloat16_is_what_a_processor_computes_in_that_has_it():
     images = draw(Box((36, 36), "uint8", (0.0,), (255.0,)), 64)
     values = [
         act(config.build(spaces, 0), config, spaces, images)["value"]
-        for config in (ActorCritic(), ActorCritic(convolutions="bfloat16"))
+        for config in (ActorCritic(), ActorCritic(convolutions="auto"))
     ]
     native = "avx512_bf16" in Path("/proc/cpuinfo").read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert np.array_equal(*values) is not native
     np.testing.assert_allclose(*values, atol=0.05)
 
 
-@pytest.mark.parametrize("convolutions", ["float32", "bfloat16"])
+@pytest.mark.parametrize("convolutions", ["float32", "auto"])  # bfloat16 where that is there
 @pytest.mark.parametrize("change", [fused, in_place, unseen])
 def test_who_has_acted_sees_every_change_of_the_convolutions_weights(convolutions, change):
     """They are converted once for many answers."""

@@ -71,9 +71,9 @@ class ActorCritic(NativeSetting, BytesSetting):
     convolutions: Literal["auto", "float32", "bfloat16"] = "float32"
     """What the convolutions compute in; weights, heads and Adam are float32 always.
     bfloat16 is up to twice as fast on a CPU that supports it, and slower on some; on one
-    that does not, float32 is taken. With ``auto`` the faster one is measured before
-    processes start, and written into the run's configuration; without a measurement it
-    is bfloat16."""
+    that does not, a run that names it is refused, and playing what it trained is not.
+    With ``auto`` the faster one is measured before processes start, and written into the
+    run's configuration; without a measurement it is bfloat16 where that is there."""
     shared_critic: bool | None = None
     """Whether the critic shares all layers but its head with the actor. None: with images
     yes, unless the critic sees more; else no."""
@@ -142,6 +142,10 @@ class ActorCritic(NativeSetting, BytesSetting):
         from tidemill.nets.torch_copies import has_bfloat16
 
         return [self.replace(convolutions=kind) for kind in ("float32", "bfloat16")[: 1 + has_bfloat16()]]
+
+    def to_play(self) -> Self:
+        played = super().to_play()
+        return played.replace(convolutions="auto") if self.convolutions == "bfloat16" else played
 
     def observation_encoder(self, spaces: Spaces) -> ObservationEncoder:
         """Return what flattens the observations. Raises `ConfigError` where the settings

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays
 
 CHUNK = 1 << 24  # bytes copied at a time: one is filled while the other is sent
@@ -25,11 +26,19 @@ def torch_type(array: Array) -> torch.dtype:
 
 def convolution_type(asked: str, device: torch.device) -> torch.dtype:
     """Return what convolutions compute in on `device`: what was `asked` for ("float32",
-    "bfloat16", or "auto", which nobody has measured: as "bfloat16"), but float32 on a
-    processor without bfloat16, where oneDNN would emulate it: that takes 12 to 19 times
-    as long."""
-    wanted = asked != "float32" and (device.type != "cpu" or has_bfloat16())
-    return torch.bfloat16 if wanted else torch.float32
+    "bfloat16", or "auto", which nobody has measured: bfloat16 where that is there).
+    Raises `ConfigError` for "bfloat16" on a processor without it, where oneDNN would
+    emulate it: that takes 12 to 19 times as long, and others have other last bits."""
+    if asked == "float32":
+        return torch.float32
+    there = device.type != "cpu" or has_bfloat16()
+    if asked == "bfloat16" and not there:
+        raise ConfigError(
+            'convolutions = "bfloat16", which this processor does not compute (or ONEDNN_MAX_CPU_ISA keeps '
+            'it from that); take "float32", with other last bits, or "auto", which takes what is there: '
+            "--set policies.policy.convolutions=float32 or, of a run that goes on, in its config.json"
+        )
+    return torch.bfloat16 if there else torch.float32
 
 
 def has_bfloat16() -> bool:
