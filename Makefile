@@ -46,7 +46,7 @@ style: .venv/ready-to-test
 sanitize: .venv/ready-to-test $(SANITIZED)
 	LD_PRELOAD=$$($${CC:-cc} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 NATIVE_LIBRARY=$(CURDIR)/$(SANITIZED) \
 	$(BIN)/pytest -q tests/native/test_kernels.py tests/native/test_layers.py tests/native/test_dqn.py tests/native/test_draws.py \
-	tests/native/test_learning.py tests/native/test_traces.py tests/native/test_ticks.py \
+	tests/native/test_learning.py tests/native/test_traces.py tests/native/test_ticks.py tests/native/test_cart_pole.py \
 	-k "not (test_layers and (baseline or avx512 or number_of_threads))"
 
 # With -O3, as what is installed, that would take three times as long.

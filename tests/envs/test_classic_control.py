@@ -8,10 +8,8 @@ from tests.testing.ticking import by_looks
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
 from tidemill.envs.batch_lanes import BATCHES, BatchLanes
-from tidemill.envs.classic_control import CartPoleVector
 from tidemill.envs.lanes import LaneLoop
 from tidemill.envs.plain_gymnasium import Gymnasium
-from tidemill.envs.vector import GymnasiumVector
 from tidemill.native.library import VARIABLE, choices
 from tidemill.testing.check_env import check_environment
 
@@ -150,29 +148,6 @@ def test_each_class_in_the_table_is_one_that_gymnasium_registers():
     for name in BATCHES:
         module, _, kind = name.partition(":")
         assert {name, f"{module.rpartition('.')[0]}:{kind}"} & entries
-
-
-@pytest.mark.parametrize("settings", [{}, {"sutton_barto_reward": True}, {"max_episode_steps": 15}], ids=str)
-@pytest.mark.parametrize("native", dict.fromkeys(("off", choices()[-1])))
-def test_a_thousand_steps_of_the_vector_form_are_gymnasiums_in_every_bit(settings, native, monkeypatch):
-    monkeypatch.setenv(VARIABLE, native)
-    theirs = gymnasium.make_vec("CartPole-v1", LANES, "vector_entry_point", **settings)
-    ours = GymnasiumVector(id="CartPole-v1", kwargs=settings).build(LANES, 0).env
-    assert type(ours) is CartPoleVector
-    told = [
-        environment.reset(seed=3, options={"low": -0.1, "high": 0.1})[0] for environment in (ours, theirs)
-    ]
-    assert np.array_equal(*told)
-    rng, ends = np.random.default_rng(1), np.zeros(2, int)
-    for tick in range(1000):
-        actions = rng.integers(0, 2, LANES)
-        actions[1::2] = told[0][1::2] @ [0.05, 0.1, 1, 0.4] > 0
-        (*own, _), (*of_gymnasium, _) = ours.step(actions), theirs.step(actions)
-        for mine, each in zip(own, of_gymnasium, strict=True):
-            assert mine.dtype == each.dtype and np.array_equal(mine, each), tick
-        told = [own[0]]
-        ends += own[2].sum(), own[3].sum()
-    assert (ends > 3).all()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -242,6 +242,11 @@ def test_environments_that_wait_step_in_threads_beside_the_trainer() -> None:
         assert layout.sample_steps == 128
         kept = choose(experiment(steps=128), msgspec.structs.replace(SLEEPS, one_core=True), cores)
         assert (kept.ring, kept.lanes, kept.threads, kept.one_core) == (16, 4, 4, True)  # likewise
+    for lag, slots in ((None, 1), (0, 1), (1, 1), (2, 2)):  # with two slots rows are two versions old
+        made = experiment(steps=128, max_policy_lag=lag)
+        actors = made.workers["actor"].replace(slots=1)
+        made = made.replace(workers={**made.workers, "actor": actors})
+        assert choose(made, SLEEPS, 2).slots == slots
     slower = choose(experiment(), msgspec.structs.replace(SLEEPS, wall=0.5), 2)
     assert slower.ring <= 8 and slower.ring * slower.lanes == 64
     busy = msgspec.structs.replace(SLEEPS, env=1e-3)  # one process could not serve them all

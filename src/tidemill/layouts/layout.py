@@ -469,13 +469,15 @@ def promises(
         return 1 / (costs.rows * trained(algorithm, where, trainers, min(hosts, trainers)))
 
     if costs.waits:
-        beside = _by_turns if lag == 0 else min
+        # with a slot more actors gather while trainers learn, by weights of before
+        slots = max(2, parts.actors.slots) if lag and lag >= 2 else parts.actors.slots
+        beside = _by_turns if lag == 0 or slots == 1 else min
         # where its work takes most of a step threads were not tried
         waiting = [each for each in (costs, *elsewhere) if each.waits]
         if parts.threads is None or not all(each.threaded for each in waiting):
             return
         one_core = all(each.one_core for each in waiting)
-        for layout in _waiting(experiment, one_core, len(known), most_trainers):
+        for layout in _waiting(experiment, one_core, len(known), most_trainers, slots):
             gathered = _gathered(layout, costs, known, cores, lag == 0)
             yield layout, beside(gathered, training(layout.trainers))
         return
@@ -549,11 +551,12 @@ def _computing(experiment: Experiment, cores: int, most_trainers: int, ahead: bo
                 yield replace(apart, trainers=trainers)
 
 
-def _waiting(experiment: Experiment, one_core: bool, cores: int, most_trainers: int) -> Iterator[Layout]:
+def _waiting(
+    experiment: Experiment, one_core: bool, cores: int, most_trainers: int, slots: int
+) -> Iterator[Layout]:
     """Actors whose lanes step in threads, in a ring so that some step while others are
     served, beside trainers. As many lanes as were asked for."""
-    own = layout_of(experiment)
-    own = replace(own, slots=max(2, own.slots), one_core=one_core)
+    own = replace(layout_of(experiment), slots=slots, one_core=one_core)
     for actors in (n for n in range(1, max(cores, 2)) if own.lanes % n == 0):
         share = own.lanes // actors
         for trainers in range(1, min(most_trainers, max(cores, 2) - actors, actors) + 1):
