@@ -88,7 +88,11 @@ WELL = "as it is to be"
 NONE = "had no fault"
 AWAY = ("nothing answers there", "is no environment server", "free space or make")
 """What a run says that begins without its server, or its disk."""
-AT_LAST = ("summary.json cannot be written", "did not take the run's last checkpoint")
+AT_LAST = (
+    "summary.json cannot be written",
+    "did not take the run's last checkpoint",
+    "The run is complete but for that",
+)
 """What one says that has its last weights, and cannot write how it ended."""
 LEFT = {
     "hangs": "has not come back within .* of the run's end, and is left",

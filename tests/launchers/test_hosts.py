@@ -122,10 +122,11 @@ def weights(made: Experiment, launch: Any, run: Path) -> Any:
     [
         (experiment(), ThreeHosts),
         (experiment(trainers=2), TwoHosts),
+        (experiment(trainers=3, actors=3), ThreeHosts),
         (experiment(actors=5), SixHosts),
         (experiment(servers=1, actors=4).replace(exact_resume=True), ThreeHosts),
     ],
-    ids=["three hosts", "equal trainers", "a tree of six", "a policy worker"],
+    ids=["three hosts", "equal trainers", "three of them", "a tree of six", "a policy worker"],
 )
 def test_several_hosts_learn_what_processes_of_one_learn(
     made: Experiment, launcher: Any, tmp_path: Path
@@ -137,10 +138,11 @@ def test_several_hosts_learn_what_processes_of_one_learn(
     assert [path.name for path in (tmp_path / "together").rglob("host-*")] == []  # they had nothing to say
 
 
-def test_a_run_that_resumes_exactly_goes_on_in_every_bit_on_fewer_hosts(tmp_path: Path) -> None:
-    alone = weights(experiment(updates=6), "processes", tmp_path / "alone")
+def test_a_run_that_resumes_exactly_goes_on_in_every_bit_on_fewer_hosts_and_on_more(tmp_path: Path) -> None:
+    alone = weights(experiment(updates=9), "processes", tmp_path / "alone")
     weights(experiment(updates=3).replace(exact_resume=True), ThreeHosts, tmp_path / "together")
-    resume(tmp_path / "together", launch=TwoHosts, limits={"updates": 6}, quiet=True)
+    for updates, launch in ((6, TwoHosts), (9, ThreeHosts)):
+        resume(tmp_path / "together", launch=launch, limits={"updates": updates}, quiet=True)
     compared, differing = compare("policy", alone, read_newest(tmp_path / "together/checkpoints/policy"))
     assert compared > 15 and differing == []
 
@@ -204,6 +206,19 @@ def test_in_lockstep_policy_workers_stand_where_they_have_the_newest_version() -
     for chosen in ({"server": "b"}, {"server": "c", **two, "actor-0": "b"}):
         with pytest.raises(ConfigError, match=r"server-0 stands on host ., trainer-0 on runner: with max"):
             place(experiment(servers=1, trainers=2 if "trainer-1" in chosen else 1), cores, chosen)
+
+
+def test_the_actor_of_an_exact_replay_memory_stands_with_its_trainer() -> None:
+    made = replay()
+    actor, trainer = made.workers["actor"].replace(count=1), made.workers["trainer"].replace(exact=True)
+    made = made.replace(workers={"actor": actor, "trainer": trainer})
+    cores = {"runner": 1, "b": 8}
+    assert place(made, cores) == {"actor-0": "runner", "trainer-0": "runner"}
+    assert set(place(made, cores, {"actor": "b", "trainer": "b"}).values()) == {"b"}
+    with pytest.raises(
+        ConfigError, match=r"actor-0 stands on host b, trainer-0 on runner: with exact = True"
+    ):
+        place(made, cores, {"actor": "b"})
 
 
 def test_samples_are_given_back_in_lockstep_where_their_trainer_trains_so() -> None:
@@ -374,6 +389,29 @@ def test_the_user_s_code_reaches_a_host_without_it_and_logs_come_back(hidden: Pa
     logs = {path.name: path.read_text() for path in (hidden / "run" / "logs").iterdir()}
     assert sorted(logs) == [f"actor-{i}.log" for i in range(4)]  # of both hosts, and no other file
     assert all("there is a walk" in text for text in logs.values())
+
+
+def test_a_module_that_is_installed_on_the_runner_s_host_alone_is_named(
+    hidden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = hidden / "site-packages"
+    packages.mkdir()
+    (packages / "only_here.py").write_text("")
+    (hidden / "own.py").write_text(f"import only_here\n{OWN_FILE}")
+    (hidden / "its_environment.py").write_text(ITS_ENVIRONMENT)
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    words = ["train", "own.py:experiment", "--launch", f"{LAUNCHERS}:BlindHost", "--layout", "given"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill.cli.main", *words, "--run-dir", "run"],
+        cwd=hidden,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    (error,) = done.stderr.splitlines()
+    assert done.returncode == 1 and error.startswith("error: host b cannot start its workers: ")
+    assert "No module named 'only_here'; what is installed here must be installed there" in error
+    assert not (hidden / "run").exists()
 
 
 def test_hosts_tell_whether_they_see_the_run_s_folder(hidden: Path) -> None:

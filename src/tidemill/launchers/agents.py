@@ -271,8 +271,9 @@ class Agents:
             raise RunError(f"host {share.host} did not start its workers: {share.lost}")
         yield from self._until(agent, "start its workers", lambda agent: agent.launched is not None)
         assert agent.launched is not None
-        if agent.launched.error:
-            raise RunError(f"host {share.host} cannot start its workers: {agent.launched.error}")
+        if error := agent.launched.error:
+            cure = "; what is installed here must be installed there, too" * ("No module named" in error)
+            raise RunError(f"host {share.host} cannot start its workers: {error}{cure}")
 
     # What is said.
 

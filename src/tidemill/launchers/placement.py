@@ -31,9 +31,10 @@ def place(
     populations and buffers stand with the runner, which has the run's folder; further
     equal trainers, and actors, go to the fastest hosts that have cores left, where most
     are left, a process each; policy workers where most of those are that ask them or, in
-    lockstep, where they answer by the newest version (`_Lockstep`). What computes on GPUs
-    goes only where its GPUs are: a first trainer to the first such host, a further one to
-    that with most GPUs left.
+    lockstep, where they answer by the newest version (`_Lockstep`); actors whose steps an
+    exact trainer grants stand with it for that very reason. What computes on GPUs goes
+    only where its GPUs are: a first trainer to the first such host, a further one to that
+    with most GPUs left.
     """
     paces = paces or {}
     slowest = max(paces.values(), default=0.0)
@@ -52,6 +53,7 @@ def place(
         taken.take(names, host)
         places.update(dict.fromkeys(names, host))
 
+    granted = _granted_in_turn(experiment, configs)
     with_runner, serve, spread = list[list[str]](), list[list[str]](), list[list[str]]()
     said = _hosts_said(experiment, hosts, chosen or {})
     for names in experiment.processes():
@@ -62,7 +64,7 @@ def place(
         elif all(name in askers for name in names):
             serve.append(names)
         else:
-            first = any(map(stays, names)) or lockstep.answers_others(names)
+            first = any(stays(name) or name in granted for name in names) or lockstep.answers_others(names)
             (with_runner if first else spread).append(names)
     for names in with_runner:
         host = taken.able(names)[0]
@@ -87,6 +89,13 @@ def place(
         found = lockstep.hosts(names, places) or found
         stand(names, max(able, key=found.count) if found else able[0])
     lockstep.check(places)
+    for name, trainer in granted.items():
+        if places[name] != places[trainer]:
+            raise ConfigError(
+                f"{name} stands on host {places[name]}, {trainer} on {places[trainer]}: with exact = True "
+                "each step is chosen by the version that was just published, which may not be there yet; "
+                "let both stand on one host (--place)"
+            )
     return {name: places[name] for name in configs}
 
 
@@ -131,6 +140,17 @@ def fit(devices: Sequence[str], gpus: int) -> bool:
 
 def _named(devices: Iterable[str]) -> set[int]:
     return {int(device[5:]) for device in devices if device.startswith("cuda:")}
+
+
+def _granted_in_turn(experiment: Experiment, configs: Mapping[str, WorkerConfig]) -> dict[str, str]:
+    """Return the trainer that grants steps in turn (`ReplayTrainer.exact`) to each worker
+    that is granted them so."""
+    return {
+        edge.targets[0]: edge.source
+        for edge in experiment.edges()
+        if edge.name.startswith("credits/")
+        and any(port.role == "grant" and port.in_turn for port in configs[edge.source].ports())
+    }
 
 
 class _Lockstep:
