@@ -30,6 +30,8 @@ from tidemill.launchers.table import make_launcher, with_options
 from tidemill.training.check_resume import compare
 
 if importlib.util.find_spec("ray") is None:  # which takes long to import
+    if os.environ.get("TIDEMILL_REQUIRE_CLUSTER") == "1":
+        raise RuntimeError("TIDEMILL_REQUIRE_CLUSTER=1, and Ray is not installed")
     pytest.skip("Ray is not installed", allow_module_level=True)
 
 from tidemill.launchers.ray import RayEngine
