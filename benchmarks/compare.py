@@ -35,6 +35,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pairs
 from avx2 import AVX2
 
 HERE = Path(__file__).resolve().parent
@@ -329,14 +331,29 @@ def train_tidemill(work: Work, seconds: float, seed: int, folder: Path) -> Run:
     """One run whose steps are those that its metrics tell of, behind the warm-up of the
     other systems."""
     warm = min(2.0, seconds / 5)
-    own_command(
-        "train",
-        work,
-        seconds,
-        f"--seed={seed}",
-        f"--run-dir={folder / 'run'}",
-        f"--set=limits.seconds={warm + seconds}",
-    )
+    seen, done = list[tuple[int, float]](), threading.Event()  # env steps, and core-seconds by then
+
+    def look() -> None:
+        while not done.wait(pairs.LOOK):
+            steps, at = pairs.so_far(folder / "run")
+            # less: its workers have ended
+            if at >= warm and (used := pairs.processor_seconds(os.getpid())) > (seen or [(0, 0.0)])[-1][1]:
+                seen.append((steps, used))
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        own_command(
+            "train",
+            work,
+            seconds,
+            f"--seed={seed}",
+            f"--run-dir={folder / 'run'}",
+            f"--set=limits.seconds={warm + seconds}",
+        )
+    finally:
+        done.set()
+        watcher.join()
     records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     told = [
         (record["time/seconds"], record["step"], record["update"])
@@ -348,8 +365,11 @@ def train_tidemill(work: Work, seconds: float, seed: int, folder: Path) -> Run:
     (began, first, before), (ended, last, after) = told[0], told[-1]
     experiment = json.loads((folder / "run" / "config.json").read_text())
     workers = experiment["workers"]
+    steps, used = (seen[-1][i] - seen[0][i] for i in (0, 1)) if seen else (0, 0.0)
     return {
         "steps": last - first,
+        "core_seconds": used * (last - first) / steps if steps else 0.0,
+        "computes": computes_text({"network": "mlp", "policies": experiment["policies"]}),
         "seconds": ended - began,
         "steps_per_second": (last - first) / (ended - began),
         "updates": after - before,

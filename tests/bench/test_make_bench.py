@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -192,11 +193,30 @@ def test_a_run_of_a_replay_memory_is_measured_by_its_metrics(monkeypatch: pytest
         assert "limits.seconds=12.0" in " ".join(words)
         folder = Path(next(word for word in words if word.startswith("--run-dir=")).partition("=")[2])
         folder.mkdir()
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        workers = {"actor": {"lanes": 8}, "trainer": {}}
-        (folder / "config.json").write_text(json.dumps({"workers": workers, "together": list(workers)}))
+        workers, policies = {"actor": {"lanes": 8}, "trainer": {}}, {"policy": {"native": "avx2"}}
+        config = {"workers": workers, "together": list(workers), "policies": policies}
+        (folder / "config.json").write_text(json.dumps(config))
+        for record in records:
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            for _ in range(2):  # the second look has begun behind this
+                looked.clear()
+                assert looked.wait(60)
         return ""
 
+    steps, looked = [0], threading.Event()
+    so_far = compare.pairs.so_far
+
+    def look(folder: Path) -> tuple[int, float]:
+        found = so_far(folder)
+        steps[0] = found[0]
+        looked.set()
+        return found
+
+    monkeypatch.setattr(compare.pairs, "LOOK", 0.01)
+    monkeypatch.setattr(compare.pairs, "so_far", look)
+    monkeypatch.setattr(compare.pairs, "processor_seconds", lambda root: steps[0] / 500)
+    monkeypatch.delenv("TIDEMILL_NATIVE", raising=False)
     monkeypatch.setattr(compare, "command", command)
     found = compare.run_tidemill(compare.WORKS["dqn"], 10.0, 1)
     assert (found["steps"], found["seconds"], found["steps_per_second"], found["updates"]) == (
@@ -206,6 +226,8 @@ def test_a_run_of_a_replay_memory_is_measured_by_its_metrics(monkeypatch: pytest
         475.0,
     )
     assert found["settings"] == {"workers": "actor+trainer", "lanes": 8}
+    assert found["core_seconds"] == pytest.approx(950 / 500)
+    assert found["computes"] == "float32, native core avx2"
     data = {"seconds": 10.0, "date": "2026-11-22", "machine": {"processor": "P", "cores": 2, "gpu": False}}
     others = {"steps_per_second": 50.0, "settings": {}, "versions": {}}
     text = compare.section_of(
