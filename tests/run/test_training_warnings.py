@@ -160,6 +160,22 @@ def test_of_several_trainers_each_is_told_by_its_name():
     assert what.startswith("trainer-b: 90% of rows") and "workers.trainer-b.algorithm" in cure
 
 
+def test_of_several_policies_each_trainer_has_the_returns_of_its_own():
+    config = {
+        "workers": {
+            name: {"policy": name[8:], "algorithm": {"clip": 0.2}} for name in ("trainer-a", "trainer-b")
+        }
+    }
+    warnings, told = TrainingWarnings(config), []
+    for n in range(100):
+        record = {"update": 1.0, "return/a/mean": float(n), "return/b/mean": 5.0}
+        record |= {f"trainer-{p}-0/{k}": v for p in "ab" for k, v in SOUND.items()}
+        record |= {f"trainer-{p}-0/loss/value": 1000.0 if n > 50 else 1.0 for p in "ab"}
+        told += [what for what, _ in warnings.add(record)]
+    (what,) = told
+    assert what.startswith("trainer-b: the values' loss explodes")
+
+
 class Constant(gymnasium.Env):
     """Pays 1 for each of 5 steps, whatever is done."""
 

@@ -14,6 +14,8 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, NamedTuple
 
+from tidemill.api.conditions import episode_metric
+
 WINDOW = 20  # records of updates that a rule looks back on
 SEVERAL = ("PettingZoo", "SimulatorEnvironment")  # kinds of environments of several agents
 EPISODES = 300  # that may all be alike before that is odd
@@ -236,7 +238,7 @@ class TrainingWarnings:
             return
         several = len(self._histories) > 1
         for name, history in self._histories.items():
-            point = _point(record, f"{name}-0/" if several else "")
+            point = _point(record, f"{name}-0/" if several else "", self._policies[name])
             if all(value != value for value in point):
                 continue
             history.add(point)
@@ -252,7 +254,7 @@ class TrainingWarnings:
                     )
 
 
-def _point(record: Mapping[str, float], prefix: str) -> TrainerPoint:
+def _point(record: Mapping[str, float], prefix: str, policy: str) -> TrainerPoint:
     def metric(name: str) -> float:
         return record.get(prefix + name, nan)
 
@@ -262,7 +264,7 @@ def _point(record: Mapping[str, float], prefix: str) -> TrainerPoint:
         metric("clip_fraction"),
         metric("entropy"),
         metric("loss/value"),
-        record.get("return/mean", nan),
+        record.get(episode_metric("return", policy), record.get(episode_metric("return", ""), nan)),
         metric("learning_rate"),
         record.get("episodes", nan),
     )

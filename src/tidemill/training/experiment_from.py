@@ -35,8 +35,9 @@ def make_experiment(
     the wrappers `wrap`."""
     if not (algorithm is None or isinstance(algorithm, (str, AlgorithmConfig))):
         raise ConfigError(
-            f'algorithm = {algorithm!r}: write a name, as "ppo", or settings, as PPO(epochs=4): PPO() for '
-            "those that are usual"
+            f'algorithm = {algorithm!r}: write a name, as "ppo", which has what is tuned for the environment '
+            "(single settings go by their names, as epochs = 4), or settings, as PPO(epochs=4), which are "
+            "taken whole"
         )
     settings = algorithm if isinstance(algorithm, AlgorithmConfig) else None
     name = algorithm if isinstance(algorithm, str) else None

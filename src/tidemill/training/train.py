@@ -73,13 +73,13 @@ def train(
     """Train an agent to the limits of its run, and return what came of it.
 
         result = tidemill.train("CartPole-v1", steps=100_000)
-        result = tidemill.train(MyEnv, algorithm=PPO(epochs=4), lanes=32, mean_return=475)
+        result = tidemill.train(MyEnv, epochs=4, lanes=32, mean_return=475)
 
     experiment: an `Experiment`, or an environment: its name ("CartPole-v1",
         "module:NAME", "FILE.py:NAME", whatever ``tidemill train`` takes), a class or
         function that makes it, or a configuration such as `Gymnasium`
     algorithm: with an environment: "ppo" (the default), "dqn" or "sac", with what is
-        tuned for it, or settings such as ``PPO(epochs=4)``
+        tuned for it, or settings such as ``PPO(epochs=4)``, which are taken whole
     steps: end with the update that reaches so many env steps
     seed: root of every random stream
     launch: "processes", "threads", "inline" or "ray", with options as in
