@@ -511,7 +511,8 @@ def report(tasks: Sequence[Task] = TASKS) -> str:
         "Made by `make results`, one process of one thread a run, two side by side; a figure is the "
         "interquartile mean over seeds (their number in brackets) of the mean return of the last 100 "
         "training episodes at the task's last step. *Score*: of our default, (return - random) / "
-        "(reference - random). *Difference*: to rl-zoo's settings, or SB3's where it has "
+        "(reference - random), *no scale* where the reference is no better than random. "
+        "*Difference*: to rl-zoo's settings, or SB3's where it has "
         f"none, with 95 % intervals. *Played*: what final policies return without exploration, {PLAYED} "
         "episodes of each seed.",
         "",
@@ -569,8 +570,12 @@ def _in_all(rows: Sequence[tuple[Task, dict[str, Any], dict[str, float]]]) -> It
             f"* Beside {title}, on {len(values)} tasks that judge: median score "
             f"{statistics.median(values):.2f}, at least {WELL} on {well} ({well / len(values):.0%}); "
             f"interquartile mean of {sum(map(len, each))} runs {interquartile_mean(np.concatenate(each)):.2f}"
-            f" ({low:.2f} … {high:.2f}).{note}"
+            f" ({low:.2f} … {high:.2f}: over our seeds, the reference taken as it is, of one seed mostly)."
+            f"{note}"
         )
+        behind = [task.label for task, _, scores in rows if scores.get(other, math.nan) < WELL]
+        if behind:
+            yield f"* Behind {title} (a score below {WELL}), on all tasks: {', '.join(behind)}."
     intervals = [
         difference_interval(ours, others)
         for _, found, _ in rows
@@ -616,7 +621,10 @@ def _row(task: Task, found: Mapping[str, Any], scores: Mapping[str, float]) -> s
         low, high = difference_interval(ours, others)
         return f"{low:,.1f} … {high:,.1f}"
 
-    shown = [f"{scores[other]:.2f}" if other in scores else "–" for other in ("sb3", "zoo")]
+    shown = [
+        "–" if other not in scores else f"{scores[other]:.3f}" if math.isfinite(scores[other]) else "no scale"
+        for other in ("sb3", "zoo")
+    ]
     cells = [task.name, task.algorithm, f"{task.steps:,}", f"{found['random']:,.2f}"]
     cells += [cell(contender) for contender in CONTENDERS]
     cells += [*shown, f"{beside('default')}; {beside('preset')}"]
