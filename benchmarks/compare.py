@@ -322,7 +322,7 @@ def computes_text(facts: dict[str, Any]) -> str:
         if facts["network"].startswith("nature") and policy.get("convolutions") == "bfloat16":
             text += ", convolutions bfloat16"
         native = os.environ.get("TIDEMILL_NATIVE") or policy.get("native", "off")
-        if facts["network"].startswith("mlp") and native != "off":
+        if facts["network"].startswith("mlp") and native not in ("off", "auto"):  # undecided: numpy
             text += f", native core {native}"
     return text
 
@@ -336,8 +336,10 @@ def train_tidemill(work: Work, seconds: float, seed: int, folder: Path) -> Run:
     def look() -> None:
         while not done.wait(pairs.LOOK):
             steps, at = pairs.so_far(folder / "run")
-            # less: its workers have ended
-            if at >= warm and (used := pairs.processor_seconds(os.getpid())) > (seen or [(0, 0.0)])[-1][1]:
+            if at < warm or (seen and steps <= seen[-1][0]):
+                continue
+            used = pairs.processor_seconds(os.getpid())
+            if not seen or used > seen[-1][1]:  # less: its workers have ended
                 seen.append((steps, used))
 
     watcher = threading.Thread(target=look, daemon=True)

@@ -236,6 +236,15 @@ def test_who_plays_gets_versions_from_the_trainer_that_takes_its_samples():
         watcher=(2, Port("p", "subscribe")),
         trainer=(2, CONSUME, Port("p", "publish")),
     )
+    asked = joined(
+        first=(1, PRODUCE, asks("p")),
+        second=(1, PRODUCE, asks("p")),
+        server=(2, serves("p"), Port("p", "subscribe")),
+        trainer=(2, CONSUME, Port("p", "publish")),
+    )
+    for number, asker in enumerate(("first-0", "second-0")):
+        (server,) = asked[f"requests/i/{asker}/p"][1]
+        assert asked[f"parameters/p/trainer-{number}"] == (f"trainer-{number}", (server,))
     assert edges["samples/x/first-0/0/trainer-0"] and edges["samples/x/second-0/0/trainer-1"]
     assert edges["parameters/p/trainer-0"] == ("trainer-0", ("first-0", "watcher-0"))
     assert edges["parameters/p/trainer-1"] == ("trainer-1", ("second-0", "watcher-1"))

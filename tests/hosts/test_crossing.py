@@ -88,16 +88,24 @@ def test_a_host_that_leaves_does_not_wait_for_what_others_write() -> None:
     assert not crossing.drained()
 
 
-def test_what_is_given_back_waits_for_cells_in_lockstep_alone() -> None:
-    """Else hosts behind a lost one, that handed cells on to them, would stand still."""
+def test_what_is_given_back_waits_for_no_cell_that_a_lost_host_hands_on_but_in_lockstep() -> None:
+    """Else all hosts behind it would stand still until another one does."""
     cell: Any = SimpleNamespace()
-    wire: Any = None
-    for lockstep, after in (([EDGES[1].name], [cell]), ([], [])):
-        crossing = Crossing(wire, EDGES, PLACES, "runner", {}, {}, lockstep)
-        channel: Any = SimpleNamespace(after=[])
-        crossing._channels, crossing._cells = {1: channel}, {"t-0": {2: cell}}
+    wire: Any = SimpleNamespace(do=lambda task: task())
+    places = {f"a{i}": f"h{i}" for i in range(7)}
+    edges = [
+        Edge("parameters/p/a0", "cell", "a0", tuple(places)[1:]),
+        *(Edge(f"samples/s/a{i}/0/a0", "channel", f"a{i}", ("a0",)) for i in (2, 5)),
+    ]
+    for lockstep, after in (([], []), ([edge.name for edge in edges[1:]], [cell])):
+        crossing = Crossing(wire, edges, places, "h0", {h: h for h in places.values()}, {}, lockstep)
+        near, behind = SimpleNamespace(after=None), SimpleNamespace(after=None)
+        crossing._channels, crossing._cells = {1: near, 2: behind}, {"a0": {0: cell}}  # type: ignore[dict-item]
         crossing._order_releases()
-        assert channel.after == after
+        assert near.after == behind.after == [cell]
+        assert crossing.way(2).before == "h5" and way(edges[0], places, "h5").before == "h1"
+        crossing.part("h1")
+        assert near.after == [cell] and behind.after == after
 
 
 class Side:

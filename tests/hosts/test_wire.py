@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ from tidemill.hosts.messages import (
     unpack,
     unpack_piece,
 )
+from tidemill.hosts.pumps import OutgoingChannel
 from tidemill.launchers.lost_samples import LostSamples
 
 
@@ -719,6 +722,25 @@ def test_a_release_waits_for_versions_of_a_cell_s_next_life_that_begin_lower(hos
     channel.consumer.release()
     until(lambda: channel.producer.free() == 4, *hosts)
     assert new.reader.newest() == 101
+
+
+def test_what_is_given_back_waits_for_what_the_last_word_names_alone():
+    """A cell that is not to come is left out of it."""
+    freed = list[int]()
+    slots: Any = SimpleNamespace(release_read=freed.append)
+    outgoing = OutgoingChannel(0, 1, slots)
+    versions = {7: 3, 9: 0}
+    outgoing._release(1, ((7, 2), (9, 1)))
+    outgoing._release(3, ((7, 4), (9, 2)))
+    outgoing.settle(versions.__getitem__)
+    assert freed == []
+    outgoing._release(4, ((7, 3),))
+    outgoing._release(5, ((7, 4),))
+    outgoing.settle(versions.__getitem__)
+    assert freed == [4]
+    versions[7] = 4
+    outgoing.settle(versions.__getitem__)
+    assert freed == [4, 1]
 
 
 def test_a_cell_is_taken_on_from_whoever_hands_it_on_next(hosts):

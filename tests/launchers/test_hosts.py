@@ -203,6 +203,7 @@ def test_in_lockstep_policy_workers_stand_where_they_have_the_newest_version() -
     assert place(experiment(trainers=2, servers=1), cores, two)["server-0"] == "runner"
     together = experiment(servers=1).replace(together=("actor", "server"))
     assert place(together, {"runner": 1, "b": 8, "c": 8})["server-0"] == "runner"  # and actor-0 with it
+    assert place(together, {"runner": 1, "b": 8, "c": 8}, {"trainer": "c"})["server-0"] == "c"
     for chosen in ({"server": "b"}, {"server": "c", **two, "actor-0": "b"}):
         with pytest.raises(ConfigError, match=r"server-0 stands on host ., trainer-0 on runner: with max"):
             place(experiment(servers=1, trainers=2 if "trainer-1" in chosen else 1), cores, chosen)
@@ -215,6 +216,9 @@ def test_the_actor_of_an_exact_replay_memory_stands_with_its_trainer() -> None:
     cores = {"runner": 1, "b": 8}
     assert place(made, cores) == {"actor-0": "runner", "trainer-0": "runner"}
     assert set(place(made, cores, {"actor": "b", "trainer": "b"}).values()) == {"b"}
+    assert set(place(made, cores, {"trainer": "b"}).values()) == {"b"}  # or where its GPU is
+    there = made.replace(workers={"actor": actor, "trainer": trainer.replace(device="cuda")})
+    assert set(place(there, cores, gpus={"b": 1}).values()) == {"b"}
     with pytest.raises(
         ConfigError, match=r"actor-0 stands on host b, trainer-0 on runner: with exact = True"
     ):

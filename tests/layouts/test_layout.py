@@ -735,6 +735,28 @@ def test_layers_are_computed_by_what_all_hosts_have(kept: Path, monkeypatch: pyt
     assert "policy: native = avx2" in found.note
 
 
+@pytest.mark.parametrize(("there", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_convolutions_are_in_bfloat16_where_all_hosts_have_that(
+    there: bool, expected: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Experiment] = []
+
+    def probe(made: Experiment, source: Path | None) -> Costs:
+        asked.append(made)
+        best = {"policy": {"convolutions": "bfloat16"}} if len(asked) == 1 else {}
+        return msgspec.structs.replace(CARTPOLE, decided=best)
+
+    monkeypatch.setattr(arranging, "probe", probe)
+    has = ("avx512_bf16", "ONEDNN_MAX_CPU_ISA=None")
+    own = msgspec.structs.replace(own_kind(), instructions=has)
+    other = msgspec.structs.replace(own, instructions=(*has, "amx") if there else has[1:])
+    measured = {"b": ProbeAnswer(json.dumps({"measured": msgspec.to_builtins(CARTPOLE)}).encode())}
+    hosts = [GivenHost("runner", 2, own), GivenHost("b", 2, other)]
+    made = experiment().replace(policies={"policy": ActorCritic(convolutions="auto")})
+    found = lay_out(made, None, hosts=hosts, measure=lambda *_: measured)
+    assert found.experiment.policies["policy"].convolutions == expected
+
+
 @pytest.mark.parametrize(
     ("setting", "file"),
     [

@@ -107,7 +107,7 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     ):
         native.Kernels(tmp_path / building.LIBRARY)
     monkeypatch.undo()
-    build(tmp_path)
+    build(tmp_path, "-O0")
     assert native.Kernels(tmp_path / building.LIBRARY) and not (tmp_path / building.WHY).exists()
 
 

@@ -41,7 +41,7 @@ ROUGH: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2}  # products of 10 bits (TF3
 
 def twice(config: Any, spaces: Spaces) -> tuple[Any, Any]:
     """The same policy on the processor and on the GPU."""
-    plain, other = config.build(spaces, 0), config.build_on(GPU, spaces, 0)
+    plain, other = config.to_play().build(spaces, 0), config.build_on(GPU, spaces, 0)
     stir(plain)
     other.load(plain.parameters(), 3)
     return plain, other

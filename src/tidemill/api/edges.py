@@ -303,13 +303,16 @@ def _join_parameters(
             f'policy "{stream}" is published by {_names(sources)}; one group of trainers per policy'
         )
     # Equal trainers publish the same weights, each to its share of those who play them:
-    # to those whose samples it takes, so that over hosts, too, who is given one back in
-    # lockstep has the version that was published before.
+    # to those whose samples it takes, and who answer these, so that over hosts, too, who
+    # is given a sample back has the version that was published before.
     trainers = [source for source, _ in sources]
     takers: dict[str, str] = {}
     for edge in edges:
         if edge.stream.startswith("samples/") and edge.targets[0] in trainers:
             takers.setdefault(edge.source, edge.targets[0])
+    for edge in edges:
+        if edge.stream.startswith("requests/") and edge.source in takers:
+            takers.setdefault(edge.targets[0], takers[edge.source])
     shares: dict[str, dict[str, None]] = {trainer: {} for trainer in trainers}
     for target, _ in targets:
         shares[takers.get(target, trainers[number(target) % len(trainers)])][target] = None

@@ -14,9 +14,12 @@ def allow_descriptors(more: int, what: str, fewer: str) -> None:
     far."""
     import resource  # no module of every system's
 
-    opened = len(os.listdir("/proc/self/fd"))
-    needed = opened + more + _SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        opened = len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even that can be opened
+        opened = soft
+    needed = opened + more + _SPARE
     if 0 <= hard < needed:
         raise ConfigError(
             f"this needs {needed:,} open files ({more:,} of {what}, {opened:,} that are open, {_SPARE} to "

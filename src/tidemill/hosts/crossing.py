@@ -310,7 +310,9 @@ class Crossing:
         for (_, other), outgoing in self._outgoing.items():
             if other == host:
                 outgoing.arrived = True  # no worker's word waits for it
-        return self.agents.pop(host, None)
+        agent = self.agents.pop(host, None)
+        self._wire.do(self._order_releases)
+        return agent
 
     def drained(self) -> bool:
         """True when the other hosts have all that workers of this one have committed. For
@@ -344,15 +346,25 @@ class Crossing:
         self._order_releases()
 
     def _order_releases(self) -> None:
-        """Have no release in lockstep overtake the cells that its worker wrote before.
-        Others wait for no cell, which may be away with a host that hands it on."""
+        """Have no release overtake the cells that its worker wrote before. Where it is
+        not in lockstep, it does not wait for those that a lost host hands on."""
         for number, channel in self._channels.items():
-            if (edge := self.edges[number]).name not in self._lockstep:
-                continue
+            edge = self.edges[number]
             reader = next(target for target in edge.targets if self.places[target] == self.host)
-            there = self.places[edge.source]
+            there, lockstep = self.places[edge.source], edge.name in self._lockstep
             channel.after = [
                 cell
                 for written, cell in self._cells.get(reader, {}).items()
                 if any(self.places[target] == there for target in self.edges[written].targets)
+                and (lockstep or self._reaches(written, there))
             ]
+
+    def _reaches(self, number: int, host: str) -> bool:
+        """Return whether none of the hosts next to this one is lost that hand a cell on
+        to a host."""
+        before = way(self.edges[number], self.places, host).before
+        while before and before != self.host:
+            if before not in self.agents:
+                return False
+            before = way(self.edges[number], self.places, before).before
+        return True

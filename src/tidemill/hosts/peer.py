@@ -388,7 +388,8 @@ class Peer:
             silent = self._control.answered and time_now - self.heard > SILENCE_S
             for number, line in enumerate(self.lines if self.joined else self.lines[:1]):
                 if line.session == 0:
-                    self.call(line)
+                    if time_now >= self._next_call[number]:
+                        self.call(line)
                 elif why := line.connection.lost():
                     wait = 0.0 if line.answered else LEASE_S
                     self.lost, line.answered = why, False

@@ -179,13 +179,14 @@ class OutgoingChannel(Outgoing):
             self._released.append((released, after))
 
     def settle(self, version_of: Callable[[int], int]) -> None:
-        while self._released:
-            released, after = self._released[0]
-            if any(version_of(cell) < version for cell, version in after):
+        # the last one says all that is to be waited for: what is not to come is left out
+        for number, (released, after) in reversed([*enumerate(self._released, 1)]):
+            if all(version_of(cell) >= version for cell, version in after):
+                self._slots.release_read(released - self._freed)
+                self._freed = released
+                for _ in range(number):
+                    self._released.popleft()
                 return
-            self._slots.release_read(released - self._freed)
-            self._freed = released
-            self._released.popleft()
 
 
 class OutgoingCell(Outgoing):

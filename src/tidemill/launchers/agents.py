@@ -626,7 +626,7 @@ class Agents:
             agent.share = share.host
             yield from self._join(agent)
             share.agent = agent
-        except RunError as error:
+        except (RunError, ConfigError) as error:  # who cannot be let in, for want of open files, either
             share.refused.add(holder)
             share.lost = str(error)
             if agent is not None and agent.name in self.known:

@@ -40,12 +40,19 @@ def place(
     slowest = max(paces.values(), default=0.0)
     configs, free = dict(experiment.members()), dict(hosts)
     taken = _Gpus(configs, {host: (gpus or {}).get(host, 0) for host in hosts})
-    lockstep = _Lockstep(experiment, configs)
+    lockstep, granted = _Lockstep(experiment, configs), _granted_in_turn(experiment, configs)
     askers = lockstep.askers
 
     def stays(worker: str) -> bool:
         sums = any(port.role == "sum" for port in configs[worker].ports())
         return not isinstance(configs[worker], ActorConfig) and not (sums and number(worker))
+
+    def leaders_of(names: Sequence[str]) -> list[str]:
+        return [*filter(None, map(granted.get, names)), *lockstep.leaders(names)]
+
+    def follows(names: Sequence[str]) -> bool:
+        led = lockstep.answers_others(names) or not granted.keys().isdisjoint(names)
+        return led and {*leaders_of(names)}.isdisjoint(names)
 
     places: dict[str, str] = {}
 
@@ -53,8 +60,8 @@ def place(
         taken.take(names, host)
         places.update(dict.fromkeys(names, host))
 
-    granted = _granted_in_turn(experiment, configs)
-    with_runner, serve, spread = list[list[str]](), list[list[str]](), list[list[str]]()
+    with_runner, spread = list[list[str]](), list[list[str]]()
+    led, serve = list[list[str]](), list[list[str]]()
     said = _hosts_said(experiment, hosts, chosen or {})
     for names in experiment.processes():
         if names[0] in said:
@@ -63,9 +70,10 @@ def place(
             stand(names, host)
         elif all(name in askers for name in names):
             serve.append(names)
+        elif follows(names):
+            led.append(names)
         else:
-            first = any(stays(name) or name in granted for name in names) or lockstep.answers_others(names)
-            (with_runner if first else spread).append(names)
+            (with_runner if any(map(stays, names)) else spread).append(names)
     for names in with_runner:
         host = taken.able(names)[0]
         free[host] -= 1
@@ -81,6 +89,12 @@ def place(
                 free[host],
             ),
         )
+        free[host] -= 1
+        stand(names, host)
+    for names in led:
+        able = taken.able(names)
+        with_them = [places[trainer] for trainer in leaders_of(names)]
+        host = next((host for host in with_them if host in able), able[0])
         free[host] -= 1
         stand(names, host)
     for names in serve:
@@ -188,6 +202,10 @@ class _Lockstep:
         process, have to stand; none where they may stand with those that ask them."""
         wrong = [name for name in names if name in self._publishers and not self._may_be_asked(name, places)]
         return [places[trainer] for name in wrong for trainer in sorted(self._publishers[name])]
+
+    def leaders(self, names: Sequence[str]) -> list[str]:
+        """Return the trainers whose versions any of these workers plays."""
+        return sorted(set().union(*(self._publishers.get(name, set()) for name in names)))
 
     def answers_others(self, names: Sequence[str]) -> bool:
         """Return whether others than these workers, of one process, ask any of them."""

@@ -257,18 +257,25 @@ def _as_chosen(experiment: Experiment, layout: Layout, besides: list[str]) -> La
 
 # ---- costs -----------------------------------------------------------------------------
 
+_BFLOAT16 = {"avx512_bf16", "ONEDNN_MAX_CPU_ISA=None"}  # of a host's kind that computes in it
+
 
 def _costs_here(experiment: Experiment, source: Path | None, hosts: Sequence[GivenHost], anew: bool) -> Costs:
     """Return the costs on this machine. Where the native core is to compute layers, they
-    are those of an instruction set that all hosts have: all compute the same bits."""
+    are those of an instruction set that all hosts have, and convolutions are computed in
+    bfloat16 only where all hosts have that: all compute the same bits."""
     costs = costs_of(experiment, source, anew)
     least = [host.kind.native[-1] for host in hosts]
     order = ("off", *INSTRUCTION_SETS)
+    everywhere = all({*host.kind.instructions} >= _BFLOAT16 for host in hosts)
+
+    def of_all(name: str, value: str) -> str:
+        if name == "native" and least:
+            return min(value, *least, key=order.index)
+        return "float32" if (name, value) == ("convolutions", "bfloat16") and not everywhere else value
+
     common = {
-        policy: {
-            name: min(value, *least, key=order.index) if name == "native" and least else value
-            for name, value in settings.items()
-        }
+        policy: {name: of_all(name, value) for name, value in settings.items()}
         for policy, settings in costs.decided.items()
     }
     if common == costs.decided:

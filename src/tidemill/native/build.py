@@ -47,7 +47,7 @@ def build(folder: Path, *flags: str) -> Path:
         library = _build(folder, flags)
     except CannotCompile as error:
         with suppress(OSError):
-            (folder / WHY).write_text(str(error))
+            (folder / WHY).write_text(str(error), encoding="utf-8", errors="replace")
         raise
     (folder / WHY).unlink(missing_ok=True)
     return library

@@ -22,7 +22,7 @@ VERSION = 12
 """Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
-_MOST_TOLD = 1000  # characters of what a compiler has said
+_MOST_TOLD = 3000  # characters of what a compiler has said
 
 Floats = NDArray[np.float32]
 
@@ -243,7 +243,7 @@ SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
 def _why_not(path: Path) -> str:
     """Return why there is no library at `path`, as far as its build has left it."""
     try:
-        with path.with_name(WHY).open(errors="replace") as file:
+        with path.with_name(WHY).open(encoding="utf-8", errors="replace") as file:
             return " ".join(file.read(_MOST_TOLD).split())
     except OSError:
         return "no C compiler was found at installation"

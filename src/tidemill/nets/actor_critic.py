@@ -71,7 +71,8 @@ class ActorCritic(NativeSetting, BytesSetting):
     convolutions: Literal["auto", "float32", "bfloat16"] = "float32"
     """What the convolutions compute in; weights, heads and Adam are float32 always.
     bfloat16 is up to twice as fast on a CPU that supports it, and slower on some; on one
-    that does not, a run that names it is refused, and playing what it trained is not.
+    that does not, a run that names it is refused (one on a GPU, too, whose actors play on
+    such a CPU), and playing what it trained is not.
     With ``auto`` the faster one is measured before processes start, and written into the
     run's configuration; without a measurement it is bfloat16 where that is there."""
     shared_critic: bool | None = None

@@ -363,7 +363,9 @@ def load_fixed(experiment: Experiment, policy: str, fixed: Fixed, spaces: Spaces
     untrained one is built anew, from `seed`."""
     config = experiment.policies[policy]
     parameters, version = (
-        (config.build(spaces, seed).parameters(), 0) if fixed.file is None else read_weights(Path(fixed.file))
+        (config.to_play().build(spaces, seed).parameters(), 0)
+        if fixed.file is None
+        else read_weights(Path(fixed.file))
     )
     try:
         return LoadedPolicy(
