@@ -211,3 +211,22 @@ def test_what_a_crash_would_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> No
     is_updated(first, 32, 3_200)
     progress.note_saved(second, 1_500, 15)
     assert progress.crash_cost == (5.0, 100)
+
+
+def test_what_only_the_last_checkpoint_tells_of_is_counted_once():
+    """A trainer that dies behind its last update, and before it has told it, leaves its
+    next life none to tell of."""
+    progress = Progress()
+    progress.begin(experiments.cartpole())
+    progress.count(update(99))
+    progress.recorded = True
+    progress.note_saved("policy", progress.steps, 99)
+    progress.count_saved()
+    assert progress.recorded and progress.updates == 99
+    progress.note_saved("policy", progress.steps + 64, 100)
+    progress.count_saved()
+    record = progress.record({})
+    assert (record["update"], progress.updates) == (100.0, 100) and record["step"] == progress.steps > 0
+    progress.go_back(Progress(updates=40, steps=2_000), Progress(), ["policy"])  # from damaged ones
+    progress.count_saved()
+    assert (progress.updates, progress.steps) == (40, 2_000)

@@ -195,6 +195,7 @@ class Controller:
         finally:
             interrupts.armed = False
             self._close_launcher()
+            self.state.progress.count_saved()
             self._recorder.record_rest()
 
     def _close_launcher(self) -> None:

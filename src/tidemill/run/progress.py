@@ -115,6 +115,13 @@ class Progress:
         the disk."""
         self.saved[policy] = awake(), steps, updates
 
+    def count_saved(self) -> None:
+        """Count the updates that only a checkpoint tells of: whoever had done them died
+        before it had told them, and its next life had none left to do."""
+        for _, steps, updates in self.saved.values():
+            if updates > self.updates:
+                self.steps, self.updates, self.recorded = max(self.steps, steps), updates, False
+
     def pause(self) -> None:
         """Note that the run is paused: nothing is added to what a crash would cost."""
         if self.paused_at is None:
@@ -198,6 +205,8 @@ class Progress:
             self.stage, self.episodes, self.rounds = point.stage, point.episodes, point.rounds
             self.measured, self.metrics = point.measured, point.metrics
         for policy in policies:
+            if (saved := self.saved.get(policy)) is not None and saved[2] > point.updates:
+                self.saved[policy] = saved[0], point.steps, point.updates
             points = self.checkpoint_episodes[policy] = point.checkpoint_episodes.get(policy, [])
             if self.windows is not None:
                 self.windows.clear(policy)
