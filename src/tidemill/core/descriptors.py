@@ -5,6 +5,7 @@ import os
 from tidemill.core.errors import ConfigError
 
 _SPARE = 60  # for what is opened for a while
+_MOST_LOOKED_AT = 1 << 16
 
 
 def allow_descriptors(more: int, what: str, fewer: str) -> None:
@@ -17,8 +18,8 @@ def allow_descriptors(more: int, what: str, fewer: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         opened = len(os.listdir("/proc/self/fd"))
-    except OSError:  # not even that can be opened
-        opened = soft
+    except OSError:  # there is no /proc, or not even that can be opened
+        opened = sum(map(_is_open, range(soft if 0 <= soft < _MOST_LOOKED_AT else _MOST_LOOKED_AT)))
     needed = opened + more + _SPARE
     if 0 <= hard < needed:
         raise ConfigError(
@@ -28,3 +29,11 @@ def allow_descriptors(more: int, what: str, fewer: str) -> None:
     if soft < needed:
         most = 2 * needed  # some are closed a while after others that take their place were opened
         resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard < 0 else min(most, hard), hard))
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
