@@ -14,21 +14,25 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Its native core is compiled without optimisation, in a tenth of the time."""
-    folder = tmp_path_factory.mktemp("wheel")
-    quick = folder / "quick-cc"
-    quick.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
-    quick.chmod(0o755)
+def build(folder, compiler):
+    """Return the wheel that is made in `folder` where the compiler is this script."""
+    script = folder / "its-cc"
+    script.write_text(f"#!/bin/sh\n{compiler}\n")
+    script.chmod(0o755)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT],
-        env={**os.environ, "CC": str(quick)},
+        env={**os.environ, "CC": str(script)},
         check=True,
         timeout=240,
     )
     (built,) = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Its native core is compiled without optimisation, in a tenth of the time."""
+    return build(tmp_path_factory.mktemp("wheel"), 'exec cc "$@" -O0')
 
 
 def test_the_metadata_say_who_what_and_under_which_licence_and_no_link_leads_into_a_checkout(wheel):
@@ -56,16 +60,7 @@ def test_the_metadata_say_who_what_and_under_which_licence_and_no_link_leads_int
 
 
 def test_a_wheel_whose_compiler_failed_says_what_it_said(tmp_path):
-    broken = tmp_path / "broken-cc"
-    broken.write_text('#!/bin/sh\necho "this compiler is broken" >&2; exit 1\n')
-    broken.chmod(0o755)
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT],
-        env={**os.environ, "CC": str(broken)},
-        check=True,
-        timeout=240,
-    )
-    (built,) = tmp_path.glob("*.whl")
+    built = build(tmp_path, 'echo "this compiler is broken" >&2; exit 1')
     with ZipFile(built) as archive:
         archive.extractall(tmp_path / "site")
     told = subprocess.run(

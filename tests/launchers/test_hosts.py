@@ -378,17 +378,22 @@ def test_next_lives_that_cannot_be_ordered_are_none(tmp_path: Path) -> None:
     assert launcher._lives["actor-0"] == 0 and not share.links and told == []
 
 
-def test_the_user_s_code_reaches_a_host_without_it_and_logs_come_back(hidden: Path) -> None:
-    (hidden / "own.py").write_text(OWN_FILE)
-    (hidden / "its_environment.py").write_text(ITS_ENVIRONMENT)
+def train_own_file(hidden: Path) -> subprocess.CompletedProcess[str]:
+    """Have a host that does not see the folder train with `own.py` of it."""
     words = ["train", "own.py:experiment", "--launch", f"{LAUNCHERS}:BlindHost", "--layout", "given"]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "tidemill.cli.main", *words, "--run-dir", "run"],
         cwd=hidden,
         capture_output=True,
         text=True,
         timeout=240,
     )
+
+
+def test_the_user_s_code_reaches_a_host_without_it_and_logs_come_back(hidden: Path) -> None:
+    (hidden / "own.py").write_text(OWN_FILE)
+    (hidden / "its_environment.py").write_text(ITS_ENVIRONMENT)
+    done = train_own_file(hidden)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = {path.name: path.read_text() for path in (hidden / "run" / "logs").iterdir()}
     assert sorted(logs) == [f"actor-{i}.log" for i in range(4)]  # of both hosts, and no other file
@@ -404,14 +409,7 @@ def test_a_module_that_is_installed_on_the_runner_s_host_alone_is_named(
     (hidden / "own.py").write_text(f"import only_here\n{OWN_FILE}")
     (hidden / "its_environment.py").write_text(ITS_ENVIRONMENT)
     monkeypatch.setenv("PYTHONPATH", str(packages))
-    words = ["train", "own.py:experiment", "--launch", f"{LAUNCHERS}:BlindHost", "--layout", "given"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tidemill.cli.main", *words, "--run-dir", "run"],
-        cwd=hidden,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = train_own_file(hidden)
     (error,) = done.stderr.splitlines()
     assert done.returncode == 1 and error.startswith("error: host b cannot start its workers: ")
     assert "No module named 'only_here'; what is installed here must be installed there" in error

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
-from tidemill.api.edges import group_of, number
+from tidemill.api.edges import Edge, group_of, number
 from tidemill.api.experiment import Experiment
 from tidemill.api.worker import WorkerConfig
 from tidemill.core.errors import ConfigError, did_you_mean
@@ -40,7 +40,8 @@ def place(
     slowest = max(paces.values(), default=0.0)
     configs, free = dict(experiment.members()), dict(hosts)
     taken = _Gpus(configs, {host: (gpus or {}).get(host, 0) for host in hosts})
-    lockstep, granted = _Lockstep(experiment, configs), _granted_in_turn(experiment, configs)
+    edges = experiment.edges()
+    lockstep, granted = _Lockstep(edges, configs), _granted_in_turn(edges, configs)
     askers = lockstep.askers
 
     def stays(worker: str) -> bool:
@@ -156,12 +157,12 @@ def _named(devices: Iterable[str]) -> set[int]:
     return {int(device[5:]) for device in devices if device.startswith("cuda:")}
 
 
-def _granted_in_turn(experiment: Experiment, configs: Mapping[str, WorkerConfig]) -> dict[str, str]:
+def _granted_in_turn(edges: Iterable[Edge], configs: Mapping[str, WorkerConfig]) -> dict[str, str]:
     """Return the trainer that grants steps in turn (`ReplayTrainer.exact`) to each worker
     that is granted them so."""
     return {
         edge.targets[0]: edge.source
-        for edge in experiment.edges()
+        for edge in edges
         if edge.name.startswith("credits/")
         and any(port.role == "grant" and port.in_turn for port in configs[edge.source].ports())
     }
@@ -179,11 +180,11 @@ class _Lockstep:
     askers: the workers that ask each policy worker
     """
 
-    def __init__(self, experiment: Experiment, configs: Mapping[str, WorkerConfig]) -> None:
+    def __init__(self, edges: Iterable[Edge], configs: Mapping[str, WorkerConfig]) -> None:
         self.askers: dict[str, list[str]] = {}
         self._publishers: dict[str, set[str]] = {}  # of the versions that each policy worker plays
         takers: dict[str, set[str]] = {}  # of each worker's samples
-        for edge in experiment.edges():
+        for edge in edges:
             kind = edge.name.split("/")[0]
             if kind == "requests":
                 self.askers.setdefault(edge.targets[0], []).append(edge.source)
