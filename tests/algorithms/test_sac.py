@@ -11,6 +11,7 @@ from torch.nn import functional
 from tidemill.algorithms.action_value_formulas import differentiate_actor, soft_values
 from tidemill.algorithms.sac import SAC
 from tidemill.api.algorithm import Sample
+from tidemill.api.schedule import LinearSchedule
 from tidemill.api.spaces import Box, Discrete, Spaces
 from tidemill.core.errors import ConfigError, RunError
 from tidemill.core.schema import allocate
@@ -253,7 +254,17 @@ def test_a_step_is_that_of_torchs_adam_down_the_papers_losses():
 def test_a_temperature_that_is_not_learnt_stays():
     learner = learner_of(SAC(learn_temperature=False, temperature=0.2))
     for i in range(3):
-        assert learner.update([sample_of(i)], 0.0)["temperature"] == pytest.approx(0.2)
+        assert learner.update([sample_of(i)], 0.0)["temperature"] == 0.2
+
+
+def test_a_temperature_may_follow_a_schedule_where_it_is_not_learnt():
+    config = SAC(learn_temperature=False, temperature=LinearSchedule(0.4, 0.1, to_step=300))
+    learner = learner_of(config)
+    told = []
+    for steps in (0, 100, 300, 900):
+        learner.config = config.at(steps, 0.0)
+        told.append(learner.update([sample_of()], 0.0)["temperature"])
+    assert told == pytest.approx([0.4, 0.3, 0.1, 0.1])
 
 
 def test_a_restored_learner_goes_on_exactly():
@@ -274,6 +285,7 @@ def test_it_tells_what_it_said_it_measures():
 
 REFUSED = {
     "target_rate = 0 is not between": lambda: SAC(target_rate=0),
+    "set learn_temperature to False, or": lambda: SAC(temperature=LinearSchedule(1, 0.5)),
     "take a SquashedGaussian": lambda: SAC().build(
         QNetwork().build(Spaces(Box((3,), "float32"), Discrete(2)), 0), 0
     ),

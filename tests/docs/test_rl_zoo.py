@@ -27,6 +27,9 @@ KEYS = {
     "SAC, TD3": """buffer_size batch_size ent_coef train_freq gradient_steps tau learning_starts use_sde
         log_std_init use_expln use_sde_at_warmup replay_buffer_class replay_buffer_kwargs noise_type
         noise_std""",
+    "Missing algorithms": """alive_bonus_offset delta_std n_delta n_top zero_policy cg_damping cg_max_steps
+        n_critic_updates sub_sampling_factor top_quantiles_to_drop_per_net goal_selection_strategy
+        max_episode_length model_class n_sampled_goal online_sampling""",
 }
 
 
@@ -104,5 +107,9 @@ def test_their_names_are_answered_by_ours() -> None:
         tidemill.train("CartPole-v1", policy_kwargs={"net_arch": [64, 64]})
     with pytest.raises(ConfigError, match=r"policy = 'MlpPolicy' is not needed here: the network follows"):
         tidemill.train("CartPole-v1", policy="MlpPolicy")
+    with pytest.raises(
+        ConfigError, match="PPO has no setting cg_damping; it is TRPO's, which is missing here"
+    ):
+        tidemill.PPO(cg_damping=0.1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="PPO has no setting use_rms_prop; Adam is the only optimiser"):
         tidemill.PPO(use_rms_prop=True)  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tidemill
-from tidemill import Gymnasium, PettingZoo
+from tidemill import Atari, Gymnasium, PettingZoo
 from tidemill.core.errors import ConfigError
 from tidemill.core.user_code_loading import load_attribute
 from tidemill.presets.base import Presets
@@ -44,6 +44,13 @@ def test_what_learns_at_each_step_begins_soon_and_has_one_lane(algorithm):
     eight episodes with what one had learnt."""
     workers = experiment_for("Hopper-v5", Gymnasium(id="Hopper-v5"), algorithm).workers
     assert (workers["actor"].lanes, workers["trainer"].buffer.warm_up) == (1, 100)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "qrdqn"])
+def test_a_replay_memory_of_atari_games_keeps_single_frames(algorithm):
+    """Stacks of four would take four times the memory."""
+    name = "ALE/Pong-v5"
+    assert experiment_for(name, Atari(id=name), algorithm).workers["trainer"].buffer.frame_stack == 4
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])

@@ -11,11 +11,13 @@ from tidemill import ActorCritic, train
 from tidemill.envs.plain_gymnasium import Gymnasium
 from tidemill.native import library
 from tidemill.native.library import VARIABLE
+from tidemill.nets.q_network import QNetwork
+from tidemill.nets.squashed_gaussian import SquashedGaussian
 from tidemill.presets.off_policy import DQN_PRESETS
 from tidemill.presets.ppo import ppo
 from tidemill.remote.openenv import OpenEnv
 from tidemill.remote.rest_config import Rest
-from tidemill.run.start_remarks import remarks
+from tidemill.run.start_remarks import numpy_instead, remarks
 from tidemill.training.experiment_from import with_settings
 from tidemill.training.replay_slots import with_slots
 
@@ -61,6 +63,24 @@ def test_which_setting_keeps_a_policy_out_of_the_core_is_told(with_core):
     assert told.endswith("the native core has no sde_steps = 4")
     (told,) = remarks(replace(experiment, policies={"policy": ActorCritic(layer_norm=True)}))
     assert told.endswith("the native core has no layer_norm")
+
+
+@pytest.mark.parametrize(
+    ("policy", "slow"),
+    [
+        (QNetwork(quantiles=25), "quantiles = 25"),
+        (QNetwork(atoms=51), "atoms = 51"),
+        (QNetwork(noise=0.5), "noise = 0.5"),
+        (SquashedGaussian(sde_steps=8), "sde_steps = 8"),
+    ],
+)
+def test_what_numpy_adds_to_layers_of_the_core_is_told(with_core, monkeypatch, policy, slow):
+    experiment = ppo("x", Gymnasium(id="Pendulum-v1"))
+    (told,) = numpy_instead(replace(experiment, policies={"policy": policy}))
+    assert told == f"numpy computes what {slow} of policy policy adds: the native core has its layers alone"
+    assert not list(numpy_instead(replace(experiment, policies={"policy": policy.replace(native="off")})))
+    monkeypatch.setenv(VARIABLE, "off")
+    assert not list(numpy_instead(replace(experiment, policies={"policy": policy})))
 
 
 def test_what_plays_on_a_server_without_slots_is_told_what_they_would_spare_it(with_core):

@@ -12,7 +12,7 @@ from tidemill.algorithms.adam import adam
 from tidemill.algorithms.twin_critics import TwinCriticLearner, TwinCritics
 from tidemill.api.algorithm import Algorithm
 from tidemill.api.policy import Policy
-from tidemill.api.schedule import number
+from tidemill.api.schedule import LinearSchedule, number
 from tidemill.core.config import acting
 from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Arrays
@@ -42,15 +42,24 @@ class SAC(TwinCritics):
     # α is learnt from its first value on
     changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon", "temperature"}
 
-    temperature: float = 1.0
-    """α at the start: the weight of the entropy beside the return."""
+    temperature: float | LinearSchedule = 1.0
+    """α at the start: the weight of the entropy beside the return. A schedule goes with
+    `learn_temperature` = False."""
     learn_temperature: bool = True
-    """Whether α is learnt; else it stays as it is."""
+    """Whether α is learnt; else it is `temperature` always."""
     target_entropy: float | None = acting(
         None, lambda sac: sac.learn_temperature, "with learn_temperature = False: α stays as it is"
     )
     """Entropy of the policy, in nats, that α is learnt to bring about, of actions scaled
     to [-1, 1]. None: minus the number of the action's elements."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learn_temperature and "temperature" in self.schedules:
+            raise ConfigError(
+                f"temperature = {self.temperature}, and learn_temperature = True learns it from its first "
+                "value on; set learn_temperature to False, or temperature to a number"
+            )
 
     def measures(self) -> tuple[str, ...]:
         return (
@@ -83,7 +92,8 @@ class SACLearner(TwinCriticLearner):
 
     def __init__(self, config: SAC, policy: SquashedGaussianPolicy, seed: int) -> None:
         super().__init__(config, policy, seed)
-        self.log_temperature = np.full(1, log(config.temperature), np.float32)
+        begun = log(number(config.temperature)) if config.learn_temperature else 0.0
+        self.log_temperature = np.full(1, begun, np.float32)
         self._of_temperature = np.zeros(1, np.float32)
         self._adams["temperature"] = adam(
             self.log_temperature, self._of_temperature, config.adam_epsilon, policy.kernels
@@ -96,8 +106,10 @@ class SACLearner(TwinCriticLearner):
 
     @property
     def temperature(self) -> float:
-        """The temperature α. One that is too large for a float is as large as can be, and
-        infinite in float32, so that the next step is left out."""
+        """The temperature α. A learnt one that is too large for a float is as large as
+        can be, and infinite in float32, so that the next step is left out."""
+        if not self.config.learn_temperature:
+            return number(self.config.temperature)
         return exp(min(float(self.log_temperature[0]), LARGEST))
 
     def _values(self, then: Floats) -> Floats:

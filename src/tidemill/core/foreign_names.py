@@ -17,6 +17,7 @@ FOREIGN_NAMES = {
     "gradient_steps": ("ratio",),
     "learning_starts": ("warm_up",),
     "lstm_hidden_size": ("width",),
+    "max_episode_length": ("max_episode_steps",),
     "max_grad_norm": ("max_gradient_norm",),
     "n_envs": ("lanes",),
     "n_epochs": ("epochs",),
@@ -41,9 +42,20 @@ FOREIGN_NAMES = {
 """By their name: our settings', the usual one first."""
 
 WITHOUT_NAMES = {
+    "alive_bonus_offset": "it is ARS's, which is missing here; take ppo",
+    "cg_damping": "it is TRPO's, which is missing here; take ppo",
+    "cg_max_steps": "it is TRPO's, which is missing here; take ppo",
+    "delta_std": "it is ARS's, which is missing here; take ppo",
     "enable_critic_lstm": "the critic always has a cell of its own",
+    "goal_selection_strategy": "it is of hindsight replay, which is missing here",
+    "model_class": "it is of hindsight replay, which is missing here",
+    "n_critic_updates": "it is TRPO's, which is missing here; take ppo",
     "n_critics": "there are always two",
+    "n_delta": "it is ARS's, which is missing here; take ppo",
+    "n_sampled_goal": "it is of hindsight replay, which is missing here",
+    "n_top": "it is ARS's, which is missing here; take ppo",
     "noise_type": "noise is normal; its deviation is exploration_noise",
+    "online_sampling": "it is of hindsight replay, which is missing here",
     "optimize_memory_usage": "an observation is always kept once",
     "optimizer_class": "Adam is the only optimiser",
     "optimizer_kwargs": "of the optimiser there are learning_rate and adam_epsilon",
@@ -52,8 +64,11 @@ WITHOUT_NAMES = {
     "(activation_fn)",
     "replay_buffer_class": "there are Replay and PrioritisedReplay; hindsight replay is missing",
     "replay_buffer_kwargs": "there are Replay and PrioritisedReplay; hindsight replay is missing",
+    "sub_sampling_factor": "it is TRPO's, which is missing here; take ppo",
+    "top_quantiles_to_drop_per_net": "it is TQC's, which is missing here; take sac",
     "use_expln": "deviations are always e to the power of what is learnt",
     "use_rms_prop": "Adam is the only optimiser",
     "use_sde_at_warmup": "steps before the first update are always the policy's",
+    "zero_policy": "it is ARS's, which is missing here; take ppo",
 }
 """Of their names that none of ours is for, what is so instead."""

@@ -29,6 +29,12 @@ class NativeSetting(PolicyConfig):
         return None
 
     @property
+    def beside_core(self) -> str | None:
+        """The setting, as it would be typed, of what numpy computes beside the core's
+        layers; None: there is no such."""
+        return None
+
+    @property
     def in_core(self) -> bool:
         """Whether the core has networks of this kind at all."""
         return self.beyond_core is None

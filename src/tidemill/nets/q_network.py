@@ -113,6 +113,14 @@ class QNetwork(ReplayNetwork):
                 "quantiles (25 to 200 are usual) with atoms = 1, or quantiles = 0"
             )
 
+    @property
+    def beside_core(self) -> str | None:
+        if self.noise:
+            return f"noise = {self.noise}"
+        if self.quantiles:
+            return f"quantiles = {self.quantiles}"
+        return f"atoms = {self.atoms}" if self.atoms > 1 else None
+
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         shape, encoder, image, _ = self.plan(spaces)
         fields = {name: Field(form, "float32") for name, (form, _) in shape.weights().items()}

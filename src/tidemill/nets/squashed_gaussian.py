@@ -50,6 +50,10 @@ class SquashedGaussian(BoundedActor):
     weight, and learnt from there."""
 
     @property
+    def beside_core(self) -> str | None:
+        return f"sde_steps = {self.sde_steps}" if self.sde_steps else None
+
+    @property
     def outputs(self) -> int:
         return 1 if self.sde_steps else 2
 

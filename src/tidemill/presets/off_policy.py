@@ -1,6 +1,7 @@
 """Experiments that train from a replay memory, by DQN, QR-DQN, SAC and TD3."""
 
 from functools import partial
+from typing import Any
 
 from tidemill.algorithms.dqn import DQN
 from tidemill.algorithms.qr_dqn import QRDQN
@@ -73,6 +74,21 @@ actor_learning = partial(
     off_policy, buffer=Replay(capacity=1_000_000, warm_up=100), batch_size=256, ratio=1, lanes=1
 )
 
+# What DQN and QR-DQN have for Atari games: the settings of Mnih et al. 2015, with Adam
+# and fewer rows. Single frames of 7 kB: 100,000 take 0.7 GB. Never run to its end
+screen_learning = partial(
+    off_policy,
+    buffer=Replay(capacity=100_000, warm_up=10_000, frame_stack=4),
+    batch_size=32,
+    ratio="1/4",
+    steps=10_000_000,
+)
+ON_SCREENS: dict[str, Any] = {
+    "learning_rate": 1e-4,
+    "target_steps": 8_000,
+    "epsilon": LinearSchedule(1, 0.05, to_step=400_000),
+}
+
 DQN_PRESETS = Presets(
     # double, duelling
     general=partial(value_learning, policy=QNetwork(), algorithm=DQN()),
@@ -127,19 +143,7 @@ DQN_PRESETS = Presets(
     },
     kinds={
         PettingZoo: partial(refuse_several, "dqn"),
-        # the settings of Mnih et al. 2015, with Adam and fewer rows. Single frames of
-        # 7 kB: 100,000 take 0.7 GB. Never run to its end
-        Atari: partial(
-            off_policy,
-            policy=QNetwork(hidden=(512,)),
-            algorithm=DQN(
-                learning_rate=1e-4, target_steps=8_000, epsilon=LinearSchedule(1, 0.05, to_step=400_000)
-            ),
-            buffer=Replay(capacity=100_000, warm_up=10_000, frame_stack=4),
-            batch_size=32,
-            ratio="1/4",
-            steps=10_000_000,
-        ),
+        Atari: partial(screen_learning, policy=QNetwork(hidden=(512,)), algorithm=DQN(**ON_SCREENS)),
     },
     policies=(QNetwork(),),
     replay=True,
@@ -147,7 +151,12 @@ DQN_PRESETS = Presets(
 QRDQN_PRESETS = Presets(
     general=partial(value_learning, policy=QNetwork(quantiles=25), algorithm=QRDQN()),
     tuned={},
-    kinds={PettingZoo: partial(refuse_several, "qrdqn")},
+    kinds={
+        PettingZoo: partial(refuse_several, "qrdqn"),
+        Atari: partial(
+            screen_learning, policy=QNetwork(hidden=(512,), quantiles=25), algorithm=QRDQN(**ON_SCREENS)
+        ),
+    },
     policies=(QNetwork(quantiles=25),),
     replay=True,
 )

@@ -29,12 +29,6 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         if isinstance(policy, NativeSetting) and (kernels := policy.kernels()):
             core = f"the native core ({kernels.instruction_set})"
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
-        elif (
-            isinstance(policy, NativeSetting)
-            and (slow := policy.beyond_core)
-            and os.environ.get(VARIABLE) != "off"
-        ):
-            yield f"numpy computes policy {name} where it is an MLP on a CPU: the native core has no {slow}"
     for name, config in experiment.groups(Trainer).items():
         rows = [
             actors.lanes * spec.sample_steps
@@ -53,11 +47,20 @@ def remarks(experiment: Experiment) -> Iterator[str]:
 
 
 def numpy_instead(experiment: Experiment) -> Iterator[str]:
-    """Yield why numpy computes MLPs where the native core, which could, is missing."""
-    able = any(
-        isinstance(policy, NativeSetting) and policy.in_core for policy in experiment.policies.values()
-    )
-    if able and os.environ.get(VARIABLE) != "off" and (why := unavailable("auto")):
+    """Yield why numpy computes MLPs, or a part of them, where the native core could be
+    asked to: it lacks a setting, or is not there."""
+    if os.environ.get(VARIABLE) == "off":
+        return
+    policies = {
+        name: policy for name, policy in experiment.policies.items() if isinstance(policy, NativeSetting)
+    }
+    for name, policy in policies.items():
+        if slow := policy.beyond_core:
+            yield f"numpy computes policy {name} where it is an MLP on a CPU: the native core has no {slow}"
+        elif (slow := policy.beside_core) and policy.native != "off":
+            yield f"numpy computes what {slow} of policy {name} adds: the native core has its layers alone"
+    able = any(policy.in_core for policy in policies.values())
+    if able and (why := unavailable("auto")):
         yield f"numpy computes MLPs, since the native core cannot be used: {why}"
 
 
