@@ -47,6 +47,7 @@ from suite_scores import difference_interval, interquartile_mean, score, scores_
 
 RESULTS = ROOT / "docs" / "results" / "suite"
 PAGE = ROOT / "docs" / "results" / "suite.md"
+SECONDS = PAGE.with_name("suite-seconds.png")
 POINTS = 20  # of a curve
 PLAYED = 10  # episodes of the final policy, without exploration
 PATIENCE = 300  # seconds for them: such a policy may never end an episode
@@ -547,7 +548,7 @@ def report(tasks: Sequence[Task] = TASKS) -> str:
     if without:
         lines[-1:] = [f"* not yet: {', '.join(without)}", ""]
     if rows:
-        lines += ["![curves](suite.png)", ""]
+        lines += ["![curves](suite.png)", "", f"![curves against seconds]({SECONDS.name})", ""]
     return "\n".join(lines)
 
 
@@ -632,9 +633,12 @@ def _row(task: Task, found: Mapping[str, Any], scores: Mapping[str, float]) -> s
     return f"| {' | '.join(cells)} |"
 
 
-def draw(tasks: Sequence[Task], file: Path) -> None:
-    """Draw each task's curves, all contenders in one panel."""
+def draw(tasks: Sequence[Task], file: Path, against: str = "steps") -> None:
+    """Draw each task's curves, all contenders in one panel, against env "steps", or
+    against "seconds": of a run, and so of a contender's middle, all steps are taken to
+    have lasted equally long."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     shown = [task for task in tasks if read(task)["runs"]]
     across = 5
@@ -643,15 +647,22 @@ def draw(tasks: Sequence[Task], file: Path) -> None:
     panels = np.atleast_1d(figure.subplots(down, across)).ravel()
     for panel, task in zip(panels, shown, strict=False):
         runs = read(task)["runs"]
-        at = np.linspace(0, task.steps, POINTS + 1)[1:] / 1_000
+        shares = np.linspace(0, 1, POINTS + 1)[1:]
         for number, (contender, title) in enumerate(CONTENDERS.items()):
-            curves = [line["curve"] for line in runs.get(contender, {}).values() if "curve" in line]
-            if not curves:
+            lines = [line for line in runs.get(contender, {}).values() if "curve" in line]
+            if not lines:
                 continue
+            curves = [line["curve"] for line in lines]
+            taken = statistics.median(line["seconds"] for line in lines)
+            at = shares * (taken if against == "seconds" else task.steps / 1_000)
             middle = [interquartile_mean(values) for values in zip(*curves, strict=True)]
             panel.plot(at, middle, color=f"C{number}", label=title)
             panel.fill_between(at, np.min(curves, 0), np.max(curves, 0), color=f"C{number}", alpha=0.15, lw=0)
         panel.set_title(task.label, fontsize=9)
+        if against == "seconds":
+            panel.set_xscale("log")
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter(NullFormatter())
         panel.tick_params(labelsize=7)
     for panel in panels[len(shown) :]:
         panel.set_axis_off()
@@ -661,7 +672,8 @@ def draw(tasks: Sequence[Task], file: Path) -> None:
         for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4)
-    figure.supxlabel("thousand env steps; bands: lowest and highest seed", fontsize=9)
+    axis = "seconds, each run on a core of its own" if against == "seconds" else "thousand env steps"
+    figure.supxlabel(f"{axis}; bands: lowest and highest seed", fontsize=9)
     figure.savefig(file)
 
 
@@ -697,6 +709,7 @@ def main() -> None:
         go_through(runs, asked.beside)
     PAGE.write_text(report())
     draw(TASKS, PAGE.with_suffix(".png"))
+    draw(TASKS, SECONDS, "seconds")
     print(f"written: {PAGE.relative_to(ROOT)}")
 
 
