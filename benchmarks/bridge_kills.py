@@ -109,7 +109,7 @@ def main():
                 agents=(AgentSpec(sample_steps=64),),
                 lane_restarts=1_000_000,
             ),
-            "trainer": Trainer(algorithm=PPO(minibatch_size=512)),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=512, epochs=4)),
         },
         limits=Limits(seconds=seconds),
     )

@@ -90,7 +90,7 @@ def train(environment, lanes, ring, rows):
     experiment = Experiment(
         name="bridge",
         policies={"policy": ActorCritic()},
-        workers={"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=512))},
+        workers={"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=512, epochs=4))},
         limits=Limits(steps=rows // per_step(environment)),
     )
     before = computed()

@@ -70,6 +70,7 @@ def sleeping() -> Experiment:
         environment=Gymnasium(make=f"{__file__}:SlowSleeping", threads=lanes),
         count=hosts,
         lanes=lanes,
+        slots=2,
         agents=(AgentSpec(sample_steps=SAMPLE),),
     )
     rows = SAMPLE * lanes * hosts
@@ -88,8 +89,8 @@ def cartpole() -> Experiment:
         name="cartpole",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), count=4, lanes=16),
-            "trainer": Trainer(algorithm=PPO(), max_policy_lag=4),
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), count=4, lanes=16, slots=2),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=2048, epochs=4), max_policy_lag=4),
         },
         limits=Limits(),
     )

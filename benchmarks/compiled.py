@@ -61,7 +61,7 @@ def measure(
     backend: str,
 ) -> dict[str, float]:
     """Return µs a row and epoch by way, of epochs of `count` minibatches."""
-    ppo = PPO(minibatch_size=minibatch)
+    ppo = PPO(minibatch_size=minibatch, epochs=4)
     encoder = ObservationEncoder(observation, "auto")
     rows = count * minibatch
     network = ReferenceNetwork(config, encoder, actions)

@@ -77,7 +77,7 @@ from tidemill.trained.retrain import retrain
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CARTPOLE, PENDULUM = Gymnasium(id="CartPole-v1"), Gymnasium(id="Pendulum-v1")
-SMALL = PPO(epochs=2, minibatch_size=64)
+SMALL = PPO(epochs=2, minibatch_size=64, clip_apart=False)
 MODES: dict[str, Callable[[Path], str]] = {}
 
 
@@ -138,9 +138,11 @@ def one_policy(
     """Return an experiment of one actor group and one trainer, on-policy."""
     return Experiment(
         name="digest",
-        policies={"policy": policy or ActorCritic()},
+        policies={"policy": policy or ActorCritic(normalise_observations=False)},
         workers={
-            "actor": Actors(environment=environment, agents=(spec,), **{"lanes": 8, **(actors or {})}),
+            "actor": Actors(
+                environment=environment, agents=(spec,), **{"lanes": 8, "slots": 2, **(actors or {})}
+            ),
             **(workers or {}),
             "trainer": Trainer(algorithm=algorithm, database_seconds=None, checkpoint_seconds=1e6, **trainer),
         },
@@ -241,7 +243,7 @@ def lockstep_several_agents(folder: Path) -> str:
 
 @mode
 def correct_off_policy(folder: Path) -> str:
-    algorithm = PPO(epochs=2, minibatch_size=64, correct_off_policy=True)
+    algorithm = PPO(epochs=2, minibatch_size=64, clip_apart=False, correct_off_policy=True)
     return trained(one_policy(AgentSpec(sample_steps=16), algorithm=algorithm, actors={"count": 2}), folder)
 
 
@@ -263,23 +265,28 @@ def equal_trainers(folder: Path) -> str:
 
 @mode
 def box(folder: Path) -> str:
-    algorithm = PPO(epochs=2, minibatch_size=64, target_kl=0.02, clip_value=0.2)
+    algorithm = PPO(epochs=2, minibatch_size=64, clip_apart=False, target_kl=0.02, clip_value=0.2)
     policy = ActorCritic(normalise_observations=True)
     return trained(one_policy(AgentSpec(sample_steps=16), PENDULUM, policy, algorithm), folder)
 
 
 @mode
 def recurrent_gru(folder: Path) -> str:
-    algorithm = PPO(epochs=2, minibatch_size=64, chunk_steps=8)
+    algorithm = PPO(epochs=2, minibatch_size=64, clip_apart=False, chunk_steps=8)
     policy = RecurrentActorCritic(cell="gru", normalise_observations=True)
     return trained(one_policy(AgentSpec(sample_steps=16), CARTPOLE, policy, algorithm), folder)
 
 
 @mode
 def recurrent_lstm(folder: Path) -> str:
-    algorithm = PPO(epochs=2, minibatch_size=64, chunk_steps=8)
+    algorithm = PPO(epochs=2, minibatch_size=64, clip_apart=False, chunk_steps=8)
     spec = AgentSpec(sample_steps=16, burn_in=4)
-    return trained(one_policy(spec, CARTPOLE, RecurrentActorCritic(cell="lstm"), algorithm), folder)
+    return trained(
+        one_policy(
+            spec, CARTPOLE, RecurrentActorCritic(cell="lstm", normalise_observations=False), algorithm
+        ),
+        folder,
+    )
 
 
 @mode
@@ -315,19 +322,21 @@ def images_bfloat16(folder: Path) -> str:
 @mode
 def images_small(folder: Path) -> str:
     breakout = Gymnasium(id="MinAtar/Breakout-v1")
-    return trained(one_policy(AgentSpec(sample_steps=16), breakout, ActorCritic()), folder)
+    return trained(
+        one_policy(AgentSpec(sample_steps=16), breakout, ActorCritic(normalise_observations=False)), folder
+    )
 
 
 @mode
 def impala(folder: Path) -> str:
-    algorithm = Impala(minibatch_size=64, learning_rate=LinearSchedule(3e-4, 0))
+    algorithm = Impala(clip_apart=False, minibatch_size=64, learning_rate=LinearSchedule(3e-4, 0))
     return trained(one_policy(AgentSpec(sample_steps=16), algorithm=algorithm, actors={"count": 2}), folder)
 
 
 @mode
 def impala_recurrent(folder: Path) -> str:
-    algorithm = Impala(minibatch_size=64, chunk_steps=8)
-    policy = RecurrentActorCritic(cell="gru")
+    algorithm = Impala(clip_apart=False, minibatch_size=64, chunk_steps=8)
+    policy = RecurrentActorCritic(cell="gru", normalise_observations=False)
     return trained(one_policy(AgentSpec(sample_steps=16), CARTPOLE, policy, algorithm), folder)
 
 
@@ -344,10 +353,10 @@ def two_policies(folder: Path) -> str:
         )
         for k in kinds
     }
-    actors = Actors(environment=Scripted(agents=3, kinds=2, deaths=True), lanes=8, agents=specs)
+    actors = Actors(environment=Scripted(agents=3, kinds=2, deaths=True), lanes=8, slots=2, agents=specs)
     made = Experiment(
         name="digest",
-        policies={k: ActorCritic() for k in kinds},
+        policies={k: ActorCritic(normalise_observations=False) for k in kinds},
         workers={"actor": actors, **trainers},
         limits=Limits(updates=8),
     )
@@ -357,7 +366,7 @@ def two_policies(folder: Path) -> str:
 @mode
 def centralised(folder: Path) -> str:
     game = PettingZoo(make="mpe2.simple_spread_v3", team_reward=True, state=True)
-    policy = ActorCritic(critic_only=("global_state",))
+    policy = ActorCritic(critic_only=("global_state",), normalise_observations=False)
     return trained(one_policy(AgentSpec(sample_steps=16), game, policy, actors={"lanes": 4}), folder)
 
 
@@ -378,12 +387,15 @@ def self_play(folder: Path) -> str:
     judged = AgentSpec(match="player_0", parameters=Drawn(tag="now"), samples="judged", mode="concise")
     made = Experiment(
         name="digest",
-        policies={"policy": ActorCritic(), "anyhow": own.Anyhow()},
+        policies={"policy": ActorCritic(normalise_observations=False), "anyhow": own.Anyhow()},
         workers={
             "actor": Actors(
-                environment=game, lanes=4, agents=(learns, past.replace(parameters=Drawn(how="prioritised")))
+                environment=game,
+                lanes=4,
+                slots=2,
+                agents=(learns, past.replace(parameters=Drawn(how="prioritised"))),
             ),
-            "judge": Actors(environment=game, lanes=1, ring=2, agents=(judged, chance)),
+            "judge": Actors(environment=game, lanes=1, ring=2, slots=2, agents=(judged, chance)),
             "trainer": Trainer(algorithm=SMALL, database_seconds=1e6, checkpoint_seconds=1e6),
             "rating": Evaluation(samples="judged", tag="now", games=10, drawn=0.0, name="evaluation"),
         },

@@ -118,9 +118,11 @@ def judged(
         name="faulty",
         policies={"policy": policy or ActorCritic()},
         workers={
-            "actor": Actors(count=2, environment=environment, lanes=lanes[0], agents=(agent,), **LASTING),
+            "actor": Actors(
+                count=2, environment=environment, lanes=lanes[0], slots=2, agents=(agent,), **LASTING
+            ),
             **workers,
-            "judge": Actors(environment=judged_in, lanes=lanes[1], agents=(judge,), **LASTING),
+            "judge": Actors(environment=judged_in, lanes=lanes[1], slots=2, agents=(judge,), **LASTING),
             "evaluation": Evaluation(games=16, restarts=1000),
         },
         limits=Limits(updates=100_000_000, stall_s=60.0),
@@ -130,7 +132,7 @@ def judged(
 
 def trainers(algorithm: AlgorithmConfig | None = None, count: int = 1, **settings: Any) -> Trainer:
     """Trainers that save and publish often."""
-    algorithm = algorithm or PPO(minibatch_size=512)
+    algorithm = algorithm or PPO(minibatch_size=512, epochs=4)
     often = {"database_seconds": 1.0, **SAVING, **settings}
     return Trainer(count=count, algorithm=algorithm, restarts=1000, **often)
 
@@ -187,9 +189,15 @@ def population() -> Experiment:
         policies={"policy": ActorCritic()},
         workers={
             "actor": Actors(
-                environment=faulty_cartpole(), lanes=2, agents=(AgentSpec(sample_steps=32),), **LASTING
+                environment=faulty_cartpole(),
+                lanes=2,
+                slots=2,
+                agents=(AgentSpec(sample_steps=32),),
+                **LASTING,
             ),
-            "trainer": trainers(PPO(minibatch_size=64), database_updates=10, checkpoint_seconds=0.2),
+            "trainer": trainers(
+                PPO(minibatch_size=64, epochs=4), database_updates=10, checkpoint_seconds=0.2
+            ),
         },
         limits=Limits(updates=100_000_000, stall_s=60.0),
     )

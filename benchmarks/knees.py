@@ -115,7 +115,7 @@ def made(
     steps = max(ROWS // (lanes * agents * count), 16)
     return Experiment(
         name="knee",
-        policies={"policy": policy or ActorCritic()},
+        policies={"policy": policy or ActorCritic(normalise_observations=False)},
         workers={
             "actor": Actors(
                 environment=environment, lanes=lanes, count=count, agents=(AgentSpec(sample_steps=steps),)
@@ -140,13 +140,16 @@ AXES = {
     "observation": Axis(
         (4, 40, 400, 4_000, 40_000), lambda n: made(Free(shape=(n,)), lanes=16 if n > 4_000 else 64)
     ),
-    "width": Axis((64, 128, 256, 512, 1024, 2048), lambda n: made(Free(), ActorCritic(hidden=(n, n)))),
+    "width": Axis(
+        (64, 128, 256, 512, 1024, 2048),
+        lambda n: made(Free(), ActorCritic(hidden=(n, n), normalise_observations=False)),
+    ),
     "minibatch": Axis((32, 64, 128, 256, 512, 1024, 4096), lambda n: made(Free(), minibatch=n)),
     "actions": Axis((2, 18, 100, 1_000), lambda n: made(Free(actions=n))),
     "lstm": Axis(
         (16, 64, 256), lambda n: made(Free(), RecurrentActorCritic(cell="lstm", hidden=(n,), width=n))
     ),
-    "impala": Axis((4, 64, 256), lambda n: made(Free(), lanes=n, algorithm=Impala())),
+    "impala": Axis((4, 64, 256), lambda n: made(Free(), lanes=n, algorithm=Impala(minibatch_size=2048))),
     "parts": Axis(
         (1, 4, 16, 64), lambda n: made(Gymnasium(make=f"{__file__}:ManyParts", kwargs={"parts": n}), lanes=16)
     ),

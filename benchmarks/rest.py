@@ -241,13 +241,14 @@ def lanes_of(url, form, slots, seconds):
         environment=Rest(url=url, form=form),
         lanes=slots // 2,
         ring=2,
+        slots=2,
         one_core=True,
         agents=(AgentSpec(sample_steps=128),),
     )
     return Experiment(
         name="rest",
         policies={"policy": ActorCritic()},
-        workers={"actor": actors, "trainer": Trainer(algorithm=PPO())},
+        workers={"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=2048, epochs=4))},
         limits=Limits(seconds=seconds),
     )
 

@@ -123,10 +123,14 @@ class Reads(AlgorithmConfig):
 def experiment(environment, *, lanes=1, count=1, sample_steps, free, batch_size=None):
     """Return one actor group and a trainer."""
     actors = Actors(
-        environment=environment, lanes=lanes, count=count, agents=(AgentSpec(sample_steps=sample_steps),)
+        environment=environment,
+        lanes=lanes,
+        count=count,
+        slots=2,
+        agents=(AgentSpec(sample_steps=sample_steps),),
     )
     algorithm = Reads() if free else PPO(epochs=1, minibatch_size=2048)
-    policy = Still() if free else ActorCritic()
+    policy = Still() if free else ActorCritic(normalise_observations=False)
     workers = {"actor": actors, "trainer": Trainer(algorithm=algorithm, batch_size=batch_size)}
     return Experiment(name="scaling", policies={"policy": policy}, workers=workers)
 

@@ -89,10 +89,11 @@ def experiment(ring, lanes, one_core=True):
         environment=Gymnasium(make=f"{__file__}:Sleeping", threads=lanes),
         lanes=lanes,
         ring=ring,
+        slots=2,
         one_core=one_core,
         agents=(AgentSpec(sample_steps=128),),
     )
-    trainer = Trainer(algorithm=PPO(minibatch_size=2048), batch_size=128 * ENVIRONMENTS)
+    trainer = Trainer(algorithm=PPO(minibatch_size=2048, epochs=4), batch_size=128 * ENVIRONMENTS)
     return Experiment(
         name="sleeping",
         policies={"policy": ActorCritic()},

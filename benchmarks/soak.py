@@ -124,6 +124,7 @@ def learns(policies: Sequence[str], environment: Any, mark: str) -> Experiment:
         "actor": Actors(
             environment=environment,
             lanes=4,
+            slots=2,
             agents=specs,
             **LASTING,
         )

@@ -48,10 +48,11 @@ def _ppo(
     **algorithm: Any,
 ) -> Experiment:
     rows = rollout * lanes // minibatches
-    plain = PPO(minibatch_size=rows, normalise_returns=False, **algorithm)
+    others_have = {"epochs": 4, "clip_apart": False, "normalise_returns": False}
+    plain = PPO(minibatch_size=rows, **{**others_have, **algorithm})
     return Experiment(
         name=name,
-        policies={"policy": policy or ActorCritic()},
+        policies={"policy": policy or ActorCritic(normalise_observations=False)},
         workers={
             "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=rollout),)),
             "trainer": Trainer(algorithm=plain),

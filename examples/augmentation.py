@@ -58,7 +58,7 @@ def experiment() -> Experiment:
                 agents=(AgentSpec(samples="gathered", sample_steps=32),),
             ),
             "buffers": Buffers(process=(RandomShift(pixels=2), Reanalyse()), policy="policy"),
-            "trainer": Trainer(algorithm=PPO(minibatch_size=256)),
+            "trainer": Trainer(algorithm=PPO(minibatch_size=256, epochs=4)),
         },
         limits=Limits(steps=200_000, mean_return=0.95),
     )

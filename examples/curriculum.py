@@ -32,7 +32,9 @@ def experiment() -> Experiment:
         policies={"policy": ActorCritic()},
         workers={
             "actor": Actors(environment=CARTPOLE, lanes=32, agents=(AgentSpec(sample_steps=64),)),
-            "trainer": Trainer(algorithm=PPO(learning_rate=3e-3, minibatch_size=512), database_seconds=1.0),
+            "trainer": Trainer(
+                algorithm=PPO(learning_rate=3e-3, minibatch_size=512, epochs=4), database_seconds=1.0
+            ),
             "judge": Actors(
                 environment=CARTPOLE,
                 lanes=10,

@@ -53,7 +53,7 @@ def experiment() -> Experiment:
                 lanes=16,
                 agents=(AgentSpec(sample_steps=128),),
             ),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=256)),
+            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=256, epochs=4)),
         },
         limits=Limits(mean_return=-3.5, window=500, steps=500_000),
     )

@@ -25,7 +25,11 @@ CARTPOLE = Gymnasium(id="CartPole-v1")
 def of(name: str, inference: str, **workers) -> Experiment:
     algorithm = Impala(learning_rate=LinearSchedule(2e-3, 0), minibatch_size=512, entropy_coefficient=0.01)
     actor = Actors(
-        environment=CARTPOLE, count=2, lanes=32, agents=(AgentSpec(inference=inference, sample_steps=20),)
+        environment=CARTPOLE,
+        count=2,
+        lanes=32,
+        slots=2,
+        agents=(AgentSpec(inference=inference, sample_steps=20),),
     )
     return Experiment(
         name=name,

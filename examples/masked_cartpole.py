@@ -43,7 +43,7 @@ def of(policy, name: str, **algorithm) -> Experiment:
                 lanes=64,
                 agents=(AgentSpec(sample_steps=64),),
             ),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, **algorithm)),
+            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, epochs=4, **algorithm)),
         },
         limits=Limits(mean_return=475.0, steps=400_000),
     )

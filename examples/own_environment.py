@@ -7,7 +7,7 @@ tidemill train examples/own_environment.py:experiment
 import gymnasium
 import numpy as np
 
-from tidemill import PPO, ActorCritic, Actors, AgentSpec, Experiment, Gymnasium, Limits, Trainer
+from tidemill import PPO, ActorCritic, Actors, Experiment, Gymnasium, Limits, Trainer
 
 
 class Catch(gymnasium.Env):
@@ -44,12 +44,8 @@ def experiment() -> Experiment:
         name="catch",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(
-                environment=Gymnasium(make=f"{__file__}:Catch"),
-                lanes=64,
-                agents=(AgentSpec(sample_steps=32),),
-            ),
-            "trainer": Trainer(algorithm=PPO(learning_rate=2e-3, minibatch_size=512)),
+            "actor": Actors(environment=Gymnasium(make=f"{__file__}:Catch")),
+            "trainer": Trainer(algorithm=PPO()),
         },
         limits=Limits(mean_return=0.95, window=1000, steps=500_000),
     )

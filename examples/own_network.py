@@ -47,7 +47,7 @@ def experiment() -> Experiment:
             "actor": Actors(
                 environment=Gymnasium(id="CartPole-v1"), lanes=64, agents=(AgentSpec(sample_steps=64),)
             ),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=1024)),
+            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=1024, epochs=4)),
         },
         limits=Limits(mean_return=475.0, steps=600_000),
     )

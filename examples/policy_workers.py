@@ -30,7 +30,7 @@ def experiment() -> Experiment:
                 agents=(AgentSpec(inference="inference", sample_steps=64),),
             ),
             "policy": PolicyWorkers(stream="inference"),
-            "trainer": Trainer(algorithm=PPO(learning_rate=2e-3, minibatch_size=1024)),
+            "trainer": Trainer(algorithm=PPO(learning_rate=2e-3, minibatch_size=1024, epochs=4)),
         },
         limits=Limits(mean_return=475.0, steps=600_000),
     )

@@ -19,7 +19,9 @@ def one() -> Experiment:
             "actor": Actors(
                 environment=Gymnasium(id="CartPole-v1"), lanes=16, agents=(AgentSpec(sample_steps=64),)
             ),
-            "trainer": Trainer(algorithm=PPO(minibatch_size=256), database_seconds=0.25, max_policy_lag=4),
+            "trainer": Trainer(
+                algorithm=PPO(minibatch_size=256, epochs=4), database_seconds=0.25, max_policy_lag=4
+            ),
         },
         limits=Limits(steps=300_000),
     )

@@ -29,7 +29,9 @@ def of(policy, name: str, **algorithm) -> Experiment:
         workers={
             "actor": Actors(environment=GAME, lanes=64, agents=(AgentSpec(sample_steps=52),)),
             "trainer": Trainer(
-                algorithm=PPO(learning_rate=2e-3, minibatch_size=832, entropy_coefficient=0.01, **algorithm)
+                algorithm=PPO(
+                    learning_rate=2e-3, minibatch_size=832, epochs=4, entropy_coefficient=0.01, **algorithm
+                )
             ),
         },
         limits=Limits(mean_return=0.95, steps=1_000_000),

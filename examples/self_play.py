@@ -83,7 +83,9 @@ def experiment() -> Experiment:
             "learn-first": learners(FIRST, SECOND),
             "learn-second": learners(SECOND, FIRST),
             "trainer": Trainer(
-                algorithm=PPO(learning_rate=1e-3, minibatch_size=512, entropy_coefficient=0.01, gamma=0.99),
+                algorithm=PPO(
+                    learning_rate=1e-3, minibatch_size=512, epochs=4, entropy_coefficient=0.01, gamma=0.99
+                ),
                 database_seconds=5.0,
                 database_versions=100,  # the past that opponents are drawn from
             ),

@@ -36,7 +36,7 @@ def of(world: str, path: Path, name: str) -> Experiment:
                 lanes=4,
                 agents=(AgentSpec(sample_steps=64),),
             ),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, gamma=0.98)),
+            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, epochs=4, gamma=0.98)),
         },
         limits=Limits(mean_return=0.95 * HEURISTIC[world], steps=50_000),
     )

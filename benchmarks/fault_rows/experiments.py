@@ -157,8 +157,10 @@ def _on_policy(
 ) -> Experiment:
     played = spec or AgentSpec(sample_steps=SAMPLE_STEPS)
     workers = {
-        "actor": Actors(environment=environment, lanes=lanes, agents=(played,), **(actors or {})),
-        "trainer": Trainer(algorithm=algorithm or PPO(minibatch_size=512), **(trainer or {})),
+        "actor": Actors(
+            environment=environment, lanes=lanes, agents=(played,), **{"slots": 2, **(actors or {})}
+        ),
+        "trainer": Trainer(algorithm=algorithm or PPO(minibatch_size=512, epochs=4), **(trainer or {})),
     }
     made = Experiment(
         name="faults",
@@ -288,8 +290,9 @@ def starving() -> Experiment:
     """The same, beside an actor and a trainer of another policy, to which nothing
     happens."""
     made = patient()
-    learns = Trainer(policy="other", samples="other", algorithm=PPO(minibatch_size=512))
-    plays = Actors(environment=CARTPOLE, lanes=4, agents=(AgentSpec(policy="other", samples="other"),))
+    learns = Trainer(policy="other", samples="other", algorithm=PPO(minibatch_size=512, epochs=4))
+    spec = AgentSpec(policy="other", samples="other", sample_steps=128)
+    plays = Actors(environment=CARTPOLE, lanes=4, slots=2, agents=(spec,))
     workers = {**made.workers, "other_actor": plays, "other_trainer": learns}
     return _lasting(made.replace(policies={**made.policies, "other": ActorCritic()}, workers=workers))
 
@@ -324,7 +327,9 @@ def long_update() -> Experiment:
 def large() -> Experiment:
     """Networks of four million weights, and a checkpoint each second."""
     often = {"checkpoint_seconds": 1.0, "checkpoint_share": 0.5}
-    return _on_policy(policy=ActorCritic(hidden=(2048, 2048)), algorithm=PPO(epochs=1), trainer=often)
+    return _on_policy(
+        policy=ActorCritic(hidden=(2048, 2048)), algorithm=PPO(minibatch_size=2048, epochs=1), trainer=often
+    )
 
 
 def too_large() -> Experiment:

@@ -381,8 +381,8 @@ BANDIT = {"gamma": 0.0, "minibatch_size": 64, "learning_rate": 1e-2}
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
     [
-        ("gru", PPO(**BANDIT)),
-        ("lstm", PPO(**BANDIT, chunk_steps=4)),
+        ("gru", PPO(**BANDIT, epochs=4)),
+        ("lstm", PPO(**BANDIT, epochs=4, chunk_steps=4)),
         ("lstm", Impala(**BANDIT, chunk_steps=8)),
     ],
     ids=["PPO", "PPO in chunks", "IMPALA"],

@@ -179,7 +179,8 @@ def test_the_kernels_called_bare_compute_the_gradient_and_the_step_of_plain_nump
     torch.manual_seed(1)
     policy = ActorCritic(hidden=(16, 8), activation=activation, shared_critic=shared)
     spaces = Gymnasium(id=environment).build(1, 0).agents[0].spaces
-    ppo, discrete = PPO(entropy_coefficient=0.3, value_coefficient=0.7), isinstance(spaces.action, Discrete)
+    ppo = PPO(entropy_coefficient=0.3, value_coefficient=0.7, clip_apart=False)
+    discrete = isinstance(spaces.action, Discrete)
     encoder, outputs = ObservationEncoder(spaces.observation, "auto"), 2 if discrete else 1
     network = ReferenceNetwork(policy, encoder, outputs)
     rng = np.random.default_rng(2)

@@ -97,9 +97,11 @@ def test_a_new_setting_at_its_default_keeps_what_was_recorded_and_another_defaul
     assert suite.unchanged(before, settings), "it came later, and is not used"
     before[1]["workers"]["trainer"]["algorithm"]["gamma"] = 0.98
     assert not suite.unchanged(before, settings), "the default was another"
-    before = then()
+    preset = suite.settings_of(task_of("Acrobot-v1"), "preset")
+    before = json.loads(json.dumps(suite.told(preset)))
+    assert suite.unchanged(before, preset)
     del before[1]["workers"]["trainer"]["algorithm"]["epochs"]
-    assert not suite.unchanged(before, settings), "it came later, and is used"
+    assert not suite.unchanged(before, preset), "it came later, and is used"
     before = then()
     before[1]["policies"]["policy"]["gone"] = 1
     assert not suite.unchanged(before, settings)

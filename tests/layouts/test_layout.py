@@ -87,9 +87,10 @@ def experiment(
             "actor": Actors(
                 environment=environment or Gymnasium(id="CartPole-v1"),
                 lanes=lanes,
+                slots=2,
                 agents=(AgentSpec(sample_steps=steps),),
             ),
-            "trainer": Trainer(**{"algorithm": PPO(minibatch_size=minibatch), **trainer}),
+            "trainer": Trainer(**{"algorithm": PPO(minibatch_size=minibatch, epochs=4), **trainer}),
         },
         limits=Limits(updates=3),
     )
@@ -367,7 +368,7 @@ def test_several_agent_specs_keep_their_kinds() -> None:
     actors = laid.workers["actor"]
     assert (
         isinstance(actors, Actors)
-        and [spec.sample_steps for spec in actors.agents] == [64, 128]
+        and [spec.sample_steps for spec in actors.agents] == [64, 256]
         and actors.lanes == 32
     )
 

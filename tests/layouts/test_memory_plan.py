@@ -51,7 +51,7 @@ def test_a_run_that_cannot_fit_is_refused_and_leaves_nothing(
     # of the whole run: the actor finds that its own part fits
     monkeypatch.setattr(memory, "available", lambda: 5_000)
     with pytest.raises(
-        ConfigError, match=r"(?s)^this needs 0\.0 MB .*samples: .* = 2 slots x 17 rows x 4 seats x \d+ bytes"
+        ConfigError, match=r"(?s)^this needs 0\.0 MB .*samples: .* = 1 slot x 17 rows x 4 seats x \d+ bytes"
     ):
         train(experiments.cartpole(), launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS)
     assert list(tmp_path.iterdir()) == []

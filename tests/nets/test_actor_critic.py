@@ -454,7 +454,7 @@ def test_normalised_observations_have_mean_0_and_deviation_1_and_are_clipped_at_
 
 
 def test_folding_returns_moves_the_scale_and_leaves_every_value_where_it_was():
-    spaces, config = Spaces(VECTOR, Discrete(2)), ActorCritic()
+    spaces, config = Spaces(VECTOR, Discrete(2)), ActorCritic(normalise_observations=False)
     policy = config.build(spaces, 0)
     observation = draw(VECTOR, 10)
     before = act(policy, config, spaces, observation)["value"]

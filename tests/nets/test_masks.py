@@ -378,7 +378,9 @@ def test_updates_with_masks_are_equal_in_numpy_and_torch_and_learn(action):
     for kind in ("numpy", "torch"):
         policy, spaces, branches = built(ACTIONS[action], kind)
         learners.append(
-            PPO(gamma=0.0, minibatch_size=64, learning_rate=1e-2, correct_off_policy=True).build(policy, 0)
+            PPO(gamma=0.0, minibatch_size=64, epochs=4, learning_rate=1e-2, correct_off_policy=True).build(
+                policy, 0
+            )
         )
     for seed in range(15):
         sample = make_sample(learners[0].policy, spaces, branches, seed, 17, 16)

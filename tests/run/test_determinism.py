@@ -196,7 +196,8 @@ def test_two_policies_resume_from_checkpoints_of_different_updates(
     monkeypatch.setenv("ROWS", str(tmp_path))
     made = experiments.rows()
     slow = made.workers["trainer-blue"].replace(samples="blue", batch_size=24 * 8)
-    made = made.replace(workers={**made.workers, "trainer-blue": slow})
+    actor = made.workers["actor"].replace(slots=2)
+    made = made.replace(workers={**made.workers, "actor": actor, "trainer-blue": slow})
     folder = train(made, launch="inline", run_dir=tmp_path / "run", source=EXPERIMENTS, quiet=True).folder
     red, blue = (read_newest(folder / "checkpoints" / name).path.name for name in ("red", "blue"))
     assert red != blue

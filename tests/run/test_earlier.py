@@ -58,10 +58,10 @@ REPLAY = Experiment(
 )
 PLAIN = Experiment(
     name="ppo",
-    policies={"policy": ActorCritic(scaled_bytes="all")},
+    policies={"policy": ActorCritic(scaled_bytes="all", normalise_observations=False)},
     workers={
-        "actor": Actors(environment=CARTPOLE, lanes=4, agents=(AgentSpec(sample_steps=16),)),
-        "trainer": Trainer(algorithm=PPO(minibatch_size=32)),
+        "actor": Actors(environment=CARTPOLE, lanes=4, slots=2, agents=(AgentSpec(sample_steps=16),)),
+        "trainer": Trainer(algorithm=PPO(minibatch_size=32, epochs=4, clip_apart=False)),
     },
     limits=Limits(updates=3),
 )
@@ -81,6 +81,31 @@ def test_what_was_saved_before_replay_training_had_its_own_configurations_is_rea
 ) -> None:
     data, told = brought_up_to_date(saved(name))
     assert decode(Experiment, data) == now
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "kept"),
+    [
+        ({"samples": None, "mode": "fixed"}, {}),
+        ({"samples": "s", "mode": "concise"}, {"slots": 2}),
+        ({"samples": "s", "mode": "fixed"}, {"slots": 2, "sample_steps": 128}),
+    ],
+)
+def test_defaults_of_before_are_no_idle_settings(spec: dict[str, Any], kept: dict[str, int]) -> None:
+    """All settings are saved, and these were the defaults of what has no effect there."""
+    agent = {"kind": "AgentSpec", "sample_steps": 128, **spec}
+    actors = {
+        "kind": "Actors",
+        "environment": {"kind": "Gymnasium", "id": "CartPole-v1"},
+        "lanes": 64,
+        "slots": 2,
+        "agents": [agent],
+    }
+    data, told = brought_up_to_date(actors)
+    read = decode(Actors, data)
+    now = {"slots": Actors.slots, "sample_steps": AgentSpec.sample_steps, **kept}
+    assert (read.slots, read.agents[0].sample_steps, read.lanes) == (now["slots"], now["sample_steps"], 64)
     assert told == []
 
 

@@ -150,7 +150,7 @@ def test_a_simulator_s_group_with_both_kinds_of_actions_learns_both(tmp_path):
     """Its reward is the sum of two numbers, at most 1 each, and a choice of 0 … 3."""
     experiment = Experiment(
         name="both",
-        policies={"policy": ActorCritic(hidden=(16,))},
+        policies={"policy": ActorCritic(hidden=(16,), normalise_observations=False)},
         workers={
             "actor": Actors(
                 environment=SimulatorEnvironment(path=SIMULATORS, arguments=("hybrid",), layout="0.3.2"),

@@ -41,7 +41,7 @@ def world_of(
         Actors(
             environment=environment,
             agents=agents or (spec(inference="ask-p" if remote else "inline"),),
-            **actors,
+            **{"slots": 2 if agents is None else 1, **actors},
         ),
         remote=remote,
     )

@@ -545,7 +545,12 @@ def test_what_buffer_workers_have_done_is_among_the_metrics(tmp_path: Path) -> N
 
 
 def test_rows_are_as_old_as_their_actor_s_version_re_analysed_or_not(tmp_path: Path) -> None:
-    made = through({"one": Buffers(process=(Reanalyse(),), policy="policy")}, max_policy_lag=1, batch_size=1)
+    made = through(
+        {"one": Buffers(process=(Reanalyse(),), policy="policy")},
+        actors={"slots": 2},
+        max_policy_lag=1,
+        batch_size=1,
+    )
     result = train(
         made.replace(limits=Limits(updates=30)),
         launch="inline",
@@ -577,7 +582,7 @@ def test_episodes_pass_through(tmp_path: Path, padded: bool) -> None:
         batch_size=1,
     )
     actor = made.workers["actor"]
-    actor = actor.replace(agents=(actor.agents[0].replace(mode="full", padded=padded, sample_steps=128),))
+    actor = actor.replace(agents=(actor.agents[0].replace(mode="full", padded=padded, sample_steps=256),))
     train(
         made.replace(workers={**made.workers, "actor": actor}, limits=Limits(updates=6)),
         launch="inline",

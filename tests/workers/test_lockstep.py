@@ -333,7 +333,7 @@ def test_what_cannot_go_in_lockstep_is_refused() -> None:
             AgentSpec(match="1", samples="b", policy="b", sample_steps=64),
         )
     )
-    with pytest.raises(ConfigError, match="have sample_steps = 128 and 64"):
+    with pytest.raises(ConfigError, match="have sample_steps = 256 and 64"):
         check_lockstep(made, made.workers["actor"])  # type: ignore[arg-type]
     made = experiment(
         (AgentSpec(match="0", samples="a", policy="a"), AgentSpec(match="1", samples="b", policy="b"))

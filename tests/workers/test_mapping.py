@@ -124,7 +124,7 @@ def test_the_device_is_made_current(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_policy_worker_with_threads_is_woken_when_it_may_gather_again() -> None:
     specs = (AgentSpec(policy="p", samples="s", inference="ask-p", sample_steps=4),)
-    world = World(Actors(environment=Marked(), agents=specs, lanes=2), remote=True, threaded=True)
+    world = World(Actors(environment=Marked(), agents=specs, lanes=2, slots=2), remote=True, threaded=True)
     world.begin()
     (server,) = world.servers
     bells = world.actor.context.endpoints.bell, server.context.endpoints.bell

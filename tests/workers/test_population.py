@@ -583,7 +583,7 @@ def test_populate_keeps_specs_that_keep_nothing() -> None:
     single = one()
     (spec,) = single.workers["actor"].agents
     silent = changed(
-        single, "actor", agents=(spec.replace(match="0"), spec.replace(samples=None, sample_steps=128))
+        single, "actor", agents=(spec.replace(match="0"), spec.replace(samples=None, sample_steps=256))
     )
     made = populate(silent, [{}, {"amount": 3.0}], explore={})
     assert [[s.samples for s in made.workers[f"actor-{n}"].agents] for n in (0, 1)] == [

@@ -239,7 +239,7 @@ def test_the_learner_finds_the_log_probs_that_the_actors_stored(
     algorithm = PPO(
         learning_rate=0.0, epochs=1, chunk_steps=5, correct_off_policy=True, normalise_returns=False
     )
-    policy = Stirred(cell=cell, hidden=(8,), width=8)
+    policy = Stirred(cell=cell, hidden=(8,), width=8, normalise_observations=False)
     made = experiment(policy, ENVIRONMENTS[environment], algorithm, layout, **spec)
     run = tidemill.train(made, launch="inline", run_dir=tmp_path / "run", quiet=True)
     updates = [

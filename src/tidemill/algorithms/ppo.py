@@ -36,7 +36,7 @@ class PPO(PolicyGradient):
         **PolicyGradient.ranges,
         "gae_lambda": (0, 1, "0.95 is usual"),
         "clip": (1e-6, 1e6, "0.2 is usual"),
-        "epochs": (1, 1e6, "4 is usual"),
+        "epochs": (1, 1e6, "10 is usual, and 4 for images"),
         "clip_value": (1e-9, 1e9, "0.2 is usual; None leaves values unclipped"),
         "target_kl": (1e-9, 1e9, "0.02 is usual; None never stops early"),
         "desired_kl": (1e-9, 1e9, "0.01 is usual; None leaves the learning rate as it is set"),
@@ -49,7 +49,7 @@ class PPO(PolicyGradient):
     clip: float | LinearSchedule = 0.2
     """ε of the clipped surrogate: the ratio of new to old probability of an action is
     clipped to 1 ± ε."""
-    epochs: int = 4
+    epochs: int = 10
     """Passes over each batch."""
     normalise_advantages: bool | Literal["minibatch"] = True
     """Whether a batch's advantages are brought to mean 0 and standard deviation 1;

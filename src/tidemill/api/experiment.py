@@ -8,7 +8,7 @@ hold ends of; equal names are joined::
         name="cartpole",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), lanes=64),
+            "actor": Actors(environment=Gymnasium(id="CartPole-v1")),
             "trainer": Trainer(algorithm=PPO()),
         },
         limits=Limits(mean_return=475.0, steps=600_000),

@@ -462,7 +462,10 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     ppo = (
         trainer.algorithm
         if isinstance(trainer.algorithm, PPO)
-        else PPO(epochs=getattr(trainer.algorithm, "epochs", 1))
+        else PPO(
+            epochs=getattr(trainer.algorithm, "epochs", 1),
+            minibatch_size=getattr(trainer.algorithm, "minibatch_size", PPO.minibatch_size),
+        )
     ).at(0, 0.0)
     config = actors.environment
     environment = (config.replace(num_threads=1) if isinstance(config, Atari) else config).build(

@@ -139,7 +139,7 @@ RENAMED = {
         "run_name": "tidemill.presets.base:run_name",
         **{
             name: f"tidemill.presets.ppo:{name}"
-            for name in ("UNTUNED", "atari", "kinds_of", "ppo", "several", "simulated")
+            for name in ("atari", "kinds_of", "ppo", "several", "simulated")
         },
     },
     "tidemill.replay.limiter": {"Counts": "LimiterCounts"},
@@ -161,6 +161,7 @@ GONE = {
         **dict.fromkeys(("dqn", "dqn_atari", "dqn_cartpole", "dqn_minatar"), _OFF_POLICY),
         **dict.fromkeys(("sac", "sac_half_cheetah"), _OFF_POLICY),
         **dict.fromkeys(("OFF_POLICY", "TUNED", "TUNED_OFF_POLICY"), _TABLES),
+        "UNTUNED": "gone; PPO() is what it was",
     },
 }
 

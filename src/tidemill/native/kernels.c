@@ -870,7 +870,7 @@ static int64_t go_through(Epoch *e, const int64_t *picked, const int64_t *bounds
     Minibatch *m = &e->minibatch;
     const Loss *loss = m->loss;
     float *parts = d->all.gradient + d->size;
-    int apart = d->apart && m->nets->towers == 2;
+    int apart = d->apart && d->limit >= 0 && m->nets->towers == 2;
     for (int64_t k = 0; k < count; k++, found += PARTS) {
         m->picked = picked + bounds[k], m->n = bounds[k + 1] - bounds[k];
         spread(part_of, e, e->parts, 1);

@@ -22,46 +22,34 @@ from tidemill.workers.actor_config import Actors
 from tidemill.workers.agent_spec import AgentSpec
 from tidemill.workers.trainer_config import Trainer
 
-UNTUNED = PPO(minibatch_size=64, epochs=10, clip_apart=True)
-"""PPO for environments that nobody tuned: 320 steps of Adam for 2,048 rows, where those
-of 2,048 rows and 4 epochs would be 4. With them Hopper-v5 reaches 1,000 in 200 k env
-steps, without 190. Gradients clipped apart: values' errors shorten no step of the actor
-(FrozenLake-v1 after 75 k steps: 0.46, and 0.37 where they do)."""
-ANY = ActorCritic(normalise_observations="numbers")
-"""The policy for environments that nobody tuned. With normalised observations
-LunarLander-v3 returns 180 after 200 k env steps, without -10; Walker2d-v5, Reacher-v5 and
-InvertedPendulum-v5 learn faster, too."""
-
 
 def ppo(
     name: str,
     environment: EnvironmentConfig,
     *,
-    lanes: int = 8,
-    sample_steps: int = 256,
-    policy: ActorCritic = ANY,
+    lanes: int = Actors.lanes,
+    sample_steps: int = AgentSpec.sample_steps,
+    policy: ActorCritic | None = None,
     algorithm: PPO | None = None,
     **limits: Any,
 ) -> Experiment:
     """Return PPO with inline inference on `environment`: one policy, one actor worker,
-    one trainer. The defaults are for what nobody tuned."""
+    one trainer. The classes' own defaults are for what nobody tuned."""
     return Experiment(
         name=run_name(name),
-        policies={"policy": policy},
+        policies={"policy": policy or ActorCritic()},
         workers={
-            # One slot: actors wait for the update and act by its weights, with every
-            # launcher. With two, half of all rows were a version behind.
             "actor": Actors(
-                environment=environment,
-                lanes=lanes,
-                slots=1,
-                agents=(AgentSpec(sample_steps=sample_steps),),
+                environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=sample_steps),)
             ),
-            "trainer": Trainer(algorithm=algorithm or UNTUNED),
+            "trainer": Trainer(algorithm=algorithm or PPO()),
         },
         limits=Limits(**limits),
     )
 
+
+# Tuned before observations were normalised, and gradients clipped apart, by default.
+RAW = ActorCritic(normalise_observations=False)
 
 TUNED: dict[str, Preset] = {
     # 475 in about 115 k env steps
@@ -69,8 +57,8 @@ TUNED: dict[str, Preset] = {
         ppo,
         lanes=128,
         sample_steps=32,
-        policy=ActorCritic(),
-        algorithm=PPO(learning_rate=LinearSchedule(4e-3, 0), minibatch_size=1024),
+        policy=RAW,
+        algorithm=PPO(learning_rate=LinearSchedule(4e-3, 0), minibatch_size=1024, epochs=4, clip_apart=False),
         steps=600_000,
     ),
     # -100 in about 30 k env steps
@@ -78,8 +66,8 @@ TUNED: dict[str, Preset] = {
         ppo,
         lanes=16,
         sample_steps=64,
-        policy=ActorCritic(),
-        algorithm=PPO(learning_rate=LinearSchedule(1e-3, 0), minibatch_size=256),
+        policy=RAW,
+        algorithm=PPO(learning_rate=LinearSchedule(1e-3, 0), minibatch_size=256, epochs=4, clip_apart=False),
         steps=500_000,
     ),
     # -250 in about 60 k env steps
@@ -87,8 +75,10 @@ TUNED: dict[str, Preset] = {
         ppo,
         lanes=16,
         sample_steps=128,
-        policy=ActorCritic(),
-        algorithm=PPO(learning_rate=LinearSchedule(1e-3, 0), minibatch_size=256, epochs=8, gamma=0.9),
+        policy=RAW,
+        algorithm=PPO(
+            learning_rate=LinearSchedule(1e-3, 0), minibatch_size=256, epochs=8, clip_apart=False, gamma=0.9
+        ),
         steps=500_000,
     ),
     # 200 in about 400 k env steps. Fewer or larger steps of Adam, or a falling rate, left
@@ -97,11 +87,12 @@ TUNED: dict[str, Preset] = {
         ppo,
         lanes=16,
         sample_steps=256,
-        policy=ActorCritic(),
+        policy=RAW,
         algorithm=PPO(
             learning_rate=4e-4,
             minibatch_size=128,
             epochs=6,
+            clip_apart=False,
             gamma=0.999,
             gae_lambda=0.98,
             entropy_coefficient=0.01,
@@ -118,6 +109,7 @@ TUNED: dict[str, Preset] = {
             learning_rate=LinearSchedule(1e-3, 0),
             minibatch_size=512,
             epochs=10,
+            clip_apart=False,
             gamma=0.98,
             gae_lambda=0.92,
             max_gradient_norm=0.8,
@@ -130,15 +122,26 @@ TUNED: dict[str, Preset] = {
 def atari(name: str, environment: Atari) -> Experiment:
     """Atari games: Nature CNN; 16 lanes x 129 rows of 4 x 84 x 84 bytes keep a sample
     slot under 60 MB."""
-    algorithm = PPO(learning_rate=5e-4, minibatch_size=256, epochs=2, clip=0.1, entropy_coefficient=0.01)
-    policy = ActorCritic(convolutions="auto") if environment.size >= SMALLEST_IMAGE else ANY
+    algorithm = PPO(
+        learning_rate=5e-4,
+        minibatch_size=256,
+        epochs=2,
+        clip_apart=False,
+        clip=0.1,
+        entropy_coefficient=0.01,
+    )
+    policy = RAW.replace(convolutions="auto") if environment.size >= SMALLEST_IMAGE else ActorCritic()
     return ppo(
         name, environment, lanes=16, sample_steps=128, policy=policy, algorithm=algorithm, steps=10_000_000
     )
 
 
 def each_policy(
-    name: str, environment: EnvironmentConfig, matches: Mapping[str, str], lanes: int, sample_steps: int
+    name: str,
+    environment: EnvironmentConfig,
+    matches: Mapping[str, str],
+    lanes: int = Actors.lanes,
+    sample_steps: int = AgentSpec.sample_steps,
 ) -> Experiment:
     """Return PPO with a stream and a trainer for each policy. `matches`: the regular
     expression of the agents that play it, by policy; one is as if there was one agent."""
@@ -149,13 +152,13 @@ def each_policy(
         for policy, match in matches.items()
     )
     trainers = {
-        f"trainer-{policy}": Trainer(policy=policy, samples=policy, algorithm=UNTUNED) for policy in matches
+        f"trainer-{policy}": Trainer(policy=policy, samples=policy, algorithm=PPO()) for policy in matches
     }
     return Experiment(
         name=run_name(name),
-        policies=dict.fromkeys(matches, ANY),
+        policies=dict.fromkeys(matches, ActorCritic()),
         workers={
-            "actor": Actors(environment=environment, lanes=lanes, slots=1, agents=tuple(specs)),
+            "actor": Actors(environment=environment, lanes=lanes, agents=tuple(specs)),
             **trainers,
         },
         limits=Limits(steps=1_000_000),
@@ -169,7 +172,7 @@ def several(name: str, environment: PettingZoo) -> Experiment:
     """
     built = environment.build(1, 0)
     built.close()
-    return each_policy(name.removeprefix("pettingzoo:"), environment, kinds_of(built.agents), 8, 256)
+    return each_policy(name.removeprefix("pettingzoo:"), environment, kinds_of(built.agents))
 
 
 def simulated(name: str, environment: SimulatorEnvironment) -> Experiment:

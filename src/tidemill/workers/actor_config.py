@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from tidemill.workers.service_order import ServiceOrder
 
 
+NOT_SENT = "without agents whose samples are kept"
+
+
+def _sends(actors: Any) -> bool:
+    return any(spec.streams for spec in actors.agents)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig(WorkerConfig):
     """The configuration of actor workers, which step environments: what `Actors` and
@@ -38,8 +45,8 @@ class ActorConfig(WorkerConfig):
     flush_requests: number of requests buffered before they are sent; fewer go out when
         nothing else can proceed
     slots: number of samples of each target that a stream holds at a time: one is filled
-        while the others are trained on; fewer mean fresher samples. Where a sample is an
-        episode (`AgentSpec.mode` "full" and "concise"), so many of each seat
+        while the others are trained on. Where a sample is an episode (`AgentSpec.mode`
+        "full" and "concise"), so many of each seat
     deadline_s: seconds after which a step or reset of the environment counts as hung, in
         lanes, slots, simulators and sessions of servers alike; inf: never. A lane that
         steps in a thread of its own (`Gymnasium(threads=…)`) is left there and made anew,
@@ -73,7 +80,7 @@ class ActorConfig(WorkerConfig):
     }
 
     environment: EnvironmentConfig
-    lanes: int = layout_setting(64)
+    lanes: int = layout_setting(8)
     ring: int = layout_setting(1)
     max_episode_steps: int = 0
     deadline_s: float | None = None
@@ -89,12 +96,7 @@ class ActorConfig(WorkerConfig):
         lambda actors: actors.ring * len(actors.agents) > 1,
         "with ring = 1 and one agent spec: there is one request at a time",
     )
-    slots: int = acting(
-        2,
-        lambda actors: any(spec.streams for spec in actors.agents),
-        "without agents whose samples are kept",
-        layout=True,
-    )
+    slots: int = acting(2, _sends, NOT_SENT, layout=True)
 
     @property
     @abstractmethod
@@ -205,9 +207,12 @@ class Actors(ActorConfig):
 
     agents: which policies play, and what becomes of their rows; of several that match an
         agent the first one plays it
+    slots: as of `ActorConfig`. With 1 actors wait for the update, and act by its weights;
+        with 2 they gather meanwhile, and half of the rows are an update older
     """
 
     agents: tuple[AgentSpec, ...] = layout_setting((AgentSpec(),))
+    slots: int = acting(1, _sends, NOT_SENT, layout=True)
 
     def __post_init__(self) -> None:
         check_several("agents", self.agents)
@@ -228,9 +233,12 @@ class Actors(ActorConfig):
     @classmethod
     def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
         """Return saved settings in today's form: actors of one spec whose mode was
-        "stepwise" are `ReplayActors` now. See `Config.of_today`."""
+        "stepwise" are `ReplayActors` now, and where nobody's samples are kept the default
+        that `slots` had then is left out. See `Config.of_today`."""
         data = super().of_today(data)
         specs = data.get("agents")
+        if isinstance(specs, list) and not any(isinstance(s, dict) and s.get("samples", True) for s in specs):
+            data = {name: data[name] for name in data if name != "slots"}
         spec = specs[0] if isinstance(specs, list) and len(specs) == 1 else None
         if not isinstance(spec, dict) or spec.get("mode") != "stepwise":
             return data

@@ -53,7 +53,7 @@ def memory_needs(context: Context, config: ActorConfig, environment: Environment
                 Need(
                     "samples",
                     channels * offered,
-                    f"{copies}{config.slots} slots x {need.rows:,} rows x {per_row}",
+                    f"{copies}{config.slots} slot{'s' * (config.slots > 1)} x {need.rows:,} rows x {per_row}",
                     shared=True,
                 )
             )

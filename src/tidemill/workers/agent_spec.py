@@ -139,7 +139,7 @@ class AgentSpec(PlayerSpec):
 
     mode: str = acting("fixed", _has_rows, _NO_ROWS)
     sample_steps: int = acting(
-        128,
+        256,
         lambda spec: _has_rows(spec) and "sample_steps" in spec.writer().settings,
         'without samples of a fixed length, those of mode = "fixed" and "after_done"',
     )
@@ -147,6 +147,14 @@ class AgentSpec(PlayerSpec):
     bootstrap: int = acting(1, _has_rows, _NO_ROWS)
     padded: bool = acting(False, _has_rows, _NO_ROWS)
     post: tuple[PostProcessor, ...] = acting((), _has_rows, _NO_ROWS)
+
+    @classmethod
+    def of_today(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return saved settings in today's form: where `sample_steps` has no effect, the
+        default that it had then is left out. See `Config.of_today`."""
+        data = super().of_today(data)
+        fixed = data.get("samples", True) and data.get("mode") in (None, "fixed", "after_done")
+        return data if fixed else {name: data[name] for name in data if name != "sample_steps"}
 
     def __post_init__(self) -> None:
         if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:
