@@ -106,6 +106,7 @@ def main():
             "actor": Actors(
                 environment=environment,
                 lanes=SIMULATORS,
+                slots=2,
                 agents=(AgentSpec(sample_steps=64),),
                 lane_restarts=1_000_000,
             ),

@@ -85,12 +85,19 @@ class ReachVector(gymnasium.vector.VectorEnv):
 def train(environment, lanes, ring, rows):
     """Train, and return the run's records, and the CPU seconds of all its processes."""
     actors = Actors(
-        environment=environment, lanes=lanes, ring=ring, agents=(AgentSpec(sample_steps=SAMPLE_STEPS),)
+        environment=environment,
+        lanes=lanes,
+        ring=ring,
+        slots=2,
+        agents=(AgentSpec(sample_steps=SAMPLE_STEPS),),
     )
     experiment = Experiment(
         name="bridge",
-        policies={"policy": ActorCritic()},
-        workers={"actor": actors, "trainer": Trainer(algorithm=PPO(minibatch_size=512, epochs=4))},
+        policies={"policy": ActorCritic(normalise_observations=False)},
+        workers={
+            "actor": actors,
+            "trainer": Trainer(algorithm=PPO(minibatch_size=512, epochs=4, clip_apart=False)),
+        },
         limits=Limits(steps=rows // per_step(environment)),
     )
     before = computed()

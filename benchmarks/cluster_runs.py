@@ -89,7 +89,13 @@ def cartpole() -> Experiment:
         name="cartpole",
         policies={"policy": ActorCritic()},
         workers={
-            "actor": Actors(environment=Gymnasium(id="CartPole-v1"), count=4, lanes=16, slots=2),
+            "actor": Actors(
+                environment=Gymnasium(id="CartPole-v1"),
+                count=4,
+                lanes=16,
+                slots=2,
+                agents=(AgentSpec(sample_steps=128),),
+            ),
             "trainer": Trainer(algorithm=PPO(minibatch_size=2048, epochs=4), max_policy_lag=4),
         },
         limits=Limits(),

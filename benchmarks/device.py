@@ -28,10 +28,10 @@ VECTOR = Box((4,), "float32")
 WIDE = Box((64,), "float32")
 IMAGES = Box((4, 84, 84), "uint8", (0.0,), (255.0,))
 WORKS = {
-    "mlp 64×64 on 4": (Spaces(VECTOR, Discrete(2)), ActorCritic()),
+    "mlp 64×64 on 4": (Spaces(VECTOR, Discrete(2)), ActorCritic(normalise_observations=False)),
     "mlp 512×512 on 64": (
         Spaces(WIDE, Box((8,), "float32", (-1.0,), (1.0,))),
-        ActorCritic(hidden=(512, 512)),
+        ActorCritic(hidden=(512, 512), normalise_observations=False),
     ),
     "cnn float32": (Spaces(IMAGES, Discrete(6)), ActorCritic()),
     "cnn bfloat16": (Spaces(IMAGES, Discrete(6)), ActorCritic(convolutions="bfloat16")),
@@ -60,9 +60,9 @@ def measure(
     seats = min(64, options.rows)
     sample = make_sample(config, spaces, options.rows // seats, seats)
     policy = config.build_on(device, spaces, 0)
-    learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(
-        policy, 0
-    )
+    learner = PPO(
+        epochs=options.epochs, minibatch_size=options.minibatch, clip_apart=False, learning_rate=1e-4
+    ).build(policy, 0)
     rng = np.random.default_rng(0)
     seen = {
         "obs": sample["obs"].reshape(-1, *sample["obs"].shape[2:])[

@@ -37,9 +37,9 @@ SIZES = (64, 128, 256)
 
 def learner_and_sample(minibatch: int, rows: int) -> tuple[PolicyGradientLearner, Sample]:
     """Return a learner of two towers of 64 × 64, and rows for it."""
-    config = ActorCritic()
+    config = ActorCritic(normalise_observations=False)
     policy = config.build(SPACES, 0)
-    learner = PPO(minibatch_size=minibatch, epochs=1, learning_rate=1e-8).build(policy, 0)
+    learner = PPO(minibatch_size=minibatch, epochs=1, clip_apart=False, learning_rate=1e-8).build(policy, 0)
     assert isinstance(learner, PolicyGradientLearner)
     return learner, make_sample(policy, config, SPACES, AgentSpec(), 8, rows)
 

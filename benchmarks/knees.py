@@ -118,9 +118,15 @@ def made(
         policies={"policy": policy or ActorCritic(normalise_observations=False)},
         workers={
             "actor": Actors(
-                environment=environment, lanes=lanes, count=count, agents=(AgentSpec(sample_steps=steps),)
+                environment=environment,
+                lanes=lanes,
+                count=count,
+                slots=2,
+                agents=(AgentSpec(sample_steps=steps),),
             ),
-            "trainer": Trainer(algorithm=algorithm or PPO(minibatch_size=minibatch, epochs=4)),
+            "trainer": Trainer(
+                algorithm=algorithm or PPO(minibatch_size=minibatch, epochs=4, clip_apart=False)
+            ),
         },
     )
 
@@ -147,9 +153,14 @@ AXES = {
     "minibatch": Axis((32, 64, 128, 256, 512, 1024, 4096), lambda n: made(Free(), minibatch=n)),
     "actions": Axis((2, 18, 100, 1_000), lambda n: made(Free(actions=n))),
     "lstm": Axis(
-        (16, 64, 256), lambda n: made(Free(), RecurrentActorCritic(cell="lstm", hidden=(n,), width=n))
+        (16, 64, 256),
+        lambda n: made(
+            Free(), RecurrentActorCritic(cell="lstm", hidden=(n,), width=n, normalise_observations=False)
+        ),
     ),
-    "impala": Axis((4, 64, 256), lambda n: made(Free(), lanes=n, algorithm=Impala(minibatch_size=2048))),
+    "impala": Axis(
+        (4, 64, 256), lambda n: made(Free(), lanes=n, algorithm=Impala(minibatch_size=2048, clip_apart=False))
+    ),
     "parts": Axis(
         (1, 4, 16, 64), lambda n: made(Gymnasium(make=f"{__file__}:ManyParts", kwargs={"parts": n}), lanes=16)
     ),

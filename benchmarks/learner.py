@@ -76,12 +76,14 @@ def main() -> None:
     keep_freed()  # as workers do
     observation = Box((4, 84, 84), "uint8", (0.0,), (255.0,)) if options.images else Box((4,), "float32")
     spaces = Spaces(observation, Discrete(6 if options.images else 2))
-    config = ActorCritic(convolutions="bfloat16" if options.bfloat16 else "float32")
+    config = ActorCritic(
+        convolutions="bfloat16" if options.bfloat16 else "float32", normalise_observations=False
+    )
     seats = min(64, options.rows)
     sample = make_sample(config, spaces, options.rows // seats, seats)
-    learner = PPO(epochs=options.epochs, minibatch_size=options.minibatch, learning_rate=1e-4).build(
-        config.build(spaces, 0), 0
-    )
+    learner = PPO(
+        epochs=options.epochs, minibatch_size=options.minibatch, clip_apart=False, learning_rate=1e-4
+    ).build(config.build(spaces, 0), 0)
     assert isinstance(learner, PPOLearner)
     batch = gather([sample], gae_of(0.99, 0.95))
     repeats = 1 if options.images else options.repeats

@@ -125,9 +125,11 @@ def ppo(native: bool, rows: int = 8192, minibatch: int = 2048, epochs: int = 4) 
     from tidemill.native.library import choices
 
     spaces = Spaces(Box((4,), "float32"), Discrete(2))
-    config = ActorCritic(native=choices()[-1] if native else "off")
+    config = ActorCritic(native=choices()[-1] if native else "off", normalise_observations=False)
     sample = make_sample(config, spaces, rows // 8, 8)
-    algorithm = PPO(minibatch_size=minibatch, epochs=epochs, learning_rate=1e-4, normalise_returns=False)
+    algorithm = PPO(
+        minibatch_size=minibatch, epochs=epochs, clip_apart=False, learning_rate=1e-4, normalise_returns=False
+    )
     return partial(algorithm.build(config.build(spaces, 0), 0).update, [sample], 0)
 
 
@@ -153,8 +155,8 @@ def impala() -> Callable[[], object]:
     from tidemill.api.spaces import Box, Discrete, Spaces
 
     spaces = Spaces(Box((4,), "float32"), Discrete(2))
-    config = ActorCritic(native="off")
-    algorithm = Impala(minibatch_size=512, learning_rate=1e-4, normalise_returns=False)
+    config = ActorCritic(native="off", normalise_observations=False)
+    algorithm = Impala(minibatch_size=512, clip_apart=False, learning_rate=1e-4, normalise_returns=False)
     sample = make_sample(config, spaces, 256, 8)
     return partial(algorithm.build(config.build(spaces, 0), 0).update, [sample], 0)
 

@@ -42,7 +42,7 @@ def _experiment(name, environment, policy, algorithm, lanes, sample_steps, **tra
         policies={"policy": policy},
         workers={
             "actor": Actors(
-                environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=sample_steps),)
+                environment=environment, lanes=lanes, slots=2, agents=(AgentSpec(sample_steps=sample_steps),)
             ),
             "trainer": Trainer(algorithm=algorithm, **trainer),
         },
@@ -66,7 +66,7 @@ def slow_network():
     """A big network that acts for two lanes at a time, which uses it badly, and learns
     from each row once, in large minibatches. With the size of its batch set it is run as
     it is given; by turns, inference and training would hardly differ."""
-    policy = ActorCritic(hidden=(1024, 1024))
+    policy = ActorCritic(hidden=(1024, 1024), normalise_observations=False)
     return _experiment(
         "slow-network",
         Gymnasium(id="CartPole-v1"),

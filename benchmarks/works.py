@@ -54,7 +54,9 @@ def _ppo(
         name=name,
         policies={"policy": policy or ActorCritic(normalise_observations=False)},
         workers={
-            "actor": Actors(environment=environment, lanes=lanes, agents=(AgentSpec(sample_steps=rollout),)),
+            "actor": Actors(
+                environment=environment, lanes=lanes, slots=2, agents=(AgentSpec(sample_steps=rollout),)
+            ),
             "trainer": Trainer(algorithm=plain),
         },
     )
@@ -99,7 +101,10 @@ def pong_one_epoch() -> Experiment:
 def _pong(
     name: str, epochs: int, convolutions: Literal["float32", "bfloat16"], lanes: int = 32
 ) -> Experiment:
-    environment, policy = Atari(id="ALE/Pong-v5"), ActorCritic(convolutions=convolutions)
+    environment, policy = (
+        Atari(id="ALE/Pong-v5"),
+        ActorCritic(convolutions=convolutions, normalise_observations=False),
+    )
     return _ppo(
         name,
         environment,

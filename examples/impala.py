@@ -23,7 +23,9 @@ CARTPOLE = Gymnasium(id="CartPole-v1")
 
 
 def of(name: str, inference: str, **workers) -> Experiment:
-    algorithm = Impala(learning_rate=LinearSchedule(2e-3, 0), minibatch_size=512, entropy_coefficient=0.01)
+    algorithm = Impala(
+        learning_rate=LinearSchedule(2e-3, 0), minibatch_size=512, clip_apart=False, entropy_coefficient=0.01
+    )
     actor = Actors(
         environment=CARTPOLE,
         count=2,
@@ -33,7 +35,7 @@ def of(name: str, inference: str, **workers) -> Experiment:
     )
     return Experiment(
         name=name,
-        policies={"policy": ActorCritic()},
+        policies={"policy": ActorCritic(normalise_observations=False)},
         workers={"actor": actor, **workers, "trainer": Trainer(algorithm=algorithm)},
         limits=Limits(steps=600_000),
     )

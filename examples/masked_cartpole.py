@@ -41,9 +41,12 @@ def of(policy, name: str, **algorithm) -> Experiment:
             "actor": Actors(
                 environment=Gymnasium(make=f"{__file__}:Masked"),
                 lanes=64,
+                slots=2,
                 agents=(AgentSpec(sample_steps=64),),
             ),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, epochs=4, **algorithm)),
+            "trainer": Trainer(
+                algorithm=PPO(learning_rate=1e-3, minibatch_size=512, epochs=4, clip_apart=False, **algorithm)
+            ),
         },
         limits=Limits(mean_return=475.0, steps=400_000),
     )

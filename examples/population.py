@@ -14,13 +14,18 @@ STARTS = [{"learning_rate": rate} for rate in (1e-6, 3e-6, 0.1, 0.3)]
 def one() -> Experiment:
     return Experiment(
         name="population",
-        policies={"policy": ActorCritic()},
+        policies={"policy": ActorCritic(normalise_observations=False)},
         workers={
             "actor": Actors(
-                environment=Gymnasium(id="CartPole-v1"), lanes=16, agents=(AgentSpec(sample_steps=64),)
+                environment=Gymnasium(id="CartPole-v1"),
+                lanes=16,
+                slots=2,
+                agents=(AgentSpec(sample_steps=64),),
             ),
             "trainer": Trainer(
-                algorithm=PPO(minibatch_size=256, epochs=4), database_seconds=0.25, max_policy_lag=4
+                algorithm=PPO(minibatch_size=256, epochs=4, clip_apart=False),
+                database_seconds=0.25,
+                max_policy_lag=4,
             ),
         },
         limits=Limits(steps=300_000),

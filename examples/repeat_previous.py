@@ -27,10 +27,15 @@ def of(policy, name: str, **algorithm) -> Experiment:
         name=name,
         policies={"policy": policy},
         workers={
-            "actor": Actors(environment=GAME, lanes=64, agents=(AgentSpec(sample_steps=52),)),
+            "actor": Actors(environment=GAME, lanes=64, slots=2, agents=(AgentSpec(sample_steps=52),)),
             "trainer": Trainer(
                 algorithm=PPO(
-                    learning_rate=2e-3, minibatch_size=832, epochs=4, entropy_coefficient=0.01, **algorithm
+                    learning_rate=2e-3,
+                    minibatch_size=832,
+                    epochs=4,
+                    clip_apart=False,
+                    entropy_coefficient=0.01,
+                    **algorithm,
                 )
             ),
         },
@@ -39,8 +44,8 @@ def of(policy, name: str, **algorithm) -> Experiment:
 
 
 def experiment() -> Experiment:
-    return of(RecurrentActorCritic(cell="gru"), "repeat-previous")
+    return of(RecurrentActorCritic(cell="gru", normalise_observations=False), "repeat-previous")
 
 
 def feed_forward() -> Experiment:
-    return of(ActorCritic(), "repeat-previous-feed-forward")
+    return of(ActorCritic(normalise_observations=False), "repeat-previous-feed-forward")

@@ -62,7 +62,7 @@ def learners(me: str, other: str) -> Actors:
     """One side learns against a version of the past that is drawn anew for each sample:
     the harder to beat, the more often."""
     past = AgentSpec(match=other, parameters=Drawn(how="prioritised"), samples=None)
-    return Actors(environment=GAME, lanes=32, agents=(AgentSpec(match=me, sample_steps=32), past))
+    return Actors(environment=GAME, lanes=32, slots=2, agents=(AgentSpec(match=me, sample_steps=32), past))
 
 
 def judges(me: str, other: str, opponent: AgentSpec, stream: str) -> Actors:
@@ -70,7 +70,11 @@ def judges(me: str, other: str, opponent: AgentSpec, stream: str) -> Actors:
     that is drawn stays for a whole game."""
     judged = AgentSpec(match=me, parameters=Drawn(tag=f"{stream}-now"), samples=stream, mode="concise")
     return Actors(
-        environment=GAME, lanes=1, ring=10, agents=(judged, opponent.replace(match=other, samples=None))
+        environment=GAME,
+        lanes=1,
+        ring=10,
+        slots=2,
+        agents=(judged, opponent.replace(match=other, samples=None)),
     )
 
 
@@ -78,13 +82,21 @@ def experiment() -> Experiment:
     rated, chance = AgentSpec(parameters=Drawn()), AgentSpec(policy="anyhow", parameters=Fixed())
     return Experiment(
         name="connect-four",
-        policies={"policy": ActorCritic(hidden=(128, 128), activation="relu"), "anyhow": Anyhow()},
+        policies={
+            "policy": ActorCritic(hidden=(128, 128), activation="relu", normalise_observations=False),
+            "anyhow": Anyhow(),
+        },
         workers={
             "learn-first": learners(FIRST, SECOND),
             "learn-second": learners(SECOND, FIRST),
             "trainer": Trainer(
                 algorithm=PPO(
-                    learning_rate=1e-3, minibatch_size=512, epochs=4, entropy_coefficient=0.01, gamma=0.99
+                    learning_rate=1e-3,
+                    minibatch_size=512,
+                    epochs=4,
+                    clip_apart=False,
+                    entropy_coefficient=0.01,
+                    gamma=0.99,
                 ),
                 database_seconds=5.0,
                 database_versions=100,  # the past that opponents are drawn from

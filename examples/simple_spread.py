@@ -29,6 +29,7 @@ def trainer(agents: int, **names) -> Trainer:
     steps = PPO(
         learning_rate=LinearSchedule(1e-3, 0),
         epochs=20,
+        clip_apart=False,
         minibatch_size=400 * agents,
         gamma=0.95,
         entropy_coefficient=0.003,
@@ -37,28 +38,30 @@ def trainer(agents: int, **names) -> Trainer:
 
 
 def of(name: str, policies, trainers, *specs, game=GAME) -> Experiment:
-    workers = {"actor": Actors(environment=game, lanes=64, agents=specs), **trainers}
+    workers = {"actor": Actors(environment=game, lanes=64, slots=2, agents=specs), **trainers}
     return Experiment(name=name, policies=policies, workers=workers, limits=Limits(steps=400_000))
 
 
 def experiment() -> Experiment:
     return of(
         "simple-spread",
-        {"policy": ActorCritic(hidden=HIDDEN)},
+        {"policy": ActorCritic(hidden=HIDDEN, normalise_observations=False)},
         {"trainer": trainer(3)},
         AgentSpec(sample_steps=25),
     )
 
 
 def separate() -> Experiment:
-    policies = {name: ActorCritic(hidden=HIDDEN) for name in AGENTS}
+    policies = {name: ActorCritic(hidden=HIDDEN, normalise_observations=False) for name in AGENTS}
     trainers = {f"trainer_{name}": trainer(1, policy=name, samples=name) for name in AGENTS}
     specs = (AgentSpec(match=name, policy=name, samples=name, sample_steps=25) for name in AGENTS)
     return of("simple-spread-separate", policies, trainers, *specs)
 
 
 def centralised() -> Experiment:
-    policies = {"policy": ActorCritic(hidden=HIDDEN, critic_only=("global_state",))}
+    policies = {
+        "policy": ActorCritic(hidden=HIDDEN, critic_only=("global_state",), normalise_observations=False)
+    }
     return of(
         "simple-spread-centralised",
         policies,

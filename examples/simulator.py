@@ -29,14 +29,17 @@ def of(world: str, path: Path, name: str) -> Experiment:
     """Four simulators of ten agents."""
     return Experiment(
         name=name,
-        policies={"policy": ActorCritic()},
+        policies={"policy": ActorCritic(normalise_observations=False)},
         workers={
             "actor": Actors(
                 environment=SimulatorEnvironment(path=str(path)),
                 lanes=4,
+                slots=2,
                 agents=(AgentSpec(sample_steps=64),),
             ),
-            "trainer": Trainer(algorithm=PPO(learning_rate=1e-3, minibatch_size=512, epochs=4, gamma=0.98)),
+            "trainer": Trainer(
+                algorithm=PPO(learning_rate=1e-3, minibatch_size=512, epochs=4, clip_apart=False, gamma=0.98)
+            ),
         },
         limits=Limits(mean_return=0.95 * HEURISTIC[world], steps=50_000),
     )

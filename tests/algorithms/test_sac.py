@@ -257,6 +257,14 @@ def test_a_temperature_that_is_not_learnt_stays():
         assert learner.update([sample_of(i)], 0.0)["temperature"] == 0.2
 
 
+def test_a_temperature_that_was_fixed_is_where_learning_it_begins():
+    fixed = learner_of(SAC(learn_temperature=False, temperature=0.2))
+    fixed.update([sample_of()], 0.0)
+    learnt = learner_of(SAC())
+    learnt.load_state(fixed.state())
+    assert learnt.temperature == pytest.approx(0.2)
+
+
 def test_a_temperature_may_follow_a_schedule_where_it_is_not_learnt():
     config = SAC(learn_temperature=False, temperature=LinearSchedule(0.4, 0.1, to_step=300))
     learner = learner_of(config)

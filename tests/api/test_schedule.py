@@ -160,6 +160,6 @@ def test_what_was_counted_in_updates_is_counted_in_env_steps(kind: str) -> None:
     assert brought_up_to_date(
         {"kind": "PPO", "learning_rate": 0.1, "learning_rate_schedule": "constant"}
     ) == (
-        {"kind": "PPO", "clip_apart": False, "learning_rate": 0.1},
+        {"kind": "PPO", "learning_rate": 0.1},
         [],
     )

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from tidemill import DQN, PPO, Actors, Experiment, QNetwork, Replay, ReplayActors, ReplayTrainer, Trainer
+from tidemill import (
+    DQN,
+    PPO,
+    ActorCritic,
+    Actors,
+    Experiment,
+    QNetwork,
+    Replay,
+    ReplayActors,
+    ReplayTrainer,
+    Trainer,
+)
 from tidemill.core.user_code_loading import load_attribute, load_file
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -55,6 +66,9 @@ def test_the_works_have_the_peers_hyperparameters(name: str) -> None:
     )
     assert {key: getattr(trainer.algorithm, key) for key in same} == {key: getattr(work, key) for key in same}
     assert not trainer.algorithm.schedules and not trainer.algorithm.normalise_returns
+    assert not trainer.algorithm.clip_apart and actor.slots == 2
+    policy = experiment.policies["policy"]
+    assert isinstance(policy, ActorCritic) and policy.normalise_observations is False
     assert actor.agents[0].sample_steps == work.rollout
     assert trainer.algorithm.minibatch_size == work.rollout * actor.lanes // work.minibatches
 

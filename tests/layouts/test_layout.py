@@ -122,11 +122,13 @@ def test_actors_are_ahead_of_trainers_only_where_the_experiment_allows_it_by_nam
             assert all(layout.together and layout.slots == 1 for layout in promised)
     allowed = choose(experiment(max_policy_lag=2), costs, 2)
     assert (allowed.together, allowed.processes, allowed.slots) == (False, 2, 2)
-    one_slot = experiment(max_policy_lag=1)
-    one_slot = one_slot.replace(
-        workers={**one_slot.workers, "actor": one_slot.workers["actor"].replace(slots=1)}
-    )
-    assert not choose(one_slot, costs, 2).together
+    for lag, slots in ((1, 1), (2, 2), (4, 2)):  # with one slot actors wait for the update
+        one_slot = experiment(max_policy_lag=lag)
+        one_slot = one_slot.replace(
+            workers={**one_slot.workers, "actor": one_slot.workers["actor"].replace(slots=1)}
+        )
+        layout = choose(one_slot, costs, 2)
+        assert (layout.together, layout.slots) == (slots == 1, slots)
 
 
 def slower(costs: Costs, factor: float) -> Costs:

@@ -107,6 +107,10 @@ def test_defaults_of_before_are_no_idle_settings(spec: dict[str, Any], kept: dic
     now = {"slots": Actors.slots, "sample_steps": AgentSpec.sample_steps, **kept}
     assert (read.slots, read.agents[0].sample_steps, read.lanes) == (now["slots"], now["sample_steps"], 64)
     assert told == []
+    if "sample_steps" not in kept:
+        agent["sample_steps"] = 77  # which nobody has by default
+        with pytest.raises(ConfigError, match="sample_steps = 77 has no effect"):
+            decode(Actors, brought_up_to_date(actors)[0])
 
 
 def test_a_run_from_before_that_goes_on_with_its_memory_its_slots_and_its_journal(tmp_path: Path) -> None:

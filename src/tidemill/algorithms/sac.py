@@ -39,7 +39,7 @@ class SAC(TwinCritics):
         "target_entropy": (-1e9, 1e9, "None: minus the number of the action's elements"),
     }
 
-    # α is learnt from its first value on
+    # where α is learnt it is so from its first value on
     changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon", "temperature"}
 
     temperature: float | LinearSchedule = 1.0
@@ -48,7 +48,7 @@ class SAC(TwinCritics):
     learn_temperature: bool = True
     """Whether α is learnt; else it is `temperature` always."""
     target_entropy: float | None = acting(
-        None, lambda sac: sac.learn_temperature, "with learn_temperature = False: α stays as it is"
+        None, lambda sac: sac.learn_temperature, "with learn_temperature = False: α is temperature"
     )
     """Entropy of the policy, in nats, that α is learnt to bring about, of actions scaled
     to [-1, 1]. None: minus the number of the action's elements."""
@@ -92,7 +92,7 @@ class SACLearner(TwinCriticLearner):
 
     def __init__(self, config: SAC, policy: SquashedGaussianPolicy, seed: int) -> None:
         super().__init__(config, policy, seed)
-        begun = log(number(config.temperature)) if config.learn_temperature else 0.0
+        begun = log(number(self.config.temperature))
         self.log_temperature = np.full(1, begun, np.float32)
         self._of_temperature = np.zeros(1, np.float32)
         self._adams["temperature"] = adam(

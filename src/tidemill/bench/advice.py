@@ -78,7 +78,7 @@ def advise(workers: Sequence[WorkerShares], elsewhere: bool = False) -> Advice:
             return Advice(
                 "environment",
                 f"Slow environment: {idle}, and the actors {actors_wait:.0%}, for the environment. Give it "
-                "more lanes, threads or cores.",
+                "more lanes, threads or cores, or its actors slots=2, by which they gather during updates.",
             )
         return Advice(
             "waits",

@@ -464,7 +464,8 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
         if isinstance(trainer.algorithm, PPO)
         else PPO(
             epochs=getattr(trainer.algorithm, "epochs", 1),
-            minibatch_size=getattr(trainer.algorithm, "minibatch_size", PPO.minibatch_size),
+            minibatch_size=getattr(trainer.algorithm, "minibatch_size", 10**9),
+            clip_apart=getattr(trainer.algorithm, "clip_apart", False),
         )
     ).at(0, 0.0)
     config = actors.environment

@@ -173,7 +173,13 @@ def undivided(experiment: Experiment) -> Experiment:
     return apply(
         experiment,
         Layout(
-            actors=1, trainers=1, lanes=lanes, sample_steps=own.sample_steps, ring=1, slots=2, threads=threads
+            actors=1,
+            trainers=1,
+            lanes=lanes,
+            sample_steps=own.sample_steps,
+            ring=1,
+            slots=own.slots,
+            threads=threads,
         ),
     )
 

@@ -153,6 +153,7 @@ RENAMED = {
 
 _TUNED = 'gone; experiment_for("CartPole-v1", environment) is what is tuned for that name'
 _OFF_POLICY = 'gone; experiment_for(name, environment, "dqn"), or "sac", is what it made'
+_UNTUNED = "gone; PPO() is what it was"
 _TABLES = "gone; presets_of(algorithm).tuned has them, by the name of an environment"
 # Of each module: old names in it that nothing is called any more, and what to do instead.
 GONE = {
@@ -161,8 +162,9 @@ GONE = {
         **dict.fromkeys(("dqn", "dqn_atari", "dqn_cartpole", "dqn_minatar"), _OFF_POLICY),
         **dict.fromkeys(("sac", "sac_half_cheetah"), _OFF_POLICY),
         **dict.fromkeys(("OFF_POLICY", "TUNED", "TUNED_OFF_POLICY"), _TABLES),
-        "UNTUNED": "gone; PPO() is what it was",
+        "UNTUNED": _UNTUNED,
     },
+    "tidemill.presets.ppo": {"UNTUNED": _UNTUNED},
 }
 
 

@@ -468,9 +468,9 @@ def promises(
         where = costs if trainers == 1 else slowest
         return 1 / (costs.rows * trained(algorithm, where, trainers, min(hosts, trainers)))
 
+    # with a slot more actors gather while trainers learn, by weights of before
+    slots = max(2, parts.actors.slots) if lag and lag >= 2 else parts.actors.slots
     if costs.waits:
-        # with a slot more actors gather while trainers learn, by weights of before
-        slots = max(2, parts.actors.slots) if lag and lag >= 2 else parts.actors.slots
         beside = _by_turns if lag == 0 or slots == 1 else min
         # where its work takes most of a step threads were not tried
         waiting = [each for each in (costs, *elsewhere) if each.waits]
@@ -481,9 +481,9 @@ def promises(
             gathered = _gathered(layout, costs, known, cores, lag == 0)
             yield layout, beside(gathered, training(layout.trainers))
         return
-    # actors fill all slots while a sample waits for its update: its oldest row may be as
-    # many versions old as there are slots
-    ahead = lag is not None and lag >= parts.actors.slots
+    # actors fill all slots, of two or more, while a sample waits for its update: its
+    # oldest row may be as many versions old as there are slots
+    ahead = slots if lag is not None and lag >= slots >= 2 else 0
     for layout in _computing(experiment, len(known), most_trainers, ahead):
         speed = _by_turns if layout.together else min
         gathered = _gathered(layout, costs, known, cores, layout.together)
@@ -538,17 +538,17 @@ def _by_turns(acting: float, training: float) -> float:
     return 1 / (1 / acting + 1 / training)
 
 
-def _computing(experiment: Experiment, cores: int, most_trainers: int, ahead: bool) -> Iterator[Layout]:
+def _computing(experiment: Experiment, cores: int, most_trainers: int, ahead: int) -> Iterator[Layout]:
     """Processes that all gather, and then train, or some of them; where actors may be
-    ahead of the trainers (`Trainer.max_policy_lag`), these beside those, too: never more
-    processes than cores."""
+    ahead of the trainers by so many slots (`Trainer.max_policy_lag`), these beside those,
+    too: never more processes than cores."""
     own = layout_of(experiment)
     for actors in (n for n in range(1, cores + 1) if own.lanes % n == 0):
         apart = replace(own, actors=actors, lanes=own.lanes // actors)
         for trainers in (n for n in range(1, min(most_trainers, actors) + 1) if actors % n == 0):
             yield replace(apart, trainers=trainers, together=True, slots=1)
             if ahead and actors + trainers <= cores:
-                yield replace(apart, trainers=trainers)
+                yield replace(apart, trainers=trainers, slots=ahead)
 
 
 def _waiting(

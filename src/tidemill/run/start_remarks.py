@@ -54,13 +54,17 @@ def numpy_instead(experiment: Experiment) -> Iterator[str]:
     policies = {
         name: policy for name, policy in experiment.policies.items() if isinstance(policy, NativeSetting)
     }
+    why = unavailable("auto")
     for name, policy in policies.items():
         if slow := policy.beyond_core:
             yield f"numpy computes policy {name} where it is an MLP on a CPU: the native core has no {slow}"
-        elif (slow := policy.beside_core) and policy.native != "off":
-            yield f"numpy computes what {slow} of policy {name} adds: the native core has its layers alone"
+        elif (slow := policy.beside_core) and policy.native != "off" and not why:
+            yield (
+                f"numpy computes what {slow} of policy {name} adds: where it is an MLP on a CPU, the native "
+                "core can compute its layers alone"
+            )
     able = any(policy.in_core for policy in policies.values())
-    if able and (why := unavailable("auto")):
+    if able and why:
         yield f"numpy computes MLPs, since the native core cannot be used: {why}"
 
 

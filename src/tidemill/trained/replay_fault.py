@@ -16,7 +16,7 @@ import numpy as np
 from tidemill.api.algorithm import Algorithm, TracedArray, UpdateFault
 from tidemill.api.plain_spaces import read_spaces
 from tidemill.api.policy import check_parameters
-from tidemill.core.config import decode
+from tidemill.core.config import brought_up_to_date, decode
 from tidemill.core.errors import CheckpointError, ConfigError, RunError, SchemaError
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
@@ -98,7 +98,7 @@ def replay_fault(
         if not isinstance(config, TrainerConfig):
             raise KeyError(trainer)
         policy_config, spaces = experiment.policies[name], read_spaces(facts["spaces"])
-        settings = decode(type(config.algorithm), facts["settings"], "settings")
+        settings = decode(type(config.algorithm), brought_up_to_date(facts["settings"])[0], "settings")
         stage, error = str(facts["stage"]), str(facts["error"])
         weights, state, minibatch = (arrays[part] for part in ("policy", "algorithm", "minibatch"))
     except (KeyError, TypeError, ConfigError, SchemaError) as broken:

@@ -237,7 +237,10 @@ class Actors(ActorConfig):
         that `slots` had then is left out. See `Config.of_today`."""
         data = super().of_today(data)
         specs = data.get("agents")
-        if isinstance(specs, list) and not any(isinstance(s, dict) and s.get("samples", True) for s in specs):
+        sent = not isinstance(specs, list) or any(
+            not isinstance(s, dict) or s.get("samples", True) for s in specs
+        )
+        if not sent and data.get("slots") == 2:
             data = {name: data[name] for name in data if name != "slots"}
         spec = specs[0] if isinstance(specs, list) and len(specs) == 1 else None
         if not isinstance(spec, dict) or spec.get("mode") != "stepwise":

@@ -153,8 +153,12 @@ class AgentSpec(PlayerSpec):
         """Return saved settings in today's form: where `sample_steps` has no effect, the
         default that it had then is left out. See `Config.of_today`."""
         data = super().of_today(data)
-        fixed = data.get("samples", True) and data.get("mode") in (None, "fixed", "after_done")
-        return data if fixed else {name: data[name] for name in data if name != "sample_steps"}
+        mode = data.get("mode", cls.mode)
+        writer = WRITERS[mode] if isinstance(mode, str) and mode in WRITERS else None
+        acts = data.get("samples", True) and (writer is None or "sample_steps" in writer.settings)
+        if acts or data.get("sample_steps") != 128:
+            return data
+        return {name: data[name] for name in data if name != "sample_steps"}
 
     def __post_init__(self) -> None:
         if self.sample_steps < 1 or self.bootstrap < 1 or self.burn_in < 0:
