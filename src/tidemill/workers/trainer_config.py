@@ -196,7 +196,7 @@ class Trainer(TrainerConfig):
         is synchronous training: each actor sends one sample per update, waits for that,
         and goes on with the new version (see `workers.lockstep`): nothing is dropped. A
         layout that is chosen has actors gather while a trainer learns only where this
-        is a number no less than their `slots`
+        is at least 2, and no less than their `slots`; those of one slot have two then
     """
 
     retired: ClassVar[dict[str, tuple[Any, str]]] = {
