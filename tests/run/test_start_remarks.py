@@ -71,6 +71,7 @@ def test_which_setting_keeps_a_policy_out_of_the_core_is_told(with_core):
         (QNetwork(quantiles=25), "quantiles = 25"),
         (QNetwork(atoms=51), "atoms = 51"),
         (QNetwork(noise=0.5), "noise = 0.5"),
+        (QNetwork(noise=0.5, atoms=51), "noise = 0.5 and atoms = 51"),
         (SquashedGaussian(sde_steps=8), "sde_steps = 8"),
     ],
 )

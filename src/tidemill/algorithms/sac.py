@@ -39,7 +39,7 @@ class SAC(TwinCritics):
         "target_entropy": (-1e9, 1e9, "None: minus the number of the action's elements"),
     }
 
-    # where α is learnt it is so from its first value on
+    # a learnt α begins as `temperature`, which would change nothing later
     changeable: ClassVar[Collection[str]] = ranges.keys() - {"adam_epsilon", "temperature"}
 
     temperature: float | LinearSchedule = 1.0

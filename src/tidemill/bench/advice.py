@@ -78,7 +78,8 @@ def advise(workers: Sequence[WorkerShares], elsewhere: bool = False) -> Advice:
             return Advice(
                 "environment",
                 f"Slow environment: {idle}, and the actors {actors_wait:.0%}, for the environment. Give it "
-                "more lanes, threads or cores, or its actors slots=2, by which they gather during updates.",
+                "more lanes, threads or cores, or actors of one sample slot a second one (slots=2), to be "
+                "filled during updates.",
             )
         return Advice(
             "waits",

@@ -462,6 +462,7 @@ def parts_of(experiment: Experiment) -> tuple[dict[str, Any], Parts]:
     ppo = (
         trainer.algorithm
         if isinstance(trainer.algorithm, PPO)
+        # what names no minibatches makes a step of a batch
         else PPO(
             epochs=getattr(trainer.algorithm, "epochs", 1),
             minibatch_size=getattr(trainer.algorithm, "minibatch_size", 10**9),

@@ -115,11 +115,9 @@ class QNetwork(ReplayNetwork):
 
     @property
     def beside_core(self) -> str | None:
-        if self.noise:
-            return f"noise = {self.noise}"
-        if self.quantiles:
-            return f"quantiles = {self.quantiles}"
-        return f"atoms = {self.atoms}" if self.atoms > 1 else None
+        idle = {"noise": 0, "quantiles": 0, "atoms": 1}
+        added = {name: getattr(self, name) for name in idle if getattr(self, name) != idle[name]}
+        return " and ".join(f"{name} = {value}" for name, value in added.items()) or None
 
     def weights(self, spaces: Spaces) -> dict[str, Field]:
         shape, encoder, image, _ = self.plan(spaces)
