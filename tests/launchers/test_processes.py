@@ -7,7 +7,8 @@ from benchmarks.works import cartpole_small
 
 from tidemill.core.control_groups import MemoryKills
 from tidemill.launchers import processes
-from tidemill.launchers.processes import killer, layer_threads
+from tidemill.launchers.cause_of_end import killer
+from tidemill.launchers.processes import layer_threads
 from tidemill.layouts.layout import apply, layout_of
 
 

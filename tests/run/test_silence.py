@@ -40,7 +40,8 @@ from tidemill.core.thread_stacks import stack_of, whereabouts
 from tidemill.core.user_code_loading import load_file
 from tidemill.envs import lane_threads, parallel_build
 from tidemill.envs.lanes import LaneLoop
-from tidemill.launchers.processes import ProcessesLauncher, calls_of, dump_of
+from tidemill.launchers.processes import ProcessesLauncher
+from tidemill.launchers.worker_stack import calls_of, dump_of
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run import ending, silence
 from tidemill.run.controller import Controller

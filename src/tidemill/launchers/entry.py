@@ -29,8 +29,9 @@ from tidemill.core.resource_shortage import why
 from tidemill.core.run_marks import end_marked, mark_started, marked
 from tidemill.core.thread_stacks import stack_of
 from tidemill.core.user_code_loading import begin_to_work, expect, load_file, travel
-from tidemill.launchers.processes import ProcessSetup, dump_of
+from tidemill.launchers.process_setup import ProcessSetup
 from tidemill.launchers.worker_process import ASK_FOR_STACK, ENDING, receive_order
+from tidemill.launchers.worker_stack import dump_of
 from tidemill.native.library import use_threads
 from tidemill.store.fence import hold
 from tidemill.transports.shared import EventBell, SocketLink

@@ -11,9 +11,6 @@ import contextlib
 import errno
 import json
 import os
-import re
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -46,8 +43,12 @@ from tidemill.core.private_files import private
 from tidemill.core.run_marks import end_marked, end_orphans, new_mark
 from tidemill.core.temporary_folders import temporary_folder
 from tidemill.core.user_code_loading import own_path
-from tidemill.launchers.worker_process import ASK_FOR_STACK, COMMAND, end_early, environment, worker_process
-from tidemill.transports.shared import MOST_DESCRIPTORS, EventBell, SocketLink
+from tidemill.launchers.cause_of_end import cause_of_end
+from tidemill.launchers.process_setup import ProcessSetup, WorkerEnds
+from tidemill.launchers.runner_link import RunnerBell, RunnerLink
+from tidemill.launchers.worker_process import COMMAND, end_early, environment, worker_process
+from tidemill.launchers.worker_stack import stack_of
+from tidemill.transports.shared import MOST_DESCRIPTORS
 from tidemill.transports.table import find_transport
 from tidemill.workers.actor_config import ActorConfig
 
@@ -56,92 +57,10 @@ from tidemill.workers.actor_config import ActorConfig
 SPIN = 100e-6
 LEAST_MEMORY = 25_000_000  # bytes that a process shares with none: Python, numpy and what it builds
 _TAIL = 2000  # characters of a dead worker's output that are shown
-_CAUSES: dict[int, str] = {  # of a process that a signal ended
-    signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
-}
-_STACK = 0.5  # seconds that a process has to write down where its threads are
-_LONGEST_STACK = 1 << 20  # bytes of that which are read
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the system lacks, and not the log
 AWAY_S = 2.0
 """Seconds that the disk, or share, has on which logs are."""
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
-
-
-def killer(before: MemoryKills, now: MemoryKills) -> str:
-    """Return who most likely sent a SIGKILL, of what the system's counts were when the
-    process began, and are."""
-    cure = "make lanes, slots or counts smaller, or give it more"
-    if now.here > before.here:
-        return f" (by the system, out of memory: its control group has no more; {cure})"
-    if now.anywhere > before.anywhere:
-        return f" (most likely by the system, out of memory: it killed a process meanwhile; {cure})"
-    return " (by hand, or by another program: the system counts no kill for want of memory)"
-
-
-class WorkerEnds(msgspec.Struct, frozen=True):
-    """One worker of a process: its control link, and how it reaches its edges."""
-
-    worker: str
-    link: int
-    edges: dict[str, Handle]
-
-
-class ProcessSetup(msgspec.Struct, frozen=True):
-    """The order of a worker process."""
-
-    ends: list[WorkerEnds]
-    transport: str  # by its name
-    experiment: str  # JSON
-    source: str | None
-    folder: str | None
-    epoch: int  # of the folder
-    resume: str | None
-    spin: float
-    math_threads: int
-    layer_threads: int
-    core: int | None  # the one that it keeps to
-    files: dict[str, str]  # digests, by path
-    bell: int
-    asked: int  # eventfd by which it is asked where its workers' thread is
-    stacks: int  # memfd that it writes down where its threads are in
-    path: list[str]  # where the main process looks for modules
-    life: int  # of its workers
-    gpus: dict[str, int]  # see `Job`
-    mark: str  # of what their environments start
-
-    def descriptors(self) -> list[int]:
-        """Return all that it names, each once."""
-        handles = [handle for end in self.ends for handle in end.edges.values()]
-        links = (end.link for end in self.ends)
-        return list(
-            dict.fromkeys(
-                [
-                    *(self.bell, self.asked, self.stacks),
-                    *links,
-                    *(d for handle in handles for d in handle.descriptors),
-                ]
-            )
-        )
-
-    def received(self, copies: Sequence[int]) -> "ProcessSetup":
-        """Return what holds in a process that has `copies` of its descriptors."""
-        own = dict(zip(self.descriptors(), copies, strict=True))
-        ends = [
-            WorkerEnds(
-                end.worker,
-                own[end.link],
-                {
-                    edge: msgspec.structs.replace(
-                        handle, descriptors=tuple(own[d] for d in handle.descriptors)
-                    )
-                    for edge, handle in end.edges.items()
-                },
-            )
-            for end in self.ends
-        ]
-        return msgspec.structs.replace(
-            self, ends=ends, bell=own[self.bell], asked=own[self.asked], stacks=own[self.stacks]
-        )
 
 
 @dataclass
@@ -464,12 +383,7 @@ class ProcessesLauncher(Launcher):
             code = process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "it hung up, but its process still runs"
-        how = (
-            f"its process was killed by {_signal_name(-code)}"
-            if code < 0
-            else f"its process ended with status {code}"
-        )
-        how += killer(group.kills, memory_kills()) if code == -signal.SIGKILL else _CAUSES.get(-code, "")
+        how = cause_of_end(code, group.kills)
         try:
             tail = self._disk.do(partial(_tail, group.log))
         except OSError as error:
@@ -480,21 +394,7 @@ class ProcessesLauncher(Launcher):
         group = self._group_of[worker]
         if (process := group.process) is None:
             return ()
-        with contextlib.suppress(ProcessLookupError):
-            for again in (False, True):
-                os.ftruncate(group.stacks, 0)
-                os.lseek(group.stacks, 0, os.SEEK_SET)  # for the process, too
-                if again:
-                    process.send_signal(ASK_FOR_STACK)
-                else:  # a thread of it knows more, where Python's lock is not held
-                    os.eventfd_write(group.asked, 1)
-                deadline, written = monotonic() + _STACK, b""
-                while monotonic() < deadline and not written.endswith(b"\n"):
-                    sleep(0.02)
-                    written = os.pread(group.stacks, _LONGEST_STACK, 0)
-                if calls := calls_of(written.decode(errors="replace")):
-                    return calls
-        return ()
+        return stack_of(process, group.asked, group.stacks)
 
     def own_bytes(self, worker: str) -> int | None:
         process = self._group_of[worker].process
@@ -583,89 +483,9 @@ def _remove_empty(logs: Sequence[Path], folder: Path) -> None:
         folder.rmdir()  # nobody had anything to say
 
 
-class RunnerBell(EventBell):
-    """The runner's bell, also rung by links, and by the ends of processes. Nobody plays
-    an environment in the runner's thread."""
-
-    def wait(self, seconds: float) -> bool:
-        return self.hear(seconds)
-
-    def forget(self, descriptor: int) -> None:
-        """Be woken no more by a descriptor that has hung up, and would wake for ever."""
-        with contextlib.suppress(KeyError):
-            self._poll.unregister(descriptor)
-
-
-class RunnerLink(SocketLink):
-    """The runner's end. It rings the worker after each message, since a worker sleeps on
-    its bell alone; and it hangs up when the worker's process is dead, even where the
-    other end of the socket is still open in what the process forked."""
-
-    def __init__(self, connection: socket.socket, bell: int, runner_bell: RunnerBell) -> None:
-        super().__init__(connection)
-        self._worker_bell, self._runner_bell = bell, runner_bell
-        self._descriptors = [connection.fileno()]
-        self._process = select.poll()
-        runner_bell.also(connection.fileno())
-
-    def watch(self, pidfd: int) -> None:
-        """Take the process at the other end for the worker."""
-        self._process.register(pidfd, select.POLLIN)
-        self._runner_bell.also(pidfd)
-        self._descriptors.append(pidfd)
-
-    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> bool:
-        sent = super().send(message, descriptors)
-        os.eventfd_write(self._worker_bell, 1)
-        return sent
-
-    def receive(self) -> list[bytes] | None:
-        dead = bool(self._process.poll(0))
-        messages = super().receive()
-        if messages is None or (dead and not messages):
-            self._forget()
-            return None
-        return messages
-
-    def close(self) -> None:
-        self._forget()
-        super().close()
-
-    def _forget(self) -> None:
-        for descriptor in self._descriptors:
-            self._runner_bell.forget(descriptor)
-        self._descriptors.clear()
-
-
-def dump_of(calls: Sequence[Call]) -> str:
-    """Return calls as `faulthandler` writes them, and what each is about besides."""
-    lines = (
-        f'  File "{call.file}", line {call.line} in {call.name}{f" ({call.about})" * bool(call.about)}\n'
-        for call in calls
-    )
-    return f"Where its workers are (most recent call first):\n{''.join(lines)}"
-
-
-def calls_of(dump: str) -> Sequence[Call]:
-    """Return where the workers' thread is, of what `faulthandler` has written of all, or
-    `dump_of` of that one, the innermost call first; () where it is not among them."""
-    for thread in dump.split("\n\n"):
-        found = re.findall(r'File "(.*)", line (\d+) in (.*?)(?: \((.*)\))?$', thread, re.MULTILINE)
-        if any(file.endswith("workers/base.py") for file, *_ in found):
-            return [Call(name, file, int(line), about) for file, line, name, about in found]
-    return ()
-
-
 def _session_lives(leader: int) -> bool:
     try:
         os.killpg(leader, 0)
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
