@@ -109,10 +109,11 @@ def made(
     agents: int = 1,
     count: int = 1,
     minibatch: int = 1024,
+    rows: int = ROWS,
     algorithm: Any = None,
 ) -> Experiment:
-    """Return the experiment: batches of `ROWS` rows, or of 16 steps if that is more."""
-    steps = max(ROWS // (lanes * agents * count), 16)
+    """Return the experiment: batches of `rows`, or of 16 steps if that is more."""
+    steps = max(rows // (lanes * agents * count), 16)
     return Experiment(
         name="knee",
         policies={"policy": policy or ActorCritic(normalise_observations=False)},
@@ -156,6 +157,16 @@ AXES = {
         (16, 64, 256),
         lambda n: made(
             Free(), RecurrentActorCritic(cell="lstm", hidden=(n,), width=n, normalise_observations=False)
+        ),
+    ),
+    "image": Axis(
+        ("nature_cnn", "impala_cnn"),
+        lambda name: made(
+            Free(shape=(4, 84, 84), dtype="uint8"),
+            ActorCritic(encoder=name, convolutions="float32"),
+            lanes=16,
+            minibatch=256,
+            rows=1024,
         ),
     ),
     "impala": Axis(
@@ -216,7 +227,7 @@ def main() -> None:
         axis = AXES[name]
         print(f"\n{name}: µs per row", flush=True)
         for value, kernel in itertools.product(axis.values, given.native):
-            print(f"  {value:>6}  {kernel:8}  ", end="", flush=True)
+            print(f"  {value:>10}  {kernel:8}  ", end="", flush=True)
             try:
                 experiment = axis.make(value)
                 policy = experiment.policies["policy"].replace(native=kernel)

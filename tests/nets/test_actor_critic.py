@@ -27,6 +27,8 @@ from tidemill.core.errors import ConfigError, SchemaError
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.encoders import AT_A_TIME
+from tidemill.nets.image_networks import IMPALA
+from tidemill.nets.torch_convolutions import convolved
 
 VECTOR = Box((3,), "float32")
 ACTIONS = {
@@ -187,6 +189,44 @@ def test_the_convolutions_are_torch_s_own_on_the_flattened_weights():
     np.testing.assert_allclose(act(policy, config, spaces, images)["value"], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_residual_network_is_that_of_impala_s_figure_3():
+    """Written out by hand: 15 convolutions in three sections."""
+    spaces = Spaces(Box((37, 50, 3), "uint8", (0.0,), (255.0,)), Discrete(3))
+    config = ActorCritic(encoder="impala_cnn")
+    policy = config.build(spaces, 0)
+    stir(policy)
+    images = draw(spaces.observation, 3)
+    w = {k: torch.tensor(v) for k, v in policy.network.weights.items()}
+
+    def conv(i, x):
+        return torch.conv2d(x, w[f"cnn.obs.{i}.weight"][0], w[f"cnn.obs.{i}.bias"][0], padding=1)
+
+    x, i = torch.from_numpy(images["obs"]).permute(0, 3, 1, 2).float() / 255, 0
+    for filters, height, width in ((16, 19, 25), (32, 10, 13), (32, 5, 7)):
+        x = torch.max_pool2d(conv(i, x), 3, 2, 1)
+        assert x.shape == (3, filters, height, width)
+        x = x + conv(i + 2, torch.relu(conv(i + 1, torch.relu(x))))
+        x = x + conv(i + 4, torch.relu(conv(i + 3, torch.relu(x))))
+        i += 5
+    assert f"cnn.obs.{i}.weight" not in w
+    x = torch.relu(x).permute(0, 2, 3, 1).reshape(3, 5 * 7 * 32)
+    h = torch.relu(x @ w["cnn.obs.out.weight"][0] + w["cnn.obs.out.bias"][0])
+    assert h.shape == (3, 256)
+    expected = (h @ w["critic.weight"] + w["critic.bias"]) * policy.value_scale
+    np.testing.assert_allclose(act(policy, config, spaces, images)["value"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_residual_network_begins_with_features_of_the_image_s_size():
+    """What six blocks add does not grow with each."""
+    spaces = Spaces(Box((36, 36), "uint8", (0.0,), (255.0,)), Discrete(3))
+    policy = ActorCritic(encoder="impala_cnn").build(spaces, 0)
+    w = {k: torch.tensor(v) for k, v in policy.network.weights.items()}
+    x = torch.from_numpy(draw(spaces.observation, 16)["obs"]).unsqueeze(1).float() / 255
+    layers = [(w[f"cnn.obs.{i}.weight"][0], w[f"cnn.obs.{i}.bias"][0]) for i in range(15)]
+    left = convolved(IMPALA, x, layers)
+    assert 0.3 < left.square().mean().sqrt() / x.square().mean().sqrt() < 10
+
+
 def fused(policy):
     optimiser = TorchLibrary(policy.network).optimiser(policy.network, torch.ones(policy.network.size), 1e-5)
     optimiser.descend(0.01, 1.0, None, torch.zeros(()))
@@ -231,12 +271,13 @@ def test_a_processor_without_bfloat16_refuses_it_and_plays_in_float32():
     )
 
 
-def test_bfloat16_is_what_a_processor_computes_in_that_has_it():
+@pytest.mark.parametrize("encoder", ["auto", "impala_cnn"])
+def test_bfloat16_is_what_a_processor_computes_in_that_has_it(encoder):
     spaces = Spaces(Box((36, 36), "uint8", (0.0,), (255.0,)), Discrete(3))
     images = draw(Box((36, 36), "uint8", (0.0,), (255.0,)), 64)
     values = [
         act(config.build(spaces, 0), config, spaces, images)["value"]
-        for config in (ActorCritic(), ActorCritic(convolutions="auto"))
+        for config in (ActorCritic(encoder=encoder), ActorCritic(encoder=encoder, convolutions="auto"))
     ]
     native = "avx512_bf16" in Path("/proc/cpuinfo").read_text() and "ONEDNN_MAX_CPU_ISA" not in os.environ
     assert np.array_equal(*values) is not native
@@ -503,6 +544,8 @@ def test_settings_are_checked_and_survive_encoding():
             ActorCritic(**settings)
     with pytest.raises(ConfigError, match="nature_cnn"):
         ActorCritic(encoder="nature_cnn").build(Spaces(VECTOR, Discrete(2)), 0)
+    with pytest.raises(ConfigError, match=r'encoder = "impala_cnn" needs a uint8 image'):
+        ActorCritic(encoder="impala_cnn").build(Spaces(VECTOR, Discrete(2)), 0)
     config = ActorCritic(hidden=(32,), shared_critic=True)
     assert decode(ActorCritic, encode(config)) == config
 

@@ -146,11 +146,11 @@ def test_evaluate_has_the_same_gradient_whatever_comes_between(action):
         np.testing.assert_allclose(found.log_prob.detach(), expected[0].detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("shared", "encoder"), [(False, "auto"), (True, "auto"), (True, "impala_cnn")])
 @pytest.mark.parametrize("action", ["discrete", "box"])
-def test_images_write_what_autograd_adds(action, shared):
+def test_images_write_what_autograd_adds(action, shared, encoder):
     observation = Dict({"camera": Box((36, 36, 1), "uint8", (0.0,), (255.0,)), "speed": VECTOR})
-    net = ActorCritic(shared_critic=shared)
+    net = ActorCritic(shared_critic=shared, encoder=encoder)
     spaces = Spaces(observation, ACTIONS[action])
     rng = np.random.default_rng(0)
     n = 6

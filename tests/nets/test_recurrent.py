@@ -212,12 +212,14 @@ def test_numpy_and_torch_are_one_network(kind, shared, action):
         assert not array[COUNT:].any()
 
 
+@pytest.mark.parametrize("encoder", ["nature_cnn", "impala_cnn"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "observation", [CAMERA, Box((36, 36, 1), "uint8", (0.0,), (255.0,))], ids=["both", "image"]
 )
-def test_images_are_remembered_too(kind, observation):
-    net, spaces = RecurrentActorCritic(cell=kind, width=5), Spaces(observation, Discrete(3))
+def test_images_are_remembered_too(kind, observation, encoder):
+    net = RecurrentActorCritic(cell=kind, width=5, encoder=encoder)
+    spaces = Spaces(observation, Discrete(3))
     policy = stirred(net, spaces, "cpu")
     assert policy.network.library == "torch" and policy.recurrent
     assert [field.shape for field in net.state(spaces).values()] == [(1, 5)] * (2 if kind == "lstm" else 1)

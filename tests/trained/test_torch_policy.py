@@ -128,6 +128,8 @@ MASKED = Dict({"see": VECTOR, "action_mask": Box((5,), "bool")})
         (ActorCritic(normalise_observations=True), MIXED, PUSH),
         (ActorCritic(), Box((4, 36, 40), "uint8"), Discrete(5)),
         (ActorCritic(shared_critic=False), Box((36, 40), "uint8"), MultiDiscrete((2, 3))),
+        (ActorCritic(encoder="impala_cnn", shared_critic=False), Box((37, 40, 3), "uint8"), Discrete(5)),
+        (ActorCritic(encoder="impala_cnn"), IMAGE, Discrete(5)),
         (ActorCritic(normalise_observations=True), IMAGE, MultiBinary(3)),
         (ActorCritic(), MASKED, Discrete(5)),
         (ActorCritic(), MASKED, MultiDiscrete((2, 3))),

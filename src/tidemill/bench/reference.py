@@ -317,7 +317,7 @@ def network_parts(
     encoder = ObservationEncoder(spaces.observation, config.encoder, scaled_bytes=config.scaled_bytes)
     if (
         len(encoder.images) + bool(encoder.width) != 1
-        or (encoder.images and config.towers(encoder) > 1)
+        or (encoder.images and (config.towers(encoder) > 1 or config.encoder == "impala_cnn"))
         or config.beyond_core
         or config.critic_hidden is not None
         or config.activation not in ("tanh", "relu")

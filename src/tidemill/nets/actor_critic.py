@@ -18,6 +18,7 @@ from tidemill.nets.activations import Activation
 from tidemill.nets.cells import Memory
 from tidemill.nets.distributions import Distribution, distribution_of
 from tidemill.nets.encoders import BytesSetting, ObservationEncoder, channels_last
+from tidemill.nets.image_networks import IMAGE_NETWORKS, NATURE
 from tidemill.nets.masks import mask_of
 from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.native_actor_critic import NativeActorCritic
@@ -42,10 +43,10 @@ class ActorCritic(NativeSetting, BytesSetting):
     parts of a Dict or Tuple, however nested. Parts are drawn independently of each other,
     so that their log-probabilities add up, and so do their entropies.
 
-    Images go through the convolutions of Mnih et al. 2015 (*Nature*), everything else
-    flattened (integers as one-hot) through the hidden layers; an observation that has
-    both joins them before the hidden layers. One that is a single image has no hidden
-    layers.
+    Images go through convolutions, those of Mnih et al. 2015 (*Nature*) unless
+    `encoder` names others, everything else flattened (integers as one-hot) through the
+    hidden layers; an observation that has both joins them before the hidden layers. One
+    that is a single image has no hidden layers.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -64,10 +65,12 @@ class ActorCritic(NativeSetting, BytesSetting):
     row, and then scaled and shifted as is learnt, before the activation (Ba et al. 2016,
     "Layer Normalization"). Convolutions, heads and cells have none. The native core
     computes it for DQN, SAC and TD3; for an actor-critic numpy does."""
-    encoder: Literal["auto", "mlp", "nature_cnn"] = "auto"
+    encoder: Literal["auto", "mlp", "nature_cnn", "impala_cnn"] = "auto"
     """``auto`` takes the convolutions for uint8 Boxes of two or three axes of which two
     are at least 36, and flattens the rest; ``mlp`` flattens all; ``nature_cnn`` is
-    ``auto`` that refuses an observation without images."""
+    ``auto`` that refuses an observation without images; ``impala_cnn`` refuses it, too,
+    and takes images through the deeper, residual network of Espeholt et al. 2018
+    ("IMPALA", figure 3), which costs several times as much."""
     convolutions: Literal["auto", "float32", "bfloat16"] = "float32"
     """What the convolutions compute in; weights, heads and Adam are float32 always.
     bfloat16 is up to twice as fast on a CPU that supports it, and slower on some; on one
@@ -228,6 +231,7 @@ class ActorCritic(NativeSetting, BytesSetting):
             self.activation,
             self.convolutions,
             self.memory,
+            IMAGE_NETWORKS.get(self.encoder, NATURE),
             self.layer_norm,
         )
 
@@ -328,6 +332,8 @@ class ActorCriticPolicy(TrainablePolicy):
             mask_of(spaces, config.action_mask),
             np.random.default_rng(sampling_seed),
         )
+        if isinstance(self.network, NativeActorCritic):
+            self.computed_by = self.network.kernels.instruction_set
 
     def prepare(self, observation: Arrays) -> Arrays:
         """Return ``features`` (float32 [n, width], flattened and normalised) when

@@ -138,9 +138,9 @@ class ObservationEncoder:
             self.width += size
             self.seen = self.seen if name in self.critic_only else self.width
         self.names = [*self.images, *(name for name, _, _ in self._parts)]
-        if encoder == "nature_cnn" and not self.images:
+        if encoder not in ("auto", "mlp") and not self.images:
             raise ConfigError(
-                f'encoder = "nature_cnn" needs a uint8 image of at least {SMALLEST_IMAGE}×{SMALLEST_IMAGE}, '
+                f'encoder = "{encoder}" needs a uint8 image of at least {SMALLEST_IMAGE}×{SMALLEST_IMAGE}, '
                 f'but the observation is {space}; take "auto" or "mlp", or resize in a wrapper'
             )
         if not self.images and not self.width:

@@ -18,11 +18,11 @@ from tidemill.core.schema import Array
 from tidemill.native.library import Kernels
 from tidemill.nets.cells import Shapes
 from tidemill.nets.convolution import Convolution, TorchConvolutions, Trunk
+from tidemill.nets.image_networks import ROOT_TWO
 from tidemill.nets.mlp import Floats, MLPShape
 from tidemill.nets.native_mlp import mlp
 from tidemill.nets.scratch import Scratch
 from tidemill.nets.weights import (
-    ROOT_TWO,
     Initialisation,
     add_hidden,
     begin_scales,

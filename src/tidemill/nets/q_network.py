@@ -15,12 +15,13 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import Array, Arrays, Field
 from tidemill.nets.activations import Activation
 from tidemill.nets.encoders import ObservationEncoder, channels_last, image_of
+from tidemill.nets.image_networks import NATURE
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.native_q import NativeQ
 from tidemill.nets.q_function import QFunction, Shape, first_weights
 from tidemill.nets.replay_policy import ReplayNetwork, ReplayPolicy
-from tidemill.nets.weights import CONVOLUTIONS, Initialisation, valued_answer, views
+from tidemill.nets.weights import Initialisation, valued_answer, views
 
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -179,7 +180,7 @@ class QNetwork(ReplayNetwork):
         convolutions that it goes through; (None, ())."""
         large, small = image_of(space), small_image_of(space)
         if large is not None:
-            return (large.height, large.width, large.channels), CONVOLUTIONS
+            return (large.height, large.width, large.channels), NATURE.layers
         return (small, ((self.filters, KERNEL, 1),)) if small is not None and self.filters else (None, ())
 
     def build(self, spaces: Spaces, seed: int) -> Policy:

@@ -49,6 +49,7 @@ class ReplayPolicy(Policy):
         self, kernels: Kernels | None, encoder: ObservationEncoder, normalises: bool, rng: np.random.Generator
     ) -> None:
         self.encoder, self.kernels, self._rng = encoder, kernels, rng
+        self.computed_by = "" if kernels is None else kernels.instruction_set
         self._normaliser = ObservationNormaliser(encoder.normalised) if normalises else None
         self._named = {} if self._normaliser is None else self._normaliser.moments.parameters()
         self.arrived = RunningMoments("observation", (encoder.width,)).moments(None)

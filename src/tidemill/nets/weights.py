@@ -18,19 +18,15 @@ from tidemill.core.cores import cores
 from tidemill.core.schema import Array, Arrays, Field, schema_of, zeros
 from tidemill.nets.cells import Memory, Shapes
 from tidemill.nets.distributions import Distribution
-from tidemill.nets.encoders import Image, ObservationEncoder
+from tidemill.nets.encoders import ObservationEncoder
+from tidemill.nets.image_networks import ROOT_TWO, ImageNetwork
 from tidemill.nets.state_dependent_exploration import StateDependentGaussian
 
 Floats = NDArray[np.float32]
 
-CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""(channels, kernel, stride) of Mnih et al. 2015, "Human-level control through deep
-reinforcement learning", Methods."""
-IMAGE_FEATURES = 512  # width of the layer after them
 Initialisation = Literal["orthogonal", "uniform"]
 """orthogonal: Saxe et al. 2014, with a gain for each layer and biases of 0. uniform: what
 torch's layers begin with."""
-ROOT_TWO = float(np.sqrt(2))
 LARGE = 1 << 18  # values of a matrix that takes longer to make orthogonal than a thread to start
 _placeholders = ContextVar("placeholders", default=False)
 
@@ -81,6 +77,8 @@ class ActorCriticShape:
     """What the convolutions compute in."""
     memory: Memory | None
     """The cell between hidden layers and heads, in a recurrent policy."""
+    image_network: ImageNetwork
+    """What images go through."""
     layer_norm: bool = False
     """Whether the sums of hidden layers are normalised."""
 
@@ -90,14 +88,14 @@ class ActorCriticShape:
         shapes: Shapes = {}
         towers, width, norm = self.towers, self.encoder.width, self.layer_norm
         for name, image in self.encoder.images.items():
-            channels = image.channels
-            for i, (filters, kernel, _) in enumerate(CONVOLUTIONS):
-                shapes[f"cnn.{name}.{i}.weight"] = ((towers, filters, channels, kernel, kernel), ROOT_TWO)
+            network = self.image_network
+            for i, ((filters, channels, kernel), gain) in enumerate(network.convolutions(image.channels)):
+                shapes[f"cnn.{name}.{i}.weight"] = ((towers, filters, channels, kernel, kernel), gain)
                 shapes[f"cnn.{name}.{i}.bias"] = ((towers, filters), 0)
-                channels = filters
-            shapes[f"cnn.{name}.out.weight"] = ((towers, image_size(image), IMAGE_FEATURES), ROOT_TWO)
-            shapes[f"cnn.{name}.out.bias"] = ((towers, IMAGE_FEATURES), 0)
-            width += IMAGE_FEATURES
+            left = network.values(image.height, image.width)
+            shapes[f"cnn.{name}.out.weight"] = ((towers, left, network.features), ROOT_TWO)
+            shapes[f"cnn.{name}.out.bias"] = ((towers, network.features), 0)
+            width += network.features
         seen = width - self.encoder.width + self.encoder.seen
         if self.critic_hidden is None:
             width = of_critic = add_hidden(shapes, "hidden", towers, width, self.hidden, norm)
@@ -186,14 +184,6 @@ def begin_scales(named: dict[str, Floats]) -> None:
     for name, array in named.items():
         if name.endswith(".scale"):
             array.fill(1)
-
-
-def image_size(image: Image) -> int:
-    """Return the number of values that the convolutions leave of an image."""
-    height, width = image.height, image.width
-    for _, kernel, stride in CONVOLUTIONS:
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    return height * width * CONVOLUTIONS[-1][0]
 
 
 @contextmanager

@@ -290,7 +290,8 @@ class Free(EnvironmentConfig):
     cost of the actor.
 
     agents: per lane
-    shape: shape of an observation (float32)
+    shape: shape of an observation
+    dtype: its dtype
     actions: number of actions
     death_rate: share of the agents that die in each tick, at random; a lane is over when
         all are dead. 0: no episode ever ends
@@ -298,6 +299,7 @@ class Free(EnvironmentConfig):
 
     agents: int = 1
     shape: tuple[int, ...] = (4,)
+    dtype: str = "float32"
     actions: int = 2
     death_rate: float = 0.0
 
@@ -322,7 +324,7 @@ class FreeEnvironment(Environment):
     def __init__(self, config: Free, lanes: int, seed: int) -> None:
         """Draw who dies when, for a while ahead: drawing in every tick would cost."""
         self.lanes, self._rate = lanes, config.death_rate
-        spaces = Spaces(Box(config.shape, "float32"), Discrete(config.actions))
+        spaces = Spaces(Box(config.shape, config.dtype), Discrete(config.actions))
         self.agents = tuple(AgentInfo(f"agent_{a}", spaces) for a in range(config.agents))
         shape = (lanes, config.agents)
         self._deaths = (

@@ -31,13 +31,13 @@ from tidemill.nets.actor_critic import ActorCritic
 from tidemill.nets.bounded_actor import BoundedActor
 from tidemill.nets.cells import LSTM
 from tidemill.nets.exploring_mlp import GREATEST_MEAN
+from tidemill.nets.image_networks import ImageNetwork, PlainConvolutions
 from tidemill.nets.layer_norm import EPSILON
 from tidemill.nets.masks import ActionMask, mask_of
 from tidemill.nets.normaliser import OBSERVATION_CLIP
 from tidemill.nets.q_function import Shape
 from tidemill.nets.q_network import QNetwork
 from tidemill.nets.squashed_gaussian import SquashedGaussian
-from tidemill.nets.weights import CONVOLUTIONS
 
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -164,6 +164,18 @@ class Divided(nn.Module):
         return image.float() / self._divisor
 
 
+class ResidualBlock(nn.Module):
+    """Adds to its input what two convolutions make of it, each behind a relu."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.ReLU(), first, nn.ReLU(), second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [n, channels, height, width] of the same."""
+        return x + cast(Tensor, self.inner(x))
+
+
 class FlattenChannelsLast(nn.Module):
     """Flattens features as the networks here do: the channels of a place side by side."""
 
@@ -267,7 +279,9 @@ def torch_policy(config: PolicyConfig, spaces: Spaces, weights: Weights) -> Torc
             shape = config.shape(spaces)
             encoder, mask = shape.encoder, mask_of(spaces, config.action_mask)
             for name, image in encoder.images.items():
-                images.append((ways[name], image.channels_first, _nature(name, weights)))
+                images.append(
+                    (ways[name], image.channels_first, _of_image(shape.image_network, name, weights))
+                )
             if shape.memory is not None:
                 cell = _cell(shape.memory.cell is LSTM, weights)
             outputs: nn.Module = _linear(weights["actor.weight"].T, weights["actor.bias"])
@@ -341,12 +355,20 @@ def _hidden(unseen: int, activation: Callable[[], nn.Module], weights: Weights) 
     return nn.Sequential(*layers)
 
 
-def _nature(name: str, weights: Weights) -> nn.Sequential:
+def _of_image(network: ImageNetwork, name: str, weights: Weights) -> nn.Sequential:
     """Return the actor's convolutions of the image `name`, and the layer behind them."""
     layers: list[nn.Module] = [Divided(255)]
-    for i, (_, _, stride) in enumerate(CONVOLUTIONS):
-        weight, bias = (weights[f"cnn.{name}.{i}.{part}"][0] for part in ("weight", "bias"))
-        layers += [_convolution(weight, bias, stride), nn.ReLU()]
+    numbers = takewhile(lambda i: f"cnn.{name}.{i}.weight" in weights, count())
+    named = ([weights[f"cnn.{name}.{i}.{part}"][0] for part in ("weight", "bias")] for i in numbers)
+    if isinstance(network, PlainConvolutions):
+        for (weight, bias), (_, _, stride) in zip(named, network.layers, strict=True):
+            layers += [_convolution(weight, bias, stride), nn.ReLU()]
+    else:
+        convolutions = (_convolution(weight, bias, padding=1) for weight, bias in named)
+        for _ in network.sections:
+            layers += [next(convolutions), nn.MaxPool2d(3, 2, 1)]
+            layers += [ResidualBlock(next(convolutions), next(convolutions)) for _ in range(network.blocks)]
+        layers.append(nn.ReLU())
     out = _linear(weights[f"cnn.{name}.out.weight"][0], weights[f"cnn.{name}.out.bias"][0])
     return nn.Sequential(*layers, FlattenChannelsLast(), out, nn.ReLU())
 
@@ -381,10 +403,10 @@ def _cell(is_lstm: bool, weights: Weights) -> nn.LSTMCell | nn.GRUCell:
     return cell
 
 
-def _convolution(weight: Array, bias: Array, stride: int) -> nn.Conv2d:
+def _convolution(weight: Array, bias: Array, stride: int = 1, padding: int = 0) -> nn.Conv2d:
     """Return a convolution of `weight` [filters, channels, height, width]."""
     filters, channels, *sides = weight.shape
-    layer = nn.Conv2d(channels, filters, (sides[0], sides[1]), stride)
+    layer = nn.Conv2d(channels, filters, (sides[0], sides[1]), stride, padding)
     _fill(layer.weight, weight)
     _fill(layer.bias, bias)
     return layer
