@@ -12,7 +12,9 @@ AVX2 = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
-    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
+    # as numpy 2.4 names them, and as older ones do, which pass over what they do not know
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR "
+    "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL",
     "OPENBLAS_CORETYPE": "Haswell",
     "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
     "TIDEMILL_NATIVE": "avx2",

@@ -4,7 +4,7 @@ then the other benchmark scripts.
     python benchmarks/compare.py                          # everything: hours on two cores
     python benchmarks/compare.py cartpole pong --runs 3   # some works
     python benchmarks/compare.py slots.py neighbour.py    # some of the other scripts
-    # works of PPO as on a processor with AVX2 and no more, for all systems alike
+    # works in float32 as on a processor with AVX2 and no more, for all systems alike
     python benchmarks/compare.py --avx2
     # keeps what finished runs have written, does the rest
     python benchmarks/compare.py --continue
@@ -407,6 +407,7 @@ def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], sto
                 else:
                     found = run_peer(system, work.name, seconds, number)
                 found["took"] = time.perf_counter() - started
+                found |= {"at": time.strftime("%Y-%m-%d %H:%M"), "commit": commit()}
                 say(
                     f"{work.name} {number}/{runs} {SYSTEMS[system].title}: {found['steps_per_second']:,.0f} "
                     f"{work.unit}"
@@ -422,6 +423,16 @@ def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], sto
                 }
                 say(f"{work.name} {number}/{runs} {SYSTEMS[system].title} failed: {found['failed']}")
             store.add(system, number, found)
+
+
+def commit() -> str:
+    """Return the commit of what is measured, and whether files differ from it; "" where
+    git does not know."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
@@ -440,9 +451,8 @@ def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
 
 
 def ordinary(work: Work) -> bool:
-    """Whether a work is run on AVX2 as well where none is named: PPO in float32 with
-    inline inference."""
-    return work.bound and not work.inline and work.data_type == "float32"
+    """Whether a work is run on AVX2 as well where none is named: those in float32."""
+    return work.data_type == "float32"
 
 
 def times_as_long(work: str) -> int:
@@ -574,7 +584,10 @@ def row_of(work: Work, data: dict[str, Any]) -> str:
     facts = data["machine"]
     machine = f"{facts['cores']} × {facts['processor']}; {facts.get('features', '')}".rstrip("; ")
     cells = [work.title, own.computes or work.data_type, speed_text(own), "<br>".join(beside)]
-    return "| " + " | ".join([*cells, f"{machine}; {data['date']}"]) + " |"
+    counts = sorted({len(line.speeds) for line in (own, *others)})
+    runs = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    cells.append(f"{machine}; {data['date']}; {runs} × {data['seconds']:g} s")
+    return "| " + " | ".join(cells) + " |"
 
 
 def speed_text(line: Line) -> str:
@@ -586,7 +599,7 @@ def speed_text(line: Line) -> str:
 def overview(docs: Path) -> str:
     """Return README's table: a row for each work with all that the processor has, then
     those on AVX2."""
-    head = ("work", "computes in", "Tidemill", "others, and how many times as fast Tidemill is", "on")
+    head = ("work", "computes in", "Tidemill", "others, and how many times as fast Tidemill is", "on; runs")
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for leg in LEGS:
         for work in WORKS.values():
@@ -649,10 +662,13 @@ def section_of(work: Work, data: dict[str, Any], leg: str) -> str:
         f"{'--avx2 ' * bool(leg)}{work.name} --runs {runs} --seconds {seconds / times_as_long(work.name):g}"
     )
     asked = f"`python benchmarks/compare.py {words}`"
+    all_runs = [run for found in data["runs"].values() for run in found.values()]
+    commits = dict.fromkeys(run["commit"] for run in all_runs if run.get("commit"))
+    of = f", of {', '.join(commits)}" if commits else ""
     text = [
         f"### {work.title}{', on AVX2' * bool(leg)}",
         "",
-        f"{asked} · {seconds:g} s a run, {data['date']}, {machine_text(data['machine'])}.",
+        f"{asked} · {seconds:g} s a run, {data['date']}{of}, {machine_text(data['machine'])}.",
         "",
     ]
     text += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -958,7 +974,7 @@ def main() -> None:
     parser.add_argument(
         "--avx2",
         action="store_true",
-        help="keep AVX-512 and bfloat16 from all systems (avx2.py); works of PPO when none is named",
+        help="keep AVX-512 and bfloat16 from all systems (avx2.py); works in float32 when none is named",
     )
     parser.add_argument("--report", action="store_true", help="only write tables and plots anew")
     parser.add_argument(
@@ -995,7 +1011,7 @@ def main() -> None:
         scripts = {
             words: seconds
             for words, seconds in SCRIPTS.items()
-            if (all_of_it or words[0] in given.works) and " ".join(words) not in done
+            if (all_of_it or words[0] in given.works) and " ".join(words) not in done and not given.avx2
         }
         foretell(stores, chosen, runs, docs, scripts)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run in hand ends with us, as at Ctrl-C

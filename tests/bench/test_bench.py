@@ -549,6 +549,22 @@ def test_a_length_that_cannot_be_is_refused_before_anything_is_measured(
     )
 
 
+def test_why_numpy_computes_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measures(*_: Any) -> Any:
+        raise RunError("enough")
+
+    monkeypatch.delenv("TIDEMILL_NATIVE", raising=False)
+    monkeypatch.setattr("tidemill.native.library.BUILT", tmp_path / "libkernels.so.1")
+    monkeypatch.setattr("tidemill.bench.efficiency._Copies", measures)
+    told: list[str] = []
+    with pytest.raises(RunError, match="enough"):
+        efficiency.bench(experiment(Gymnasium(id="CartPole-v1"), lanes=1), tell=told.append)
+    (line,) = told
+    assert line.startswith("note: numpy computes MLPs, since the native core cannot be used: ")
+
+
 @pytest.mark.parametrize(("algorithm", "epochs"), [(PPO(epochs=3), 3), (Impala(), 1)])
 def test_an_algorithm_is_counted_with_the_epochs_that_it_has(algorithm: AlgorithmConfig, epochs: int) -> None:
     made = experiment(Gymnasium(id="CartPole-v1"), lanes=1)
@@ -567,6 +583,7 @@ def test_an_algorithm_is_counted_with_the_epochs_that_it_has(algorithm: Algorith
         ),
         (Gymnasium(make=f"{__file__}:Camera"), ActorCritic(), "nature cnn float32"),
         (Gymnasium(make=f"{__file__}:Camera"), ActorCritic(shared_critic=False), "own"),
+        (Gymnasium(make=f"{__file__}:Camera"), ActorCritic(encoder="impala_cnn"), "own"),
     ],
 )
 def test_the_network_that_is_measured_shares_as_many_layers_as_the_policy_s(

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.native.build import SOURCES, build
-from tidemill.native.library import BUILT, INSTRUCTION_SETS, Kernels
+from tidemill.native.build import build
+from tidemill.native.library import BUILT, INSTRUCTION_SETS, Kernels, unavailable
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The library of kernels of this tree: the installed one, unless its source is newer
-    or ``$NATIVE_LIBRARY`` names another, such as one with sanitizers."""
+    """The library of kernels of this tree: the installed one, unless its sources are
+    others or ``$NATIVE_LIBRARY`` names another, such as one with sanitizers."""
     if given := os.environ.get("NATIVE_LIBRARY"):
         return Path(given)
-    if BUILT.exists() and BUILT.stat().st_mtime > max(each.stat().st_mtime for each in SOURCES):
+    if unavailable("baseline") is None:
         return BUILT
     if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]) is None:
         text = "there is no C compiler"

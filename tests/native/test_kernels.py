@@ -310,6 +310,20 @@ def test_what_is_not_finite_shows_as_it_does_with_numpy(kernels, spoilt, where, 
     assert np.isfinite(plain[:size]).all() == np.isfinite(native[:size]).all()
 
 
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf])
+@pytest.mark.parametrize("action", ["discrete", "box", "bits"])
+def test_a_row_that_is_not_finite_is_acted_on_as_by_numpy_and_spoils_no_other(kernels, spoilt, action):
+    case = Case(kernels, ActorCritic(normalise_observations=False), ACTIONS[action])
+    case.seen["obs.own"][3] = spoilt
+    with np.errstate(all="ignore"):
+        plain, native = case.answers(False)
+    others = np.arange(case.n) != 3
+    for name, array in plain.items():
+        np.testing.assert_allclose(native[name][others], array[others], rtol=1e-5, atol=1e-5, err_msg=name)
+    for name in ("value", "log_prob"):
+        assert np.isnan(native[name][3]) == np.isnan(plain[name][3]), name
+
+
 @pytest.mark.parametrize("size", [1, 5, 16, 1000, 70001])
 def test_adam_s_steps_are_numpy_s(kernels, size):
     rng = np.random.default_rng(0)

@@ -1,6 +1,8 @@
 """The kernels are chosen by TIDEMILL_NATIVE, and what cannot be had is said by name."""
 
+import platform
 import shutil
+import subprocess
 import time
 
 import pytest
@@ -17,6 +19,7 @@ from tidemill.layouts.probe import measure_arithmetic
 from tidemill.native import build as building
 from tidemill.native import library as native
 from tidemill.native.build import CannotCompile, build
+from tidemill.native.library import unavailable
 from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.presets.ppo import ppo
@@ -68,18 +71,54 @@ def test_without_the_library_numpy_computes_and_says_so_and_require_fails(monkey
 
 def test_an_instruction_set_that_the_processor_lacks_is_named(library, monkeypatch):
     monkeypatch.setattr(native, "INSTRUCTION_SETS", ("baseline", "avx2", "avx512", "later"))
-    with pytest.raises(
-        native.NativeUnavailable, match="this processor cannot run later; it can run baseline"
-    ):
+    with pytest.raises(native.NativeUnavailable, match="this processor lacks later; there is baseline"):
         native.Kernels(library, "later")
 
 
-def test_kernels_of_another_version_are_refused_by_name(monkeypatch, library):
-    monkeypatch.setattr(native, "VERSION", 99)
-    with pytest.raises(
-        native.NativeUnavailable, match=r"has version \d+ of the kernels, and this .* version 99"
-    ):
+def test_kernels_of_other_sources_are_refused_by_name(monkeypatch, library):
+    monkeypatch.setattr(native, "digest", lambda: 0x99)
+    with pytest.raises(native.NativeUnavailable, match=r"was built of other sources .* and 99\); run"):
         native.Kernels(library)
+
+
+def test_each_source_and_flag_has_another_digest(monkeypatch, tmp_path):
+    found = {building.digest()}
+    for file in building.SOURCES[0].parent.glob("*.[ch]"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(building, "__file__", str(tmp_path / "build.py"))
+    monkeypatch.setattr(building, "SOURCES", [tmp_path / each.name for each in building.SOURCES])
+    assert building.digest() in found  # wherever they lie
+    files = sorted(tmp_path.glob("*.[ch]"))
+    assert len(files) == len(building.SOURCES) + 4
+    for file in files:
+        file.write_bytes(file.read_bytes() + b"\n")
+        found.add(building.digest())
+    monkeypatch.setattr(building, "FLAGS", building.FLAGS + " -g")
+    found.add(building.digest())
+    assert len(found) == len(files) + 2
+
+
+def test_a_library_without_the_kernels_of_now_is_refused_by_name(tmp_path):
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    source, old = tmp_path / "old.c", tmp_path / "old.so"
+    source.write_text("long tidemill_instruction_sets(void) { return 3; }")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(old)], check=True, timeout=120)
+    with pytest.raises(native.NativeUnavailable, match=r"was built of other sources"):
+        native.Kernels(old)
+
+
+def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(monkeypatch, tmp_path, capfd):
+    if shutil.which("cc") is None or platform.machine() != "x86_64":
+        pytest.skip("there is no C compiler for x86-64")
+    monkeypatch.setitem(building.X86, "avx512", "-mavx99")
+    build(tmp_path, "-O0")
+    assert "The kernels are built without avx512" in capfd.readouterr().err
+    kernels = native.Kernels(tmp_path / building.LIBRARY, "baseline")
+    assert kernels.best in ("baseline", "avx2")
+    if unavailable("avx512") is None:
+        with pytest.raises(native.NativeUnavailable, match="the library was built without avx512; there is"):
+            native.Kernels(tmp_path / building.LIBRARY, "avx512")
 
 
 def test_a_file_that_is_no_library_is_refused_by_name(tmp_path):
@@ -111,8 +150,8 @@ def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     assert native.Kernels(tmp_path / building.LIBRARY) and not (tmp_path / building.WHY).exists()
 
 
-def test_version_numbers_of_both_sides_are_one(library):
-    assert native.Kernels(library, "baseline").version() == native.VERSION
+def test_the_library_has_the_digest_of_its_sources(library):
+    assert native.Kernels(library, "baseline").digest() == building.digest()
 
 
 def test_a_policy_s_setting_names_the_instruction_set_and_the_variable_goes_before(monkeypatch, library):

@@ -63,6 +63,14 @@ def test_what_is_lacking_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch,
     assert "killed 3 processes" in found()["memory"].message
 
 
+def test_who_has_numpy_compute_reads_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examined, "unavailable", lambda setting: None)
+    monkeypatch.setenv("TIDEMILL_NATIVE", "off")
+    finding = found()["native core"]
+    assert (finding.level, finding.cure) == ("warn", "unset TIDEMILL_NATIVE")
+    assert finding.message == "numpy computes the networks: TIDEMILL_NATIVE = off"
+
+
 def test_every_extra_is_looked_for() -> None:
     told = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert examined.EXTRAS.keys() == told["project"]["optional-dependencies"].keys() - {"dev"}

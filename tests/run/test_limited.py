@@ -370,7 +370,7 @@ def test_a_run_in_which_nothing_comes_tells_so_though_its_checkpoint_cannot_be_w
     def full(*_: Any) -> None:
         raise CheckpointError("no space is left")
 
-    monkeypatch.setattr("tidemill.workers.learner.write_checkpoint", full)
+    monkeypatch.setattr("tidemill.workers.checkpoint_writer.write_checkpoint", full)
     made = faulty(slots=2, steps=100, broken=True, max_backoff_s=0.01, max_no_progress_s=0.5)
     with pytest.raises(TidemillError, match=r"no step was stored for 0\.5 s"):
         failed(made, tmp_path / "run")

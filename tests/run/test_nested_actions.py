@@ -28,7 +28,7 @@ from tidemill import (
 )
 from tidemill.cli.main import app
 from tidemill.core.user_code_loading import load_attribute
-from tidemill.native.library import unavailable
+from tidemill.native.library import VARIABLE, unavailable
 
 GOLF = str(Path(__file__).parents[2] / "examples" / "hybrid_actions.py")
 SIMULATORS = str(Path(__file__).parents[1] / "bridge" / "simulators.py")
@@ -95,9 +95,10 @@ RATE = {"learning_rate": 3e-3}
     ],
     ids=["ppo", "impala", "policy worker", "recurrent", "native core"],
 )
-def test_every_part_of_an_action_is_learnt(policy, algorithm, agent, tmp_path):
+def test_every_part_of_an_action_is_learnt(policy, algorithm, agent, tmp_path, monkeypatch):
     """Random play is paid 0.5, 1/3 and some 0.3; a policy that learns one part alone, 2
     at most."""
+    monkeypatch.delenv(VARIABLE, raising=False)  # the policy says who computes
     result = tidemill.train(
         pairs(policy, algorithm, **agent), launch="inline", run_dir=tmp_path / "run", quiet=True
     )

@@ -46,14 +46,13 @@ def test_a_core_of_another_version_is_told_and_the_run_goes_on_by_numpy(monkeypa
     if library.unavailable("auto"):
         pytest.skip("there is no native core")
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(library, "VERSION", library.VERSION + 1)
+    monkeypatch.setattr(library, "digest", lambda: 0x99)
     made = ppo("x", Gymnasium(id="CartPole-v1"))
     result = train(made, steps=3000, launch="inline", run_dir=tmp_path / "run")
     assert result.summary["status"] == "completed"
     told = " ".join(capsys.readouterr().out.split())
-    version = library.VERSION
     assert "note: numpy computes MLPs, since the native core cannot be used: " in told
-    assert f"has version {version - 1} of the kernels, and this Tidemill calls version {version}" in told
+    assert "was built of other sources than are there now, of another version of Tidemill, say" in told
 
 
 def test_which_setting_keeps_a_policy_out_of_the_core_is_told(with_core):

@@ -485,10 +485,10 @@ def test_a_trainer_counts_the_whole_time_for_which_it_is_held_as_what_a_checkpoi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, now = Bench(folder=tmp_path, exact=True), [1000.0]
-    for module in ("trainer", "learner"):
+    for module in ("trainer", "learner", "checkpoint_writer"):
         monkeypatch.setattr(f"tidemill.workers.{module}.awake", lambda: now[0])
     bench.two_updates()
-    pace = bench.worker.learner._pace
+    pace = bench.worker.learner.checkpoints.pace
     for message, later in ((Hold(cut=1), 4.0), (Save(), 5.0), (Hold(on=False, cut=2), 0.0)):
         bench.link.send(pack(message))
         bench.worker.run_once()
@@ -755,7 +755,7 @@ def test_a_trainer_that_ends_or_that_is_not_begun_saves_nothing_in_a_pause(tmp_p
     bench.worker.pause()
     written = tmp_path / "checkpoints" / "policy"
     (written / "update-2").rename(tmp_path / "elsewhere")
-    bench.worker.learner._saved = -1, -1, -1
+    bench.worker.learner.checkpoints.newest = -1, -1, -1
     bench.worker.pause()  # said again
     assert [path.name for path in checkpoints(written)] == ["update-1"]
     bench.worker.start()
@@ -782,10 +782,10 @@ def test_an_exact_run_is_cut_in_a_pause(tmp_path: Path) -> None:
 def test_nobody_waits_for_a_cut_in_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts in what a checkpoint costs, and so in how rarely they are written."""
     bench, now = Bench(folder=tmp_path, exact=True), [1000.0]
-    for module in ("trainer", "learner"):
+    for module in ("trainer", "learner", "checkpoint_writer"):
         monkeypatch.setattr(f"tidemill.workers.{module}.awake", lambda: now[0])
     bench.two_updates()
-    pace = bench.worker.learner._pace
+    pace = bench.worker.learner.checkpoints.pace
     for message, later in (
         (Hold(cut=1), 4.0),
         (Pause(), 500.0),

@@ -4,12 +4,6 @@
 
 #include "vectors.h"
 
-#if defined(__clang__)
-#define UNFUSED
-#else
-#define UNFUSED __attribute__((optimize("fp-contract=off")))
-#endif
-
 typedef struct {
     double force, gravity, total_mass, pole_mass, length, pole_mass_length, seconds, farthest, steepest;
     int64_t n;
@@ -21,13 +15,10 @@ typedef struct {
 } CartPoles;
 
 /* A step of n carts as envs/classic_control.py does it, equal in every bit: no product is fused
-   with a sum. state: [4, n]; over: who fell or left the track; seen: the state as it is observed,
+   with a sum (build.py). state: [4, n]; over: who fell or left the track; seen: the state as it is observed,
    [n, 4]. */
-UNFUSED void EXPORT(cart_pole)(const CartPoles *c)
+void EXPORT(cart_pole)(const CartPoles *c)
 {
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#endif
     int64_t n = c->n;
     const double *cosine = c->cosine, *sine = c->sine;
     double *place = c->state, *speed = place + n, *angle = speed + n, *spin = angle + n;

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidemill.core.errors import ConfigError
-from tidemill.native.build import LIBRARY, WHY
+from tidemill.native.build import LIBRARY, WHY, digest
 
 VARIABLE = "TIDEMILL_NATIVE"
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 """Each has those before it."""
-VERSION = 12
-"""Of the kernels that this file calls (kernels.c has the same number)."""
 BUILT = Path(__file__).with_name(LIBRARY)
 
 _MOST_TOLD = 3000  # characters of what a compiler has said
@@ -212,7 +210,7 @@ class KernelTrajectory(ctypes.Structure):
 
 _I, _P, _D = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 SIGNATURES: Mapping[str, tuple[Any, list[Any]]] = {
-    "version": (_I, []),
+    "digest": (_I, []),
     "scratch": (_I, [_P]),
     "act": (None, [_P, _P]),
     "ppo": (None, [_P, _P, _P, _P, _I, _D, _P, _P]),
@@ -251,7 +249,10 @@ def _why_not(path: Path) -> str:
 
 class Kernels:
     """The kernels of one instruction set. Arrays are handed in by address: C-contiguous,
-    of the types that the sources say."""
+    of the types that the sources say.
+
+    best: the best one that the library and this processor have
+    """
 
     def __init__(self, path: Path, instruction_set: str | None = None) -> None:
         """Load the library at `path`. None: the best instruction set that this processor
@@ -263,22 +264,28 @@ class Kernels:
             )
         try:
             library = ctypes.CDLL(str(path))
-            has = INSTRUCTION_SETS[: library.tidemill_instruction_sets()]
-            version = library.tidemill_version_baseline()
+            known = INSTRUCTION_SETS[: library.tidemill_instruction_sets()]
+            built_of = getattr(library, "tidemill_digest_baseline", None)
+            if built_of is not None:
+                built_of.restype = ctypes.c_int64
+            sources, own = digest(), 0 if built_of is None else built_of()
         except (OSError, AttributeError) as error:
             raise NativeUnavailable(
                 f"{path} cannot be loaded ({error}); run `python -m tidemill.native.build`"
             ) from None
-        if version != VERSION:
+        if own != sources:
             raise NativeUnavailable(
-                f"{path} has version {version} of the kernels, and this Tidemill calls version {VERSION}; "
-                "run `python -m tidemill.native.build`"
+                f"{path} was built of other sources than are there now, of another version of Tidemill, say "
+                f"({own:x} and {sources:x}); run `python -m tidemill.native.build`"
             )
+        has = [name for name in known if hasattr(library, f"tidemill_digest_{name}")]
+        self.best = has[-1]
         self.instruction_set = has[-1] if instruction_set is None else instruction_set
         if self.instruction_set not in has:
-            raise NativeUnavailable(
-                f"this processor cannot run {self.instruction_set}; it can run {', '.join(has)}"
+            lacks = (
+                "the library was built without" if self.instruction_set in known else "this processor lacks"
             )
+            raise NativeUnavailable(f"{lacks} {self.instruction_set}; there is {', '.join(has)}")
         for name, (returned, taken) in SIGNATURES.items():
             function = getattr(library, f"tidemill_{name}_{self.instruction_set}")
             function.restype, function.argtypes = returned, taken

@@ -25,7 +25,7 @@ from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.store.checkpoint import FoundCheckpoint
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.actor_config import ActorConfig
-from tidemill.workers.learner import Extras
+from tidemill.workers.checkpoint_writer import Contents
 
 MEMORY = "buffer"
 
@@ -197,7 +197,7 @@ class ReplayIngest:
             if lost:
                 self._tell(f"{lost:,} env steps that {actor} had not sent as it died are void")
 
-    def extras(self, steps: int) -> Extras:
+    def extras(self, steps: int) -> Contents:
         """Return what checkpoints keep of it."""
         facts = {
             "limiter": vars(self.limiter.counts),
@@ -208,7 +208,7 @@ class ReplayIngest:
         if self.journal is not None:
             facts["journal"], facts["journaled"] = self.journal.sync(), self._journaled()
         whole = self._config.keep_buffer
-        return Extras(
+        return Contents(
             {} if self._open is None else {SLOTS: self._open.arrays(whole)},
             facts,
             {MEMORY: self.buffer.save} if whole else {},

@@ -26,7 +26,8 @@ from tidemill.replay_training.limiter_metrics import LimiterMetrics
 from tidemill.replay_training.trainer_config import ReplayTrainer
 from tidemill.workers.actor_config import ActorConfig
 from tidemill.workers.base import PollResult, Worker
-from tidemill.workers.learner import Extras, Learner
+from tidemill.workers.checkpoint_writer import Contents
+from tidemill.workers.learner import Learner
 
 # seconds that a trainer which is told to end waits for steps in flight: less than the
 # controller gives it
@@ -400,7 +401,7 @@ class ReplayTrainerWorker(Worker):
         self._summarise()  # a run that goes on from here drops what is told later
         self.learner.save(final, again)
 
-    def _extras(self) -> Extras:
+    def _extras(self) -> Contents:
         return self._ingest.extras(self.learner.counters.steps)
 
     def _on_exit(self) -> None:

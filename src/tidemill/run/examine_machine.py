@@ -17,7 +17,7 @@ from tidemill.core.cores import cores
 from tidemill.core.memory import available, size
 from tidemill.core.run_marks import end_left_alone, left_alone
 from tidemill.core.temporary_folders import folders_left
-from tidemill.native.library import choices, unavailable
+from tidemill.native.library import VARIABLE, choices, unavailable
 from tidemill.testing.check_env import Finding
 
 LITTLE_MEMORY = 2 << 30  # bytes: less than a run of a few processes with torch takes
@@ -132,7 +132,14 @@ def _files() -> Finding:
 
 def _core_of_c() -> Finding:
     if (why := unavailable("auto")) is None:
-        return Finding("native core", "ok", f"networks computed by {choices()[-1]}")
+        if (chosen := choices()[-1]) == "off":
+            return Finding(
+                "native core",
+                "warn",
+                f"numpy computes the networks: {VARIABLE} = {os.environ[VARIABLE]}",
+                f"unset {VARIABLE}",
+            )
+        return Finding("native core", "ok", f"networks computed by {chosen}")
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
     cure = f"{sys.executable} -m tidemill.native.build"
     if compiler is None:

@@ -2,6 +2,7 @@
 that the native core computes."""
 
 import os
+import platform
 from collections.abc import Iterator
 
 from tidemill.api.experiment import Experiment
@@ -28,6 +29,8 @@ def remarks(experiment: Experiment) -> Iterator[str]:
     for name, policy in experiment.policies.items():
         if isinstance(policy, NativeSetting) and (kernels := policy.kernels()):
             core = f"the native core ({kernels.instruction_set})"
+            if kernels.best == "baseline" and platform.machine() == "x86_64":
+                core += ", in code for any processor (this one, or the core as it was built, has no AVX2),"
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
     for name, config in experiment.groups(Trainer).items():
         rows = [

@@ -253,6 +253,7 @@ def resume(
     experiment.check_judged()
     launcher.check(experiment)
     check_exact(experiment, launcher.takes_turns)
+    said = [*remarks(experiment)]
     with Interrupts() as interrupts:
         folder.lock()
         try:
@@ -296,6 +297,8 @@ def resume(
             paces,
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
+        for remark in said:
+            _say(remark, quiet)
         if torn:
             _say(
                 f"it was {ended} between the last checkpoints of its policies: "

@@ -10,8 +10,6 @@ from contextlib import nullcontext, suppress
 from itertools import islice
 from math import ceil, isfinite
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +22,6 @@ from tidemill.api.control_messages import (
     Notice,
     Rejoin,
     SampleFacts,
-    Saved,
-    Saving,
     Up,
     WorkerStatistics,
 )
@@ -46,31 +42,25 @@ from tidemill.core.errors import (
     returned,
 )
 from tidemill.core.memory import Need
-from tidemill.core.resource_shortage import why
 from tidemill.core.schema import Array, Arrays
 from tidemill.core.seeding import derive_seed
 from tidemill.nets.choose_device import choose_device
 from tidemill.nets.weights import placeholder_weights
 from tidemill.store.checkpoint import (
-    ENDED,
     FoundCheckpoint,
     checkpoint_name,
     checkpoints,
-    hangs,
     put_aside,
     read_newest,
     readable,
-    write_checkpoint,
 )
 from tidemill.store.database_watch import DatabaseWatch
-from tidemill.store.fence import epoch_of
 from tidemill.store.parameter_database import PARAMETERS, ParameterDatabase
-from tidemill.store.refuge import abandon, copy_metrics, copy_of_run, make_refuge, refuge_of
 from tidemill.streams.parameters import ParameterPublisher
 from tidemill.streams.samples import ChannelSampleConsumer
 from tidemill.workers.base import PollResult
-from tidemill.workers.checkpoint_pace import CheckpointPace
-from tidemill.workers.cut_files import by_other_code, spared_checkpoint
+from tidemill.workers.checkpoint_writer import CheckpointWriter, Contents
+from tidemill.workers.cut_files import by_other_code
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.fault_records import FaultRecords
 from tidemill.workers.row_schema import misfit_of_rows
@@ -84,18 +74,7 @@ AGAIN = 5.0  # seconds until a version that is waited for is pushed again, where
 # updates between two looks at the weights of an algorithm that tells no loss: a look
 # reads them once, an update ten times and more
 LOOK_EACH = 16
-# by folder: where an equal trainer hangs as they end, all others write the last
-# checkpoint, in threads at once
-_writing: dict[str, Lock] = {}
-
-
-class Extras(NamedTuple):
-    """What a checkpoint keeps besides the learner: files of arrays, facts, and folders:
-    name → who writes its files."""
-
-    arrays: dict[str, Arrays]
-    facts: dict[str, Any]
-    folders: dict[str, Callable[[Path], None]]
+COMPUTED_BY = "computed_by"  # what checkpoints call `Policy.computed_by`
 
 
 class Learner:
@@ -129,19 +108,18 @@ class Learner:
         clock: Clock,
         report: Callable[[Up], None],
         alive: Callable[[], None],
-        extras: Callable[[], Extras] = lambda: Extras({}, {}, {}),
+        extras: Callable[[], Contents] = lambda: Contents({}, {}, {}),
         first_version: int = 0,
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self._context, self._config, self._clock = context, config, clock
-        self._report, self._alive, self._extras = report, alive, extras
+        self._report, self._extras = report, extras
         self.joins = Rejoin(0, first_version, first_version)
         self._hurried, self._cut_short = hurried, False  # the algorithm was told so in its update
         self.counters = Counters()
         self.limits = TrainingLimits(self.counters, context.experiment.limits)
         self.returns = TrainingReturns()
         self.equal_trainers = EqualTrainers(clock)
-        self._folder = Path(context.folder) / "checkpoints" / config.policy if context.folder else None
         instead = "Updates that are left out are counted, and not recorded"
         self._faults = UpdateFaults(FaultRecords(context, config.fault_records, self.notice, instead))
         self._returns = 0  # since the newest checkpoint
@@ -150,15 +128,7 @@ class Learner:
         its journal, or its configuration, alone ends instead."""
         self.went_back = False
         """Whether the last update did."""
-        self._saved = -1, -1, -1  # updates, steps and dropped samples at the newest checkpoint
-        self._refused = False  # the last one could not be written
-        self._refuge: Path | None = None  # where the run's last one goes then
-        with suppress(OSError):  # of a host that does not see the folder
-            self._refuge = refuge_of(Path(context.folder)) if context.folder else None
-        # of several policies some may lack their last checkpoint, which is marked
-        self._several = len(context.experiment.trained()) > 1 and not context.experiment.exact_resume
-        self._ends = False
-        self._pace = CheckpointPace(config.checkpoint_seconds, config.checkpoint_share)
+        self.checkpoints = CheckpointWriter(context, config, self.limits, self._contents, report, alive)
         self._update_s = 0.0  # that the last update took
         self._infinite: dict[str, Array] = {}  # where the policy's parameters may be infinite
         self._spoilt = False  # a checkpoint was refused, since what it was to hold is not finite
@@ -207,9 +177,10 @@ class Learner:
                 )
         # the runner has looked: damaged ones are out of the way, and policies differ in
         # updates; a later life begins anew where nothing was saved before its death
-        if context.resume is not None or (context.life and self._folder and checkpoints(self._folder)):
-            assert self._folder is not None
-            self.found = read_newest(self._folder)
+        folder = self.checkpoints.folder
+        if context.resume is not None or (context.life and folder and checkpoints(folder)):
+            assert folder is not None
+            self.found = read_newest(folder)
             with by_other_code(f"the weights of checkpoint {self.found.path}"):
                 check_weights(policy, self.spaces, self.found.arrays.get("policy", {}))
         return source
@@ -250,7 +221,7 @@ class Learner:
             )
         if self.version < self.joins.least:
             raise CheckpointError(
-                f"the newest checkpoint that can be read in {self._folder} is of update "
+                f"the newest checkpoint that can be read in {self.checkpoints.folder} is of update "
                 f"{self.counters.updates}, but equal trainers have written one for {context.name} to go on "
                 f"from, of update {self.joins.least - self.joins.first}; look whether its disk is well"
             )
@@ -262,6 +233,8 @@ class Learner:
             self.joins,
             restored=self.found is not None and self.own_state is None,
         )
+        if self.found is not None:
+            self._compare_bits(self.found)
         edges = context.edges(f"parameters/{config.policy}/")
         if edges:
             self._publisher = ParameterPublisher(context.endpoints.writer(edges[0].name), self.policy)
@@ -270,6 +243,23 @@ class Learner:
         weights = sum(array.nbytes for array in self.policy.parameters().values())
         own_needs = [Need("parameters", 3 * weights, shared=True)] if edges else []
         return [*own_needs, *self.equal_trainers.needs(self.algorithm, weights)]
+
+    def _compare_bits(self, found: FoundCheckpoint) -> None:
+        """Tell that who computes from now on has other last bits than who computed a
+        checkpoint. Raises `ConfigError` where the run is to go on exactly."""
+        now = self.policy.computed_by
+        if (before := found.facts.get(COMPUTED_BY, now)) == now:
+            return
+        was, is_now = (f"the native core ({name})" if name else "numpy" for name in (before, now))
+        text = (
+            f"{was} computed policy {self._config.policy} until checkpoint {found.path.name}, and {is_now} "
+            "does now, with other last bits"
+        )
+        cure = f"TIDEMILL_NATIVE={before or 'off'} has it go on as before"
+        if self._context.experiment.exact_resume:
+            raise ConfigError(f"{text}; a run with exact_resume goes on in every bit: {cure}")
+        if self.equal_trainers.first:
+            self.notice(f"{text}; {cure}")
 
     def _build_algorithm(self) -> Algorithm:
         """Return the algorithm, as it is set now. After each adoption it draws other
@@ -323,7 +313,7 @@ class Learner:
             self.returns.extend(map(float, found.facts.get("returns", ())))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"checkpoint {found.path} has returns that are none: {error}") from None
-        self._saved = self.counters.updates, self.counters.steps, self.counters.dropped
+        self.checkpoints.newest = self.checkpoints.now
 
     # ---- training ----------------------------------------------------------------------
 
@@ -419,7 +409,7 @@ class Learner:
         if updates % LOOK_EACH == 0:
             return True
         return not self.equal_trainers.others and (
-            self._pace.due(awake(), updates, took)
+            self.checkpoints.pace.due(awake(), updates, took)
             or (versions is not None and versions.due(number_of(self.version + 1)))
         )
 
@@ -441,8 +431,8 @@ class Learner:
         yield from self.equal_trainers.sum(of_first)
         returns, found = int(of_first[0]), None
         often = (own_often or "training has gone back too often, which has not helped") if of_first[1] else ""
-        if self.goes_back and self._folder is not None and not often:
-            found = next(islice(readable(self._folder), returns, None), None)
+        if self.goes_back and self.checkpoints.folder is not None and not often:
+            found = next(islice(readable(self.checkpoints.folder), returns, None), None)
         own = -1 if found is None else int(found.facts["updates"])
         agreed = np.array([1.0, own])
         yield from self.equal_trainers.sum(agreed)
@@ -582,7 +572,7 @@ class Learner:
         self.counters.changes = message.number
         if (config := self._accept(message.settings)) is not None:
             self.changes.append(config)
-            self._saved = -1, -1, -1  # the checkpoint of now, if there is one, does not know them
+            self.checkpoints.newest = -1, -1, -1  # the checkpoint of now, if there is one, does not know them
             if not self.equal_trainers.others:
                 self.apply_change()
 
@@ -608,9 +598,10 @@ class Learner:
         has died, or hangs, has saved of updates that the others lack is undone."""
         self.equal_trainers.stand_in()
         self.save()
-        if self._folder is None or self._saved[0] != self.counters.updates:
+        folder = self.checkpoints.folder
+        if folder is None or self.checkpoints.newest[0] != self.counters.updates:
             return False
-        own, written = self._folder / checkpoint_name(self.counters.updates), checkpoints(self._folder)
+        own, written = folder / checkpoint_name(self.counters.updates), checkpoints(folder)
         if own not in written:  # fewer are kept than are newer
             return False
         try:
@@ -631,12 +622,12 @@ class Learner:
 
     def start(self) -> None:
         """Begin to count the time of training, and until the next checkpoint."""
-        self._pace.start(awake(), self.found is not None)
+        self.checkpoints.pace.start(awake(), self.found is not None)
         self.limits.start()
 
     def pause(self) -> None:
         """Count no time until the next `start`."""
-        self._pace.pause(awake())
+        self.checkpoints.pace.pause(awake())
         self.limits.pause()
 
     # ---- reports, versions, checkpoints ------------------------------------------------
@@ -672,48 +663,25 @@ class Learner:
         included."""
         faulty = self._faults.in_a_row or self.went_back
         ahead = self._update_s if ahead is None else ahead
-        return (
-            not faulty and self.equal_trainers.first and self._pace.due(awake(), self.counters.updates, ahead)
-        )
+        pace = self.checkpoints.pace
+        return not faulty and self.equal_trainers.first and pace.due(awake(), self.counters.updates, ahead)
 
     def count_hold(self, began: float) -> None:
         """Note that everybody was held since second `began` (of `awake`) until now, for a
         cut."""
-        self._pace.stood_still(began, awake())
+        self.checkpoints.pace.stood_still(began, awake())
 
     def save(self, final: bool = False, again: bool = False) -> None:
-        """Write a checkpoint, unless the newest one is of now; `again`: all the same.
-        Where it cannot be written only the `final` one raises."""
-        now = self.counters.updates, self.counters.steps, self.counters.dropped
-        if not self.equal_trainers.first or self._folder is None or (self._saved == now and not again):
-            self._pace.unchanged(awake())
-            if self.equal_trainers.first and self._folder is not None:
-                self._report(Saved(self._config.policy, *now[:2]))
-            return
-        began, refused = awake(), self._refused
-        try:
-            self._write(self._folder)
-        except CheckpointError as error:
-            self._pace.failed(began, awake())
-            if final and self._saved == now:  # it is there, unmarked
-                return
-            if final:
-                self._write_elsewhere(error)
-            elif not refused:  # training goes on; the last good checkpoint is kept
-                self.notice(f"{error}. Training goes on; this is tried again, and told when it is over")
-            self._refused = True
-            return
-        self._pace.wrote(began, awake())
-        if refused:
-            self.notice(f"checkpoints are written again: update {now[0]} is on the disk")
-        self._saved, self._returns, self._refused = now, 0, False
-        self._report(Saved(self._config.policy, *now[:2]))
-        self._alive()  # who hangs from now on does not save
+        """Write a checkpoint, which of equal trainers the first one does: see
+        `CheckpointWriter.save`."""
+        if not self.equal_trainers.first:
+            self.checkpoints.pace.unchanged(awake())
+        elif self.checkpoints.save(final, again):
+            self._returns = 0
 
-    def _write(self, folder: Path) -> None:
-        """Write a checkpoint of now into `folder`. Raises `CheckpointError`."""
-        config = self._config
-        self._report(Saving(config.policy, self.counters.updates))
+    def _contents(self) -> Contents:
+        """Return what a checkpoint of now holds. Raises `CheckpointError` where something
+        of it is not finite."""
         policy, algorithm = self.equal_trainers.state(self.algorithm, self.policy)
         if wrong := not_finite(policy, self._infinite) or not_finite(algorithm):
             self._spoilt = not self.equal_trainers.others  # which would have to find the same
@@ -724,56 +692,15 @@ class Learner:
         extras = self._extras()
         facts = {
             **vars(self.counters),
-            "policy": config.policy,
+            "policy": self._config.policy,
+            COMPUTED_BY: self.policy.computed_by,
             "experiment": self._context.experiment.name,
             "spaces": plain_spaces(self.spaces),  # so that the policy can be built without its environment
             "settings": self._changed,
             "returns": self.returns.values(),
             **extras.facts,
-            **({ENDED: epoch_of(Path(self._context.folder or "")) * self._ends} if self._several else {}),
         }
-        with _writing.setdefault(str(folder), Lock()):
-            write_checkpoint(
-                folder,
-                checkpoint_name(self.counters.updates),
-                {"policy": policy, "algorithm": algorithm, **extras.arrays},
-                facts,
-                # who is killed ahead of the others goes back to the one before its last
-                max(config.checkpoints, 2) if self._several else config.checkpoints,
-                extras.folders,
-                self._of_cut if folder == self._folder and self._context.experiment.exact_resume else tuple,
-            )
-
-    def _of_cut(self) -> list[str]:
-        return spared_checkpoint(Path(self._context.folder or ""), self._config.policy)
-
-    def _write_elsewhere(self, error: CheckpointError) -> None:
-        """Write the run's last checkpoint into a folder of temporary files, since its own
-        does not take it; it can be gone on from there. Raises `CheckpointError`, of the
-        `error` and of why that cannot be, either."""
-        if self._context.folder is None or (refuge := self._refuge) is None:
-            raise error
-        run = Path(self._context.folder)
-        try:
-            make_refuge(refuge)
-            if there := not self._folder_hangs:
-                copy_of_run(run, refuge, [*self._context.experiment.trained()], self._config.policy)
-            self._write(refuge / "checkpoints" / self._config.policy)
-        except (CheckpointError, OSError) as other:
-            if not isinstance(other, PermissionError):  # else what is there is not the user's own
-                abandon(refuge)
-            cause = why(other) if isinstance(other, OSError) else str(other)
-            if cause == str(error):  # its weights are not finite, say
-                raise error from None
-            raise CheckpointError(f"{error}. Nor could it be written into {refuge}: {cause}") from None
-        if there:
-            copy_metrics(run, refuge)
-        higher = " with a higher limit" if self.limits.limit_reached("") else ""
-        anew = " with new episodes, not exactly," if self._context.experiment.exact_resume else ""
-        self.notice(
-            f"{error}. The last checkpoint is in {refuge} instead, which may be emptied when the machine "
-            f"starts anew; go on from there{anew}{higher} by: tidemill resume {refuge}"
-        )
+        return Contents({"policy": policy, "algorithm": algorithm, **extras.arrays}, facts, extras.folders)
 
     def _open_versions(self) -> None:
         config, context = self._config, self._context
@@ -817,32 +744,14 @@ class Learner:
         return {**known, "training_return": reached}
 
     def end(self) -> None:
-        """Write the last checkpoint and push the last version. Who stands in for the
-        first of equal trainers leaves what that has written, where it came to its end
-        after all: it has other random numbers, with which the run would not go on
-        exactly."""
-        self._ends = self._several
-        if not (self.equal_trainers.stands_in and self._saved_by_first()):
-            self.save(final=True, again=self._ends)
-        if self._versions is not None and self.equal_trainers.first and not self._folder_hangs:
+        """Write the last checkpoint and push the last version."""
+        if not self.equal_trainers.first:
+            return
+        self.checkpoints.save_last(self.equal_trainers.stands_in)
+        if self._versions is not None and not self.checkpoints.hangs:
             self._versions.end(self.policy, self.metadata())
-
-    def _saved_by_first(self) -> bool:
-        """True where the newest checkpoint is of now. One that is being written in this
-        process is waited for."""
-        if self._folder is None or self._folder_hangs:
-            return False
-        with _writing.setdefault(str(self._folder), Lock()), suppress(CheckpointError):
-            facts, ended = read_newest(self._folder).facts, epoch_of(self._folder.parents[1]) * self._ends
-            now = self.counters.updates, self.counters.steps, ended
-            return (facts["updates"], facts["steps"], facts.get(ENDED, 0)) == now
-        return False
 
     def close(self) -> None:
         """Wait until what is being pushed is on the disk, for a while."""
-        if self._versions is not None and not self._folder_hangs:
+        if self._versions is not None and not self.checkpoints.hangs:
             self._versions.wait(LAST_PUSH)
-
-    @property
-    def _folder_hangs(self) -> bool:
-        return self._context.folder is not None and hangs(Path(self._context.folder))

@@ -45,7 +45,7 @@ class TrainingLimits:
     """The run's limits, as far as a trainer's `counters` have come in them."""
 
     def __init__(self, counters: Counters, limits: Limits) -> None:
-        self._counters, self._limits = counters, limits
+        self.counters, self._limits = counters, limits
         self._counted_at, self._running = 0.0, False
 
     def start(self) -> None:
@@ -62,12 +62,12 @@ class TrainingLimits:
         """Count the seconds of training up to now."""
         now = awake()
         if self._running:
-            self._counters.seconds += now - self._counted_at
+            self.counters.seconds += now - self._counted_at
         self._counted_at = now
 
     def progress(self) -> float:
         """Return the share of the run that is over, as far as that is known."""
-        counters, limits = self._counters, self._limits
+        counters, limits = self.counters, self._limits
         shares = [
             counters.steps / limits.steps if limits.steps else 0.0,
             counters.updates / limits.updates if limits.updates else 0.0,
@@ -78,12 +78,12 @@ class TrainingLimits:
     def updates_left(self) -> bool:
         """True while the limit of updates lets one more be done."""
         limit = self._limits.updates
-        return limit is None or self._counters.updates < limit
+        return limit is None or self.counters.updates < limit
 
     def limit_reached(self, why_more: str, awaits_more: bool = False) -> str:
         """Return which of the run's limits is reached, "" for none. `why_more` says where
         steps above their limit come from; where it `awaits_more` that limit is none."""
-        counters, limits = self._counters, self._limits
+        counters, limits = self.counters, self._limits
         if limits.steps is not None and counters.steps >= limits.steps and not awaits_more:
             over = counters.steps - limits.steps
             more = f", {over:,} more than the limit: {why_more}" if over else ""
