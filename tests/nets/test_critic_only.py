@@ -13,7 +13,7 @@ from tidemill.core.errors import ConfigError
 from tidemill.core.schema import allocate
 from tidemill.nets.actor_critic import ActorCritic, ActorCriticPolicy
 from tidemill.nets.gpu_acting import DeviceActing
-from tidemill.nets.weights import IMAGE_FEATURES
+from tidemill.nets.image_networks import NATURE
 
 STATE = Box((7,), "float32")
 VIEW = Box((3,), "float32")
@@ -110,7 +110,7 @@ def blind(policy, array):
     for name, shape in policy.network.shape.forms().items():
         size = int(np.prod(shape))
         named[name], start = array[start : start + size].reshape(shape), start + size
-    return named["hidden.0.weight"][0, policy.encoder.seen + IMAGE_FEATURES * len(policy.encoder.images) :]
+    return named["hidden.0.weight"][0, policy.encoder.seen + NATURE.features * len(policy.encoder.images) :]
 
 
 def by_autograd(policy, features, action, factors):
