@@ -426,13 +426,20 @@ def measure(work: Work, runs: int, seconds: float, systems: tuple[str, ...], sto
 
 
 def commit() -> str:
-    """Return the commit of what is measured, and whether files differ from it; "" where
-    git does not know."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    """Return the commit of what is measured, and whether its files differ from it; ""
+    where git does not know."""
+    git = ["git", "-C", str(ROOT)]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        words = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "src", "benchmarks"])
+        found, changed = (
+            subprocess.run(
+                [*git, *each], capture_output=True, text=True, check=True, timeout=60
+            ).stdout.strip()
+            for each in words
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
+    return f"{found}-dirty" if changed else found
 
 
 def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
@@ -451,7 +458,7 @@ def expected(store: "Store", runs: int, systems: tuple[str, ...]) -> float:
 
 
 def ordinary(work: Work) -> bool:
-    """Whether a work is run on AVX2 as well where none is named: those in float32."""
+    """Whether a work is run on AVX2 as well where none is named: all in float32 are."""
     return work.data_type == "float32"
 
 
@@ -1013,6 +1020,8 @@ def main() -> None:
             for words, seconds in SCRIPTS.items()
             if (all_of_it or words[0] in given.works) and " ".join(words) not in done and not given.avx2
         }
+        if given.avx2 and (others := [name for name in given.works if name not in WORKS]):
+            say(f"not run in the leg on AVX2: {', '.join(others)}")
         foretell(stores, chosen, runs, docs, scripts)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run in hand ends with us, as at Ctrl-C
         try:

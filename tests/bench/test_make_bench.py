@@ -186,6 +186,15 @@ def test_readme_has_a_row_for_each_work_and_compares_the_same_data_type(tmp_path
     assert "Of a core-second 1.00 × the most of any other." in section
 
 
+def test_the_leg_keeps_avx512_from_numpy_as_it_names_it_today() -> None:
+    names = r"""
+import numpy._core._multiarray_umath as core
+print(*(name for name in core.__cpu_dispatch__ if core.__cpu_features__[name]))
+"""
+    told = compare.command([sys.executable, "-c", names], 120, **compare.AVX2).split()
+    assert not [name for name in told if "AVX512" in name or name == "X86_V4"]
+
+
 def test_the_leg_on_avx2_is_told_apart_and_keeps_to_float32(tmp_path: Path) -> None:
     machine = {"processor": "P", "features": "AVX2", "cores": 2, "gpu": False}
     for leg, speed in (("", 200.0), ("avx2/", 100.0)):

@@ -19,7 +19,6 @@ from tidemill.layouts.probe import measure_arithmetic
 from tidemill.native import build as building
 from tidemill.native import library as native
 from tidemill.native.build import CannotCompile, build
-from tidemill.native.library import unavailable
 from tidemill.nets.native_actor_critic import NativeActorCritic
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.presets.ppo import ppo
@@ -93,9 +92,24 @@ def test_each_source_and_flag_has_another_digest(monkeypatch, tmp_path):
     for file in files:
         file.write_bytes(file.read_bytes() + b"\n")
         found.add(building.digest())
-    monkeypatch.setattr(building, "FLAGS", building.FLAGS + " -g")
-    found.add(building.digest())
-    assert len(found) == len(files) + 2
+    for name, more in (
+        ("FLAGS", " -g"),
+        ("BASELINE", " -g"),
+        ("X86", {"later": "-mlater"}),
+        ("UNFUSED", {"dqn.c": ""}),
+    ):
+        was = getattr(building, name)
+        monkeypatch.setattr(building, name, was + more if isinstance(was, str) else was | more)
+        found.add(building.digest())
+    assert len(found) == 1 + len(files) + 4
+
+
+def test_an_installation_without_sources_has_its_core_all_the_same(monkeypatch, library):
+    def gone():
+        raise FileNotFoundError("kernels.c")
+
+    monkeypatch.setattr(native, "digest", gone)
+    assert native.Kernels(library).best in native.INSTRUCTION_SETS
 
 
 def test_a_library_without_the_kernels_of_now_is_refused_by_name(tmp_path):
@@ -116,7 +130,7 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(monkeypa
     assert "The kernels are built without avx512" in capfd.readouterr().err
     kernels = native.Kernels(tmp_path / building.LIBRARY, "baseline")
     assert kernels.best in ("baseline", "avx2")
-    if unavailable("avx512") is None:
+    if kernels.processor == "avx512":
         with pytest.raises(native.NativeUnavailable, match="the library was built without avx512; there is"):
             native.Kernels(tmp_path / building.LIBRARY, "avx512")
 

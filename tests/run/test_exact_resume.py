@@ -152,7 +152,7 @@ def killed_at_every_row(
 
     def save(worker: ReplayTrainerWorker, row: int) -> None:
         if len(rows) % every == 0:
-            worker.learner._saved = -1, -1, -1
+            worker.learner.checkpoints.newest = -1, -1, -1
             worker._save()
             images.append(folder.with_name(f"{folder.name}-{row}"))
             shutil.copytree(folder, images[-1], ignore=UNNAMED)

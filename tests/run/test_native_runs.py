@@ -1,6 +1,7 @@
 """Whole runs by the native core: what computes is kept with them, in all their processes
 and lives, and who goes on with another is told, or refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,17 @@ from tidemill.nets.native_setting import NativeSetting
 from tidemill.run.start_remarks import remarks
 from tidemill.store.checkpoint import read_newest
 from tidemill.trained.retrain import retrain
+from tidemill.workers.other_bits import other_bits
 
 pytestmark = pytest.mark.skipif(unavailable("baseline") is not None, reason="no native core here")
 
 
 @pytest.fixture(autouse=True)
 def policies_say_who_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the processor is not told to lack AVX2."""
     monkeypatch.delenv(VARIABLE, raising=False)
+    for kernels in (library.choose("baseline"), library.named("baseline")):
+        monkeypatch.setattr(kernels, "best", "avx2")
 
 
 def dqn(steps: int, native: Any = "baseline", **trainer: Any) -> Experiment:
@@ -103,9 +108,9 @@ def test_who_goes_on_with_another_core_is_told(
     limits = {"updates": 4} if kind == "ppo" else {"steps": 140}
     assert resume(again.folder, limits=limits).summary.status == "completed"
     told = " ".join("".join(capsys.readouterr()).split())
-    assert "the native core (baseline) computed policy policy until checkpoint update-" in told
+    assert re.search(r"goes on from checkpoint update-\d+: the native core \(baseline\) computed it", told)
     assert "and numpy does now, with other last bits; TIDEMILL_NATIVE=baseline has it go on as before" in told
-    assert computed_by(run.folder) == ""
+    assert computed_by(run.folder) == "numpy"
 
 
 def test_an_exact_run_does_not_go_on_with_another_core(
@@ -113,10 +118,62 @@ def test_an_exact_run_does_not_go_on_with_another_core(
 ) -> None:
     run = train(experiment(0, 2), launch="inline", run_dir=tmp_path / "run", quiet=True)
     monkeypatch.setenv(VARIABLE, "baseline")
-    with pytest.raises(TidemillError, match=r"numpy computed policy .* in every bit: TIDEMILL_NATIVE=off"):
+    refused = r"numpy computed it until then, .* exact_resume .*: without the environment .*\.json"
+    with pytest.raises(TidemillError, match=refused):
         resume(run.folder, limits={"updates": 4}, quiet=True)
-    monkeypatch.setenv(VARIABLE, "off")
+    monkeypatch.delenv(VARIABLE)
     assert resume(run.folder, limits={"updates": 4}, quiet=True).summary.status == "completed"
+
+
+def test_nor_does_one_that_is_to_be_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train(dqn(100, native="auto", journal=True), launch="inline", run_dir=tmp_path / "run", quiet=True)
+    monkeypatch.setenv(VARIABLE, "baseline")
+    with pytest.raises(TidemillError, match=r"a run that is exact, or has a journal, goes on in every bit"):
+        resume(run.folder, limits={"steps": 120}, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named", "variable", "said"),
+    [
+        ("numpy", "numpy", "off", None, ""),
+        ("", "avx2", "avx2", None, ""),  # a checkpoint of before
+        ("numpy", "avx2", "avx2", None, "TIDEMILL_NATIVE=off has it go on as before"),
+        (
+            "baseline",
+            "numpy",
+            "baseline",
+            "off",
+            "without the environment variable TIDEMILL_NATIVE",
+        ),
+        (
+            "numpy",
+            "baseline",
+            "off",
+            "baseline",
+            "without the environment variable TIDEMILL_NATIVE",
+        ),
+        ("baseline", "numpy", "off", None, "TIDEMILL_NATIVE=baseline has it go on as before"),
+        ("lost", "numpy", "off", None, "lost has it go on as before"),
+        ("torch (cuda)", "numpy", "off", None, "torch (cuda) has it go on as before"),
+    ],
+)
+def test_what_has_a_run_go_on_as_before_follows_from_why_it_does_not(
+    before: str, now: str, named: Any, variable: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv(VARIABLE, variable)
+    differs, cure = other_bits(before, now, ActorCritic(native=named))
+    assert bool(differs) == bool(said) and cure.startswith(said)
+
+
+def test_no_cure_is_named_that_this_machine_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(library, "BUILT", tmp_path / "libkernels.so.1")
+    _, cure = other_bits("avx512", "numpy", ActorCritic(native="auto"))
+    assert (
+        cure.startswith("it can go on as before only where avx512 is to be had: ") and "was not built" in cure
+    )
 
 
 def test_without_the_library_a_run_in_processes_goes_on_by_numpy_and_says_so(
@@ -125,7 +182,7 @@ def test_without_the_library_a_run_in_processes_goes_on_by_numpy_and_says_so(
     made = experiment(None, 2).replace(exact_resume=False)
     monkeypatch.setattr(library, "BUILT", tmp_path / "libkernels.so.1")  # processes have it, and do not ask
     run = train(made, launch="processes", run_dir=tmp_path / "run", layout="given")
-    assert run.summary.status == "completed" and computed_by(run.folder) == ""
+    assert run.summary.status == "completed" and computed_by(run.folder) == "numpy"
     assert "note: numpy computes MLPs, since the native core cannot be used" in capsys.readouterr().out
 
 
@@ -139,10 +196,10 @@ def test_a_processor_without_avx2_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     kernels = policy.kernels()
     assert kernels is not None
     monkeypatch.setattr(kernels, "best", "baseline")
-    (told,) = remarks(made)
-    assert (
-        "(baseline), in code for any processor (this one, or the core as it was built, has no AVX2)" in told
-    )
+    for processor, lacks in (("baseline", "this processor has no"), ("avx2", "the core was built without")):
+        monkeypatch.setattr(kernels, "processor", processor)
+        (told,) = remarks(made)
+        assert f"the native core (baseline), in code for any processor ({lacks} AVX2), computes" in told
 
 
 @pytest.mark.parametrize("policy", [SquashedGaussian, QNetwork, ActorCritic])
@@ -152,5 +209,5 @@ def test_what_computes_is_known_of_every_policy_that_the_core_has(policy: Any) -
     bounds = ((-1.0,), (1.0,))
     action = Box((1,), "float32", *bounds) if policy is SquashedGaussian else Discrete(2)
     spaces = Spaces(Box((3,), "float32"), action)
-    for native, name in (("baseline", "baseline"), ("off", "")):
+    for native, name in (("baseline", "baseline"), ("off", "numpy")):
         assert policy(native=native).build(spaces, 0).computed_by == name

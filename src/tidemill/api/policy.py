@@ -33,8 +33,9 @@ class Policy(ABC):
     """Number of finished updates behind the loaded parameters, after that of the lives of
     its trainer (see `VERSIONS_OF_LIFE`); -1 before the first `load`."""
     computed_by: str = ""
-    """What computes it, where another would have other last bits: the instruction set of
-    the native core; "" where that does not compute it."""
+    """What computes it, as far as another would have other last bits: the instruction set
+    of the native core, "numpy", "torch (cpu)", "torch (cuda)"; "" where that is not
+    known."""
 
     @abstractmethod
     def act(self, observation: Arrays, state: Arrays, deterministic: bool | Array, out: Arrays) -> None:

@@ -43,9 +43,10 @@ class CannotCompile(Exception):
 
 
 def digest() -> int:
-    """Return a number that stands for what the kernels are made of: their sources and
-    flags. A library has that of its own, so that an older one is noticed."""
-    found = hashlib.sha256(f"{FLAGS}{X86}{UNFUSED}".encode())
+    """Return a number that stands for what the kernels are made of: their sources, and
+    the flags of this file. A library has that of its own, so that an older one is
+    noticed."""
+    found = hashlib.sha256(f"{FLAGS}{BASELINE}{X86}{UNFUSED}".encode())
     for file in sorted([*SOURCES, *Path(__file__).parent.glob("*.h")]):
         found.update(file.read_bytes())
     return int.from_bytes(found.digest()[:7])  # an int64 that is above 0
@@ -53,8 +54,8 @@ def digest() -> int:
 
 def build(folder: Path, *flags: str) -> Path:
     """Compile the kernels for every instruction set of this architecture, with the
-    compiler ``$CC`` or cc; return the library, which lies in `folder`. One above the
-    baseline that the compiler does not know is left out, which is said on standard error.
+    compiler ``$CC`` or cc; return the library, which lies in `folder`. One whose
+    flags the compiler does not know is left out, which is said on standard error.
     Raises `CannotCompile`, and leaves there what it says (`WHY`)."""
     try:
         library = _build(folder, flags)
@@ -72,28 +73,20 @@ def _build(folder: Path, flags: Sequence[str]) -> Path:
     if platform.machine() == "x86_64":
         compilations |= {name: f"-DISA={name} {more}" for name, more in X86.items()}
     folder.mkdir(parents=True, exist_ok=True)
+    for name, more in [*compilations.items()][1:]:
+        try:
+            _run([*compiler, *more.split(), "-fsyntax-only", "-x", "c", os.devnull])
+        except CannotCompile as error:
+            del compilations[name]
+            print(f"The kernels are built without {name}. {error}", file=sys.stderr)
     settings = [*FLAGS.split(), f"-DDIGEST={digest()}", *flags]
     with TemporaryDirectory(dir=folder) as made, ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = {
-            (name, str(Path(made, f"{source.stem}-{name}.o"))): pool.submit(
-                _run,
-                [
-                    *(*compiler, *settings, *more.split(), *UNFUSED.get(source.name, "").split()),
-                    *("-c", str(source), "-o", str(Path(made, f"{source.stem}-{name}.o"))),
-                ],
-            )
-            for (name, more), source in product(compilations.items(), SOURCES)
-        }
-        left_out: dict[str, CannotCompile] = {}
-        for (name, _), done in compiled.items():
-            if (error := done.exception()) is None:
-                continue
-            if name == "baseline" or not isinstance(error, CannotCompile):
-                raise error
-            left_out.setdefault(name, error)
-        for name, why in left_out.items():
-            print(f"The kernels are built without {name}. {why}", file=sys.stderr)
-        objects = [path for name, path in compiled if name not in left_out]
+        commands, objects = [], []
+        for (name, more), source in product(compilations.items(), SOURCES):
+            objects.append(str(Path(made, f"{source.stem}-{name}.o")))
+            its_own = [*more.split(), *UNFUSED.get(source.name, "").split()]
+            commands.append([*compiler, *settings, *its_own, "-c", str(source), "-o", objects[-1]])
+        list(pool.map(_run, commands))  # which raises what one of them raised
         whole = Path(made, LIBRARY)
         _run([*compiler, *flags, "-shared", "-pthread", *objects, "-lm", "-o", str(whole)])
         return whole.replace(folder / LIBRARY)  # at once: a run that has the old one loaded keeps it

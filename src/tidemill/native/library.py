@@ -5,6 +5,7 @@ import ctypes
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -251,7 +252,8 @@ class Kernels:
     """The kernels of one instruction set. Arrays are handed in by address: C-contiguous,
     of the types that the sources say.
 
-    best: the best one that the library and this processor have
+    processor: the best one that this processor has
+    best: the best one of these that the library has
     """
 
     def __init__(self, path: Path, instruction_set: str | None = None) -> None:
@@ -268,16 +270,20 @@ class Kernels:
             built_of = getattr(library, "tidemill_digest_baseline", None)
             if built_of is not None:
                 built_of.restype = ctypes.c_int64
-            sources, own = digest(), 0 if built_of is None else built_of()
+            own = 0 if built_of is None else built_of()
         except (OSError, AttributeError) as error:
             raise NativeUnavailable(
                 f"{path} cannot be loaded ({error}); run `python -m tidemill.native.build`"
             ) from None
-        if own != sources:
+        sources = None
+        with suppress(FileNotFoundError):  # an installation may lack them
+            sources = digest()
+        if sources not in (None, own):
             raise NativeUnavailable(
                 f"{path} was built of other sources than are there now, of another version of Tidemill, say "
                 f"({own:x} and {sources:x}); run `python -m tidemill.native.build`"
             )
+        self.processor = known[-1]
         has = [name for name in known if hasattr(library, f"tidemill_digest_{name}")]
         self.best = has[-1]
         self.instruction_set = has[-1] if instruction_set is None else instruction_set

@@ -22,7 +22,7 @@ from tidemill.nets.image_networks import IMAGE_NETWORKS, NATURE
 from tidemill.nets.masks import mask_of
 from tidemill.nets.mlp import Floats, check_hidden
 from tidemill.nets.native_actor_critic import NativeActorCritic
-from tidemill.nets.native_setting import NativeSetting
+from tidemill.nets.native_setting import NUMPY, NativeSetting
 from tidemill.nets.normaliser import ObservationNormaliser, RunningMoments
 from tidemill.nets.numpy_actor_critic import NumpyActorCritic
 from tidemill.nets.state_dependent_exploration import STATE, StateDependentGaussian, check_steps
@@ -332,6 +332,7 @@ class ActorCriticPolicy(TrainablePolicy):
             mask_of(spaces, config.action_mask),
             np.random.default_rng(sampling_seed),
         )
+        self.computed_by = {"numpy": NUMPY, "torch": f"torch ({device.partition(':')[0]})"}.get(backend, "")
         if isinstance(self.network, NativeActorCritic):
             self.computed_by = self.network.kernels.instruction_set
 

@@ -34,9 +34,9 @@ class PlainConvolutions:
 
 @dataclass(frozen=True)
 class ResidualConvolutions:
-    """Sections of a convolution, a maximum of 3 × 3 pixels at every second one, and two
-    residual blocks x + conv(relu(conv(relu(x)))) each, all of kernels of 3 × 3 with
-    padding; then relu, and a layer."""
+    """Sections of a convolution, max-pooling of 3 × 3 with stride 2, and two residual
+    blocks x + conv(relu(conv(relu(x)))) each, all of kernels of 3 × 3 with padding; then
+    relu, and a layer."""
 
     sections: tuple[int, ...]
     """Filters of each section."""

@@ -9,6 +9,9 @@ from tidemill.api.policy import PolicyConfig
 from tidemill.api.spaces import Spaces
 from tidemill.native.library import Kernels, asked_for, choices, unavailable
 
+NUMPY = "numpy"
+"""What `Policy.computed_by` is where numpy computes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NativeSetting(PolicyConfig):

@@ -13,7 +13,7 @@ from tidemill.core.schema import Array, Arrays, Field
 from tidemill.native.library import Kernels
 from tidemill.nets.encoders import BytesSetting, ObservationEncoder
 from tidemill.nets.mlp import Floats
-from tidemill.nets.native_setting import NativeSetting
+from tidemill.nets.native_setting import NUMPY, NativeSetting
 from tidemill.nets.normaliser import ObservationNormaliser, RunningMoments
 from tidemill.nets.weights import load_parameters
 
@@ -49,7 +49,7 @@ class ReplayPolicy(Policy):
         self, kernels: Kernels | None, encoder: ObservationEncoder, normalises: bool, rng: np.random.Generator
     ) -> None:
         self.encoder, self.kernels, self._rng = encoder, kernels, rng
-        self.computed_by = "" if kernels is None else kernels.instruction_set
+        self.computed_by = NUMPY if kernels is None else kernels.instruction_set
         self._normaliser = ObservationNormaliser(encoder.normalised) if normalises else None
         self._named = {} if self._normaliser is None else self._normaliser.moments.parameters()
         self.arrived = RunningMoments("observation", (encoder.width,)).moments(None)

@@ -12,8 +12,8 @@ Layer = tuple[Tensor, Tensor]
 
 
 def convolved(network: ImageNetwork, images: Tensor, layers: Sequence[Layer]) -> Tensor:
-    """Return what the convolutions leave of images [n, channels, height, width], of which
-    no value is below 0: [n, filters, height, width]. `layers`: those of
+    """Return what the convolutions leave of images [n, channels, height, width], [n,
+    filters, height, width], no value of which is below 0. `layers`: those of
     `network.convolutions`."""
     if isinstance(network, PlainConvolutions):
         return _plain(network, images, layers)

@@ -17,7 +17,7 @@ from tidemill.core.cores import cores
 from tidemill.core.memory import available, size
 from tidemill.core.run_marks import end_left_alone, left_alone
 from tidemill.core.temporary_folders import folders_left
-from tidemill.native.library import VARIABLE, choices, unavailable
+from tidemill.native.library import INSTRUCTION_SETS, VARIABLE, choices, unavailable
 from tidemill.testing.check_env import Finding
 
 LITTLE_MEMORY = 2 << 30  # bytes: less than a run of a few processes with torch takes
@@ -133,12 +133,10 @@ def _files() -> Finding:
 def _core_of_c() -> Finding:
     if (why := unavailable("auto")) is None:
         if (chosen := choices()[-1]) == "off":
-            return Finding(
-                "native core",
-                "warn",
-                f"numpy computes the networks: {VARIABLE} = {os.environ[VARIABLE]}",
-                f"unset {VARIABLE}",
-            )
+            wish = os.environ[VARIABLE]
+            cause = f", but {unavailable(wish)}" if wish in INSTRUCTION_SETS else ""
+            text = f"numpy computes the networks: {VARIABLE} = {wish}{cause}"
+            return Finding("native core", "warn", text, f"unset {VARIABLE}")
         return Finding("native core", "ok", f"networks computed by {chosen}")
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
     cure = f"{sys.executable} -m tidemill.native.build"

@@ -30,7 +30,10 @@ def remarks(experiment: Experiment) -> Iterator[str]:
         if isinstance(policy, NativeSetting) and (kernels := policy.kernels()):
             core = f"the native core ({kernels.instruction_set})"
             if kernels.best == "baseline" and platform.machine() == "x86_64":
-                core += ", in code for any processor (this one, or the core as it was built, has no AVX2),"
+                lacks = "this processor has no"
+                if kernels.processor != "baseline":
+                    lacks = "the core was built without"
+                core += f", in code for any processor ({lacks} AVX2),"
             yield f"{core} computes policy {name} where it is an MLP on a CPU"
     for name, config in experiment.groups(Trainer).items():
         rows = [

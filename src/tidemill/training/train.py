@@ -253,7 +253,6 @@ def resume(
     experiment.check_judged()
     launcher.check(experiment)
     check_exact(experiment, launcher.takes_turns)
-    said = [*remarks(experiment)]
     with Interrupts() as interrupts:
         folder.lock()
         try:
@@ -297,8 +296,6 @@ def resume(
             paces,
         )
         life = RunLifecycle(folder, past.progress, quiet, sinks, on_update)
-        for remark in said:
-            _say(remark, quiet)
         if torn:
             _say(
                 f"it was {ended} between the last checkpoints of its policies: "
@@ -311,6 +308,9 @@ def resume(
         if reached:
             _say(f"it was {ended} once it had reached {reached}: it is complete now", quiet)
             return _result(folder, life.complete(job, f"it has reached {reached}"))
+        with suppress(ConfigError):  # which workers raise
+            for remark in () if quiet else remarks(experiment):
+                _say(remark, quiet)
         return _result(folder, life.lead(job, launcher, interrupts))
 
 

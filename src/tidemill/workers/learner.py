@@ -63,6 +63,7 @@ from tidemill.workers.checkpoint_writer import CheckpointWriter, Contents
 from tidemill.workers.cut_files import by_other_code
 from tidemill.workers.data_parallel import EqualTrainers
 from tidemill.workers.fault_records import FaultRecords
+from tidemill.workers.other_bits import other_bits
 from tidemill.workers.row_schema import misfit_of_rows
 from tidemill.workers.trainer_config import COUNTED, TrainerConfig
 from tidemill.workers.trainer_counters import Counters, TrainingLimits
@@ -233,7 +234,7 @@ class Learner:
             self.joins,
             restored=self.found is not None and self.own_state is None,
         )
-        if self.found is not None:
+        if self.found is not None and self.equal_trainers.first:  # who writes checkpoints
             self._compare_bits(self.found)
         edges = context.edges(f"parameters/{config.policy}/")
         if edges:
@@ -246,20 +247,21 @@ class Learner:
 
     def _compare_bits(self, found: FoundCheckpoint) -> None:
         """Tell that who computes from now on has other last bits than who computed a
-        checkpoint. Raises `ConfigError` where the run is to go on exactly."""
-        now = self.policy.computed_by
-        if (before := found.facts.get(COMPUTED_BY, now)) == now:
-            return
-        was, is_now = (f"the native core ({name})" if name else "numpy" for name in (before, now))
-        text = (
-            f"{was} computed policy {self._config.policy} until checkpoint {found.path.name}, and {is_now} "
-            "does now, with other last bits"
+        checkpoint. Raises `ConfigError` where the run is to go on exactly, or to be
+        trained again from its journal."""
+        name, experiment = self._config.policy, self._context.experiment
+        differs, cure = other_bits(
+            found.facts.get(COMPUTED_BY, ""), self.policy.computed_by, experiment.policies[name]
         )
-        cure = f"TIDEMILL_NATIVE={before or 'off'} has it go on as before"
-        if self._context.experiment.exact_resume:
-            raise ConfigError(f"{text}; a run with exact_resume goes on in every bit: {cure}")
-        if self.equal_trainers.first:
-            self.notice(f"{text}; {cure}")
+        if not differs:
+            return
+        text = f"policy {name} goes on from checkpoint {found.path.name}: {differs}"
+        if experiment.exact_resume:
+            loose = "; or set exact_resume to false in its config.json, and it goes on with other bits"
+            raise ConfigError(f"{text}; a run with exact_resume goes on in every bit: {cure}{loose}")
+        if not self.goes_back:
+            raise ConfigError(f"{text}; a run that is exact, or has a journal, goes on in every bit: {cure}")
+        self.notice(f"{text}; {cure}")
 
     def _build_algorithm(self) -> Algorithm:
         """Return the algorithm, as it is set now. After each adoption it draws other
