@@ -73,10 +73,12 @@ def _build(folder: Path, flags: Sequence[str]) -> Path:
     if platform.machine() == "x86_64":
         compilations |= {name: f"-DISA={name} {more}" for name, more in X86.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, more in [*compilations.items()][1:]:
+    for name, more in [*compilations.items()]:
         try:
             _run([*compiler, *more.split(), "-fsyntax-only", "-x", "c", os.devnull])
         except CannotCompile as error:
+            if name == "baseline":
+                raise
             del compilations[name]
             print(f"The kernels are built without {name}. {error}", file=sys.stderr)
     settings = [*FLAGS.split(), f"-DDIGEST={digest()}", *flags]
