@@ -158,7 +158,7 @@ ALWAYS = {
     "start_seconds deadline_s max_episode_steps",
     "Group": "name max_agents observations continuous branches",
     "Scripted": "agents kinds shortest longest truncations deaths turns same_step delay fault",
-    "Free": "agents shape actions death_rate",
+    "Free": "agents shape dtype actions death_rate",
     "Faults": "latency too_many unavailable request_lost reply_lost reply_torn reply_repeated stall "
     "session_lost restart_every seed",
 }
