@@ -37,7 +37,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -591,10 +591,14 @@ def row_of(work: Work, data: dict[str, Any]) -> str:
     facts = data["machine"]
     machine = f"{facts['cores']} × {facts['processor']}; {facts.get('features', '')}".rstrip("; ")
     cells = [work.title, own.computes or work.data_type, speed_text(own), "<br>".join(beside)]
-    counts = sorted({len(line.speeds) for line in (own, *others)})
-    runs = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    cells.append(f"{machine}; {data['date']}; {runs} × {data['seconds']:g} s")
+    cells.append(f"{machine}; {data['date']}; {counts_text((own, *others))} × {data['seconds']:g} s")
     return "| " + " | ".join(cells) + " |"
+
+
+def counts_text(lines: Sequence[Line]) -> str:
+    """Return how many runs systems have: one number, or from the least to the most."""
+    counts = sorted({len(line.speeds) for line in lines}) or [0]
+    return " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
 
 
 def speed_text(line: Line) -> str:
@@ -831,9 +835,9 @@ def draw(work: Work, data: dict[str, Any], file: Path) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#adb5bd")
     axes.set_title(work.title, fontsize=11, loc="left", pad=16 if bounds else 8)
-    counts = sorted({len(line.speeds) for line in lines}) or [0]
-    runs = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    axes.set_xlabel(f"{work.unit}, median of {runs} alternating runs of {data['seconds']:g} s", fontsize=9)
+    axes.set_xlabel(
+        f"{work.unit}, median of {counts_text(lines)} alternating runs of {data['seconds']:g} s", fontsize=9
+    )
     paper.savefig(file, dpi=130)
 
 
