@@ -112,6 +112,13 @@ class OneCore(HostsLauncher):
         return CommandEngine({"b": CommandHost(LOOPBACK, cores=1)})
 
 
+class ActorOnB(TwoHosts):
+    """An actor stands on the other host, however many cores there are."""
+
+    def __init__(self) -> None:
+        super().__init__({"actor": "b"})
+
+
 class ServerOnB(ThreeHosts):
     """A policy worker stands on one of the hosts, and an actor that asks it on another,
     however many cores there are."""

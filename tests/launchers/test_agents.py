@@ -18,6 +18,8 @@ from tests.hosts.hosts import needs_namespaces
 from tests.launchers.host_launchers import LOOPBACK
 from tests.run.watching import wait_until
 
+from tidemill.api.control_messages import State, Status
+from tidemill.api.control_messages import pack as pack_up
 from tidemill.api.edges import Edge
 from tidemill.core.errors import RunError, SchemaError
 from tidemill.hosts.connections import Keys
@@ -38,6 +40,7 @@ from tidemill.hosts.orders import (
     Report,
     RunEnds,
     SentExperiment,
+    Speak,
     Traffic,
     Vacated,
     WantVersion,
@@ -428,6 +431,70 @@ def test_whom_an_agent_has_had_pause_goes_on_where_the_run_ends(
     finally:
         agent._workers = None
     assert said == [host._PAUSE, host._START] and not agent._over and not agent._resting
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_an_agent_that_leaves_has_actors_finish_their_samples_before_others_pause(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    monkeypatch.setattr(host, "_CALM_S", 0.0)
+    said: list[tuple[str, bytes]] = []
+    links = {
+        name: SimpleNamespace(send=lambda message, name=name: said.append((name, message)))
+        for name in ("actor-0", "actor-1", "server-0")
+    }
+    drained: list[bool] = []
+    workers: Any = SimpleNamespace(
+        links=links, drained=True, sent=[], look_whether_drained=lambda: drained.append(True)
+    )
+    agent._workers, agent._running, agent._actors = workers, {*links}, {"actor-0", "actor-1"}
+    agent.terminated = True
+    rests = pack_up(Status(State.PAUSED))
+    try:
+        for _ in range(3):
+            agent._leave(workers)
+        assert sorted(said) == [("actor-0", host._FINISH), ("actor-1", host._FINISH)]
+        said.clear()
+        agent._note("actor-1", rests)
+        if in_time:
+            agent._note("actor-0", rests)
+            late = []
+        else:
+            monkeypatch.setattr(host, "_FINISH_S", 0.0)
+            late = [("actor-0", host._PAUSE)]
+        for _ in range(3):
+            agent._leave(workers)
+        assert sorted(said) == [*late, ("server-0", host._PAUSE)] and not agent._over
+        for worker in ("actor-0", "server-0"):
+            agent._note(worker, rests)
+        for _ in range(2):
+            agent._leave(workers)
+        assert agent._over and drained
+    finally:
+        agent._workers = None
+
+
+def test_a_worker_that_is_to_run_while_its_host_leaves_is_told_to_rest_again(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user has the run pause, and go on, meanwhile."""
+    monkeypatch.setattr(host, "_CALM_S", 0.0)
+    said: list[bytes] = []
+    workers: Any = SimpleNamespace(
+        links={"actor-0": SimpleNamespace(send=said.append)}, drained=False, look_whether_drained=lambda: None
+    )
+    agent._workers, agent._running, agent._actors = workers, {"actor-0"}, {"actor-0"}
+    agent.terminated = True
+    try:
+        agent._leave(workers)
+        for order in (host._PAUSE, host._START):
+            agent._follow(Speak("actor-0", 0, order))
+            if order == host._PAUSE:
+                agent._note("actor-0", pack_up(Status(State.PAUSED)))
+        agent._leave(workers)
+    finally:
+        agent._workers = None
+    assert said == [host._FINISH, host._PAUSE, host._START, host._FINISH] and not agent._over
 
 
 def test_an_agent_waits_no_longer_for_a_runner_that_has_hung_up(

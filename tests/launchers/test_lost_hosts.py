@@ -15,11 +15,19 @@ from typing import Any
 import psutil
 import pytest
 from benchmarks.networked import NETWORK
-from tests.launchers.host_launchers import LOOPBACK, OneTellsNonsense, ServerOnB, SixHosts, ThreeHosts
+from tests.launchers.host_launchers import (
+    LOOPBACK,
+    ActorOnB,
+    OneTellsNonsense,
+    ServerOnB,
+    SixHosts,
+    ThreeHosts,
+)
 from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment, weights, worker_of
+from tests.run.experiments import ENVIRONMENTS
 from tests.run.watching import Run, wait_until
 
-from tidemill import train
+from tidemill import AgentSpec, Gymnasium, train
 from tidemill.launchers.stand_in import StandIn
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
@@ -160,7 +168,7 @@ def test_a_host_that_is_back_in_time_keeps_its_share_until_it_is_told_to_leave(
     assert told == ["its host b was told to leave (SIGTERM)"] * 2
     wait_until(lambda: not agents(run).keys() & {"b", "b#1"}, 120, "both agents end")
     goes_on(run)
-    # what was sent has come, and what was begun is void: a sample of 64 rows at most
+    # what was sent has come, and what was begun, unless it took long: a sample of 64 rows
     assert events(run, "lost") == gone and 0 <= lost(run)[1] - begun <= 64
     for process in (*agents(run).values(), psutil.Process(run.main.pid)):
         process.terminate()  # all of them: the run ends, and nobody leaves it
@@ -184,11 +192,37 @@ def test_a_host_that_is_back_gets_its_share_from_a_stand_in_that_leaves_in_order
     goes_on(run)
     told = [event.cause for event in events(run, "died")[len(died) :]]
     assert told == ["its host b is back, and has it again"] * 2
-    # what was sent has come, and what was begun is void: a sample of 64 rows at most
+    # what was sent has come, and what was begun, unless it took long: a sample of 64 rows
     assert events(run, "lost") == gone and 0 <= lost(run)[1] - begun <= 64
     wait_until(lambda: agents(run).keys() == {"b", "b#2"}, 60, "who stood in for it ends")
     assert set(homes(run).values()) == {"b", "runner"}
     ends_cleanly(run)
+
+
+def test_a_host_that_leaves_lets_its_actors_finish_the_samples_that_they_have_begun(tmp_path: Path) -> None:
+    """A sample of theirs takes 2 s, of which half are over as they would pause."""
+    run, told = tmp_path / "run", list[float]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not told:
+            agents_of(psutil.Process().children())["b"].terminate()
+            told.append(metrics["update"])
+
+    made = experiment(updates=3, lag=None, actors=1)
+    spec = AgentSpec(sample_steps=8)
+    actor = made.workers["actor"].replace(
+        environment=Gymnasium(make=f"{ENVIRONMENTS}:Dawdles"), agents=(spec,), lanes=1, ring=1
+    )
+    result = train(
+        made.replace(workers={**made.workers, "actor": actor}),
+        launch=ActorOnB, layout="given", run_dir=run, quiet=True, on_update=on_update,
+    )  # fmt: skip
+    assert (result.summary["status"], result.summary["updates"], len(told)) == ("completed", 3, 1)
+    seen = [event for event in read_events(run) if event.what in ("died", "lost")]
+    assert [(e.what, e.cause, e.steps, e.samples) for e in seen] == [
+        ("died", "its host b was told to leave (SIGTERM)", 0, 0)
+    ]
+    assert read_metrics(run)[-1].get("lost/steps", 0) == 0
 
 
 def test_a_runner_that_is_stopped_for_a_while_loses_no_host(start: Callable[..., Run]) -> None:

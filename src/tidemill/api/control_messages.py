@@ -1,8 +1,8 @@
 """Messages of the control link between the runner and one worker: typed msgpack, nothing
 else is understood.
 
-Down: `Configure`, `TryAgain`, `Start`, `Pause`, `Hold`, `Exit`, `Hurry`, `Save`,
-`EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `AnsweredBy`, `Stay`, `Rejoin`,
+Down: `Configure`, `TryAgain`, `Start`, `Pause`, `Finish`, `Hold`, `Exit`, `Hurry`,
+`Save`, `EnterStage`, `Adopt`, `ChangeSettings`, `Renew`, `AnsweredBy`, `Stay`, `Rejoin`,
 `LookAtMemory`. Up: `Status`, `WorkerStatistics`, `Episodes`, `Measured`,
 `EnvironmentStatistics`, `RoundOver`, `Relay`, `SaveDue`, `Holding`, `Saving`, `Saved`,
 `Staying`, `Voided`, `MemoryGrown`, `Notice`.
@@ -90,6 +90,11 @@ class TryAgain(msgspec.Struct, frozen=True, tag=True):
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
     """The message tells a worker to stop polling and keep everything."""
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The message tells an actor to begin no sample any more, and to pause once those are
+    sent that it has begun: its host leaves the run. `Start` and `Pause` hold as ever."""
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -354,7 +359,9 @@ class Notice(msgspec.Struct, frozen=True, tag=True):
     steps: int = 0
 
 
-_Orders = Configure | Start | Pause | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings
+_Orders = (
+    Configure | Start | Pause | Finish | Hold | Exit | Hurry | Save | EnterStage | Adopt | ChangeSettings
+)
 Down = _Orders | TryAgain | Renew | AnsweredBy | Stay | Rejoin | LookAtMemory
 _Told = Status | WorkerStatistics | Episodes | Measured | EnvironmentStatistics | RoundOver | Relay | Notice
 Up = _Told | SaveDue | Holding | Saving | Saved | Staying | Voided | MemoryGrown

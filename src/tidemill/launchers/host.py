@@ -21,7 +21,7 @@ from time import monotonic, sleep
 import msgspec
 
 from tidemill.api import control_messages
-from tidemill.api.control_messages import Pause, Start, State, Status, WorkerStatistics
+from tidemill.api.control_messages import Finish, Pause, Start, State, Status, WorkerStatistics
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, ProbeAnswer
 from tidemill.core.clock import noticing_stops
@@ -99,6 +99,7 @@ itself."""
 _CALL_S = 30.0  # seconds in which another agent is to answer a call
 _CALM_S = 0.7  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
+_FINISH_S = 5.0  # of these, in which actors may finish the samples that they have begun
 _LOOK_S = 0.05  # seconds between two looks where nothing wakes this
 _CALLED_LOOK_S = 0.01  # and while another agent is called
 _TRAFFIC_S = 1.0  # seconds between two reports of what goes over the wire
@@ -112,7 +113,7 @@ def versions() -> dict[str, str]:
     return {"python": python, **packages}
 
 
-_PAUSE, _START = control_messages.pack(Pause()), control_messages.pack(Start())
+_PAUSE, _START, _FINISH = (control_messages.pack(each) for each in (Pause(), Start(), Finish()))
 
 
 class HostAgent:
@@ -140,10 +141,12 @@ class HostAgent:
         self._mirror: DatabaseMirror | None = None  # of the run's parameter database
         self._lives = Counter[str]()  # begun anew, of each worker
         self._running: set[str] = set()  # workers that the runner has told to run
+        self._actors: set[str] = set()  # of the experiment
         self._paused = False  # for want of its word
         self._run_ends = False  # so that nobody leaves it
         self._leaves_at = 0.0  # when its workers are to have paused, 0: it does not leave
         self._resting: set[str] = set()  # workers that have paused since
+        self._to_rest: dict[str, bytes] = {}  # what workers were told for that
         self._rested = False  # all had, when it was looked whether what they have sent is there
         self._unsent: dict[str, tuple[int, int]] = {}  # see `Vacated`
         self._calling: dict[str, float] = {}  # agents, and until when each is to answer
@@ -298,7 +301,7 @@ class HostAgent:
                     and worker in self._workers.links
                     and life == self._lives[worker]
                 ):
-                    self._workers.links[worker].send(message)
+                    self._tell(self._workers, worker, message)
                     if message == _START:
                         self._running.add(worker)
                     elif message == _PAUSE:
@@ -364,6 +367,7 @@ class HostAgent:
             if sent.source is not None:
                 load_file(Path(sent.source), "experiment file")
             experiment = decode(Experiment, json.loads(sent.experiment))
+            self._actors = {name for name, config in experiment.members() if isinstance(config, ActorConfig)}
             folder = order.folder
             if not sees:
                 self._refuse_unseen(experiment, order)
@@ -436,11 +440,19 @@ class HostAgent:
         if alone is not self._paused and self._workers is not None:
             self._paused = alone
             for worker in self._running & self._workers.links.keys():
-                self._workers.links[worker].send(_PAUSE if alone else _START)
+                self._tell(self._workers, worker, _PAUSE if alone else _START)
+
+    def _tell(self, workers: HostWorkers, worker: str, message: bytes) -> None:
+        """Tell a worker something. One that is to run rests no more."""
+        workers.links[worker].send(message)
+        if message == _START:
+            self._resting.discard(worker)
+            self._to_rest.pop(worker, None)
 
     def _leave(self, workers: HostWorkers | None) -> None:
         """Once this agent is told to end, and the run goes on: have whom it holds leave,
-        the workers pause, and what they have sent arrive, and leave."""
+        actors finish the samples that they have begun, then all workers pause, and what
+        they have sent arrive, and leave."""
         if not self.terminated or self._run_ends or self._over:
             return
         if not self._leaves_at:
@@ -454,9 +466,15 @@ class HostAgent:
                 self._report(Leaving())
                 self._over = True
             return
-        for worker in self._running & workers.links.keys() - self._resting:
-            workers.links[worker].send(_PAUSE)
-        resting = self._running & workers.links.keys() <= self._resting
+        running = self._running & workers.links.keys() - self._resting
+        playing = running & self._actors if left > _LEAVE_S - _FINISH_S else set[str]()
+        # actors may still ask the others, and wait for room
+        told = _FINISH if playing else _PAUSE
+        for worker in playing or running:
+            if self._to_rest.get(worker) != told:
+                self._to_rest[worker] = told
+                self._tell(workers, worker, told)
+        resting = not running
         if left > 0 and (self._held or not (resting and self._rested and workers.drained)):
             self._rested = resting  # only a look from now on has seen all that they have sent
             workers.look_whether_drained()
@@ -467,10 +485,11 @@ class HostAgent:
     def _stay(self) -> None:
         """Leave no more, where that had begun: whom it has had pause goes on."""
         if self._workers is not None and 0 < self._leaves_at < monotonic() + _LEAVE_S and not self._paused:
-            for worker in self._running & self._workers.links.keys():
-                self._workers.links[worker].send(_START)
+            for worker in self._running & self._workers.links.keys() & self._to_rest.keys():
+                self._tell(self._workers, worker, _START)
         self._leaves_at, self._rested = 0.0, False
         self._resting.clear()
+        self._to_rest.clear()
 
     def _vacate(self) -> None:
         """Give up the share."""

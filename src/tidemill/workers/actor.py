@@ -21,6 +21,7 @@ from tidemill.api.control_messages import (
     Notice,
     RoundOver,
     SampleFacts,
+    State,
     WorkerStatistics,
 )
 from tidemill.api.environment import Environment
@@ -107,6 +108,7 @@ class ActorWorker(Worker):
                 context.endpoints.bell.ring,
             )
         self._faults = StepFaults(context, config, self.clock, self._tell)
+        self._finishing = False  # it begins no sample any more, and pauses then
 
     def _configure(self, facts: Facts) -> Facts:
         config, context = self._config, self.context
@@ -285,7 +287,15 @@ class ActorWorker(Worker):
 
     def start(self) -> None:
         self._refresh.start()
+        self._finishing = False
+        self.order.finish(False)
         super().start()
+
+    def _finish(self) -> None:
+        # where all is cut, and gone back to, what is begun is void in any case
+        self._finishing = self.state is State.RUNNING and self._ring is None
+        if not self._finishing:
+            self.pause()
 
     def _enter_stage(self, message: EnterStage) -> None:
         self._stages.hear(message)
@@ -301,6 +311,9 @@ class ActorWorker(Worker):
 
     def _poll(self) -> PollResult:
         order = self.order
+        if self._finishing and order.finish(True):
+            self.pause()
+            return PollResult()
         ticks, steps = order.ticks, order.steps
         order.serve(MAX_POLL_STEPS)
         if order.ticks > ticks and self._stages.rounds is None:

@@ -24,6 +24,7 @@ from tidemill.api.control_messages import (
     EnterStage,
     Exit,
     Facts,
+    Finish,
     Hold,
     Holding,
     Hurry,
@@ -175,6 +176,10 @@ class Worker(WorkerHandle):
 
     def _rejoin(self, message: Rejoin) -> None:
         """Go on with equal workers, all of which live again. Trainers are told to."""
+
+    def _finish(self) -> None:
+        """Pause, once what was begun is done. Actors are told to."""
+        self.pause()
 
     def _hold(self, message: Hold) -> None:
         """Stay as the worker is, or go on. See `Hold`."""
@@ -344,6 +349,8 @@ class Worker(WorkerHandle):
                     self._tries = tries
                 case Pause():
                     self.pause()
+                case Finish():
+                    self._finish()
                 case Hold() as message:
                     self._hold(message)
                 case Save(checkpoints=checkpoints):

@@ -100,6 +100,8 @@ class EnvTarget:
         process of its own."""
         self.steps = 0
         """Env steps so far: lanes that stepped, resets and lost steps not counted."""
+        self.finishing = False
+        """It begins no sample any more."""
 
     def _hear(self, group: int, seats: Sequence[int]) -> list[Numbers]:
         return [self._info_reader.numbers(info) for info in self._environment.episode_infos(group, seats)]
@@ -121,7 +123,24 @@ class EnvTarget:
         for agent in self.agents:
             if not agent.is_ready():
                 return False
+        if self.finishing and self._has_finished():
+            return False
         return self._gate is None or self._gate.opens()
+
+    def _has_finished(self) -> bool:
+        """True when what was begun of samples was sent. Needs that no agent waits for an
+        answer."""
+        if self._gate is None:  # else that sends what is full
+            for agent in self.sending:
+                agent.get_action()
+        elif self._gate.waits:  # behind the end of one, where some seats may be ahead
+            return True
+        return self.unsent() == 0
+
+    def has_finished(self) -> bool:
+        """True when the target was to finish its samples, and has."""
+        answered = not self._stepping and all(agent.is_ready() for agent in self.agents)
+        return self.finishing and answered and self._has_finished()
 
     def reset(self) -> None:
         """Begin a tick that resets every lane. Where episodes are open it is their last:
@@ -371,6 +390,11 @@ class EnvRing(ServiceOrder):
 
     def unsent(self) -> int:
         return sum(target.unsent() for target in self.targets)
+
+    def finish(self, on: bool) -> bool:
+        for target in self.targets:
+            target.finishing = on
+        return all(target.has_finished() for target in self.targets)
 
     def enter_stage(self, stage: int, options: Mapping[str, Any]) -> None:
         for target in self.targets:

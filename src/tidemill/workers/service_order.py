@@ -57,6 +57,11 @@ class ServiceOrder(ABC):
         sample was sent with."""
         return 0
 
+    def finish(self, on: bool) -> bool:
+        """Begin no sample any more, or (`on` False) as ever. True when none is begun that
+        could still be sent; by itself always, as where each row goes as it comes."""
+        return True
+
     def look(self) -> None:
         """Look at what may have gone wrong since the last look. Raises what ends the
         run."""
