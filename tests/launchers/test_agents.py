@@ -1,6 +1,9 @@
 """What the runner takes of agents, whatever they tell, and how they part."""
 
+import errno
 import os
+import re
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -22,17 +25,19 @@ from tidemill.api.control_messages import State, Status
 from tidemill.api.control_messages import pack as pack_up
 from tidemill.api.edges import Edge
 from tidemill.core.errors import RunError, SchemaError
-from tidemill.hosts.connections import Keys
+from tidemill.hosts.connections import HostConnection, Keys
 from tidemill.hosts.orders import (
     AgentKey,
     Called,
     CallHost,
+    ForgetAgent,
     Here,
     HungUp,
     Introduction,
     Launched,
     LeaveRun,
     Leaving,
+    Listen,
     Listening,
     Logged,
     Measure,
@@ -242,6 +247,38 @@ def test_whoever_joins_a_host_that_is_lost_meanwhile_goes_on_without(
     assert not list(joins)
 
 
+def test_a_host_that_can_let_no_other_in_is_named_whoever_holds_that(
+    told: Told, joining: tuple[KnownAgent, Iterator[None]]
+) -> None:
+    other, joins = joining
+    why = "this needs 1,034 open files, and 1,024 are allowed; have the limit raised: ulimit -Hn"
+    told.agents._take(other, Listening("b#1", error=why))
+    with pytest.raises(RunError, match=f"host c cannot let host b in: {why}"):
+        list(joins)
+    told.agents._take(told.agent, Called("c", why, own=True))
+    with pytest.raises(RunError, match=f"host b cannot call host c: {why}"):
+        list(told.agents._reaches(told.agent, other, (1, 2)))
+
+
+def test_where_a_host_can_let_no_other_in_no_other_holder_is_tried(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share, stand_in = told.agents.shares["b"], told.meet("b#1", "runner")
+    stand_in.here = Here(own_kind(), host.versions())
+
+    def join(agent: KnownAgent) -> Iterator[None]:
+        raise agents.HostFull("host c cannot let host b in: this needs more open files")
+        yield
+
+    held = SimpleNamespace(key=b"key", error="", introduce=None, ended=lambda: "", close=lambda: None)
+    monkeypatch.setattr(agents, "StandIn", lambda name, address: held)
+    monkeypatch.setattr(told.agents, "_greet", lambda *_: stand_in)
+    monkeypatch.setattr(told.agents, "_join", join)
+    with pytest.raises(RunError, match="host c cannot let host b in"):
+        list(told.agents._seat(share, "runner"))
+    assert not share.refused
+
+
 def test_who_is_lost_as_all_have_answered_has_not_joined(
     told: Told, joining: tuple[KnownAgent, Iterator[None]]
 ) -> None:
@@ -374,6 +411,62 @@ def test_an_agent_tells_whether_another_one_has_answered_its_call(
     found = {each.agent: each.error for each in told if isinstance(each, Called)}
     assert found["c"] == "" and found["d"]
     assert not agent._calling
+
+
+def few_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For each of two kinds of limit, have this process come to it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(resource, "getrlimit", lambda _: (30, 30))
+        yield
+    with monkeypatch.context() as patched:
+
+        def refuse(connection: HostConnection, kind: int) -> None:
+            raise zmq.ZMQError(errno.EMFILE)
+
+        patched.setattr(HostConnection, "_make", refuse)
+        yield
+
+
+def test_an_agent_that_may_open_no_more_files_lets_another_one_in_once_it_may(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Report] = []
+    monkeypatch.setattr(agent, "_report", told.append)
+    for _ in few_files(monkeypatch):
+        agent._follow(Listen("c", Keys.new().public.decode()))
+        agent._join()
+        assert not told and agent._wire.others.keys() == {"runner"}
+        assert agent._patience_s == host._LOOK_S
+        agent._follow(ForgetAgent("c"))  # it is lost meanwhile
+        assert not agent._to_join
+    with monkeypatch.context() as patched:
+        patched.setattr(resource, "getrlimit", lambda _: (30, 30))
+        agent._follow(Listen("c", Keys.new().public.decode()))
+        agent._follow(CallHost("d", LOOPBACK, (1, 1), Keys.new().public.decode()))
+    agent._join()
+    (listening,) = told
+    assert isinstance(listening, Listening) and listening.agent == "c" and all(listening.ports)
+    assert not listening.error and agent._wire.others.keys() == {"runner", "c", "d"}
+    assert agent._calling.keys() == {"d"} and not agent._to_join
+
+
+def test_an_agent_that_may_open_no_more_files_for_long_says_so_with_the_cure_and_lives_on(
+    agent: host.HostAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Report] = []
+    monkeypatch.setattr(agent, "_report", told.append)
+    monkeypatch.setattr(host, "_FREED_S", 0.0)
+    for _ in few_files(monkeypatch):
+        agent._follow(Listen("c", Keys.new().public.decode()))
+    with monkeypatch.context() as patched:
+        patched.setattr(resource, "getrlimit", lambda _: (30, 30))
+        agent._follow(CallHost("d", LOOPBACK, (1, 1), Keys.new().public.decode()))
+    first, second, third = told
+    assert isinstance(first, Listening) and isinstance(second, Listening) and isinstance(third, Called)
+    assert re.match("this needs .* open files .*, and 30 are allowed; .*: ulimit -Hn", first.error)
+    assert re.search("no more files may be open .*; raise it: ulimit -n", second.error)
+    assert third.own and "this needs" in third.error
+    assert agent._wire.others.keys() == {"runner"} and not (agent._to_join or agent._calling)
 
 
 def test_an_agent_tells_once_whom_it_has_hung_up_on_and_not_whom_it_could_not_call(

@@ -2,7 +2,7 @@
 
 import os
 
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import TooManyFiles
 
 _SPARE = 60  # for what is opened for a while
 _MOST_LOOKED_AT = 1 << 16
@@ -11,7 +11,7 @@ _MOST_LOOKED_AT = 1 << 16
 def allow_descriptors(more: int, what: str, fewer: str) -> None:
     """Raise this process's limit of open descriptors, where it is too low for so many
     more, to twice what is needed, if that may be. `what`: what they are of. `fewer`: how
-    the user comes to need fewer. Raises `ConfigError` where it may not be raised so
+    the user comes to need fewer. Raises `TooManyFiles` where it may not be raised so
     far."""
     import resource  # no module of every system's
 
@@ -22,7 +22,7 @@ def allow_descriptors(more: int, what: str, fewer: str) -> None:
         opened = sum(map(_is_open, range(soft if 0 <= soft < _MOST_LOOKED_AT else _MOST_LOOKED_AT)))
     needed = opened + more + _SPARE
     if 0 <= hard < needed:
-        raise ConfigError(
+        raise TooManyFiles(
             f"this needs {needed:,} open files ({more:,} of {what}, {opened:,} that are open, {_SPARE} to "
             f"spare), and {hard:,} are allowed; {fewer}, or have the limit raised: ulimit -Hn"
         )

@@ -3,7 +3,8 @@ the value, the cause and the cure.
 
 TidemillError
 ├── ConfigError        a setting that is unknown, of a wrong type or impossible
-│   └── WrongServer    an address where somebody else answers than is asked for
+│   ├── WrongServer    an address where somebody else answers than is asked for
+│   └── TooManyFiles   more open files than a process may have
 ├── SchemaError        an array whose name, shape or dtype is not the declared one
 ├── EnvironmentFault   an environment that raised, or answered what its spaces forbid
 │   ├── EnvironmentHangs       a lane that has not come back, and was left with its thread
@@ -61,6 +62,10 @@ class ConfigError(TidemillError):
 class WrongServer(ConfigError):
     """Somebody else answers at an address than is asked for: that is wrong, or, where the
     right one has answered there before, away."""
+
+
+class TooManyFiles(ConfigError):
+    """A process needs more open files than it may have; later it may need fewer."""
 
 
 class SchemaError(TidemillError):

@@ -5,6 +5,7 @@ listens lets in the one key that is on its list for this connection. A connectio
 socket of its own at each end, so that closing it ends that connection and no other.
 """
 
+import errno
 import select
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,9 +15,12 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from tidemill.core.errors import ConfigError
+from tidemill.core.errors import ConfigError, TooManyFiles
+from tidemill.core.resource_shortage import why
 from tidemill.hosts.messages import FRAME_LIMIT
 
+TOO_MANY = errno.EMFILE, errno.ENFILE
+"""Errors of a system that has no more open files to give."""
 _NAME = b"host"  # the caller's, in the listening socket
 _ALL = ("", "*", "0.0.0.0", "::")
 _QUEUED = 64  # messages that wait to be read, at most: beyond them the sender waits
@@ -139,22 +143,25 @@ class HostConnection:
             raise ConfigError(
                 f'address "{address}" is all of this host\'s; give the one by which the others reach it'
             )
-        socket = self._make(zmq.ROUTER)
-        self._prefix = [_NAME]
-        door.admitted[self.name.encode()] = key
-        self._admitted = door, key
         options: dict[int, int | bytes] = {
             zmq.CURVE_SERVER: 1,
             zmq.ZAP_DOMAIN: self.name.encode(),
             zmq.ROUTER_MANDATORY: 1,  # sending to nobody fails
             zmq.ROUTER_HANDOVER: 1,  # a new call takes the place of the one before
         }
-        _set(socket, options)
         host = f"[{address}]" if ":" in address else address
         try:
+            socket = self._make(zmq.ROUTER)
+            self._prefix = [_NAME]
+            door.admitted[self.name.encode()] = key
+            self._admitted = door, key
+            _set(socket, options)
             socket.bind(f"tcp://{host}:*")
         except zmq.ZMQError as error:
             self.close()
+            if error.errno in TOO_MANY:
+                cause = why(OSError(error.errno, error.strerror))
+                raise TooManyFiles(f"no connection can be waited for: {cause}") from None
             raise ConfigError(
                 f'no connection can be waited for at address "{address}": {error}; give the address of this '
                 "host by which the others reach it"

@@ -70,10 +70,11 @@ class Listen(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that an agent is waited for at these ports."""
+    """The report that an agent is waited for at these ports, or why it cannot be."""
 
     agent: str
-    ports: Ports
+    ports: Ports = (0, 0)
+    error: str = ""
 
 
 class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -86,10 +87,12 @@ class CallHost(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Called(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The report that agent `agent` has answered a call, or why it has not."""
+    """The report that agent `agent` has answered a call, or why it has not. `own`: that
+    lies with who was to call."""
 
     agent: str
     error: str = ""
+    own: bool = False
 
 
 class HungUp(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -7,7 +7,6 @@ who sent it, and comes again. Whatever the reading side knows already, it drops 
 position.
 """
 
-import errno
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from math import isfinite
 import zmq
 
 from tidemill.core.errors import SchemaError
-from tidemill.hosts.connections import HostConnection
+from tidemill.hosts.connections import TOO_MANY, HostConnection
 from tidemill.hosts.messages import (
     FRAME_LIMIT,
     Hello,
@@ -199,7 +198,7 @@ class Peer:
         try:
             line.connection.call(address, ports[number], key)
         except zmq.ZMQError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # until others are closed
+            if error.errno in TOO_MANY:  # until others are closed
                 self.lost, line.answered = f"this host cannot call it: {error}", False
                 self._next_call[number] = now() + SILENCE_S
             else:  # another host has told a port or a key that cannot be

@@ -89,6 +89,10 @@ _LOOK_S = 0.005  # seconds between two looks for what is waited for
 _MOST_SAID = 200  # characters of what a host says that the user is told
 
 
+class HostFull(RunError):
+    """An agent can let no other one in, wherever that is started."""
+
+
 class Agents:
     """All agents of a run.
 
@@ -220,6 +224,8 @@ class Agents:
             if other.lost:
                 continue
             ports, started = other.listening[agent.name].ports, other.started
+            if why := other.listening[agent.name].error[:_MOST_SAID]:
+                raise HostFull(f"host {other.home} cannot let host {agent.home} in: {why}")
             self.tell(agent, CallHost(other.name, started.address, ports, started.key.decode()))
             called.append((other, ports))
         for other, ports in called:
@@ -235,6 +241,8 @@ class Agents:
         told = agent.called.get(other.name)
         if told is not None and told.error and not other.lost:
             why = told.error[:_MOST_SAID]
+            if told.own:
+                raise RunError(f"host {agent.home} cannot call host {other.home}: {why}")
             raise RunError(
                 f"host {agent.home} does not reach host {other.home} at {other.started.address}, ports "
                 f"{ports[0]} and {ports[1]}: {why}; both reach {self._engine.own_address}: let "
@@ -542,7 +550,7 @@ class Agents:
     def ready(self, workers: Sequence[str]) -> bool:
         """True when all of these workers have a place for their next lives. Brings that
         about, where they have lost theirs. Raises `RunError` where no host is left that
-        can have them."""
+        can have them, or one that they have edges to can let no other in."""
         names = set(workers)
         lost = [share for share in self.shares.values() if not share.given and share.links.keys() & names]
         if not all(share.links.keys() <= names for share in lost):
@@ -626,6 +634,8 @@ class Agents:
             agent.share = share.host
             yield from self._join(agent)
             share.agent = agent
+        except HostFull:
+            raise
         except (RunError, ConfigError) as error:  # who cannot be let in, for want of open files, either
             share.refused.add(holder)
             share.lost = str(error)

@@ -26,7 +26,7 @@ from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, ProbeAnswer
 from tidemill.core.clock import noticing_stops
 from tidemill.core.config import decode
-from tidemill.core.errors import ConfigError, SchemaError, TidemillError, place
+from tidemill.core.errors import ConfigError, SchemaError, TidemillError, TooManyFiles, place
 from tidemill.core.user_code_loading import (
     begin_to_work,
     expect,
@@ -97,6 +97,7 @@ ALONE_S = 15.0
 """Seconds without a word of the runner after which an agent ends its workers, and
 itself."""
 _CALL_S = 30.0  # seconds in which another agent is to answer a call
+_FREED_S = 20.0  # and in which files are closed that belong to a lost one, which is forgotten after `ALONE_S`
 _CALM_S = 0.7  # seconds after SIGTERM in which the runner, which may get one, too, says that the run ends
 _LEAVE_S = 10.0  # and in which workers pause, and what they have sent arrives
 _FINISH_S = 5.0  # of these, in which actors may finish the samples that they have begun
@@ -149,6 +150,7 @@ class HostAgent:
         self._to_rest: dict[str, bytes] = {}  # what workers were told for that
         self._rested = False  # all had, when it was looked whether what they have sent is there
         self._unsent: dict[str, tuple[int, int]] = {}  # see `Vacated`
+        self._to_join: dict[str, tuple[Listen | CallHost, float]] = {}  # of each agent, and until when
         self._calling: dict[str, float] = {}  # agents, and until when each is to answer
         self._hung_up: set[str] = set()  # those of whom the runner was told that it is so
         self._held: dict[str, StandIn] = {}  # by name
@@ -180,6 +182,7 @@ class HostAgent:
             self._hear()
             self._pause_alone()
             self._look_at_measurement()
+            self._join()
             self._look_at_calls()
             self._look_at_others()
             self._look_at_held()
@@ -203,7 +206,7 @@ class HostAgent:
         waits = self._peer.silence_s > SILENCE_S or self.terminated or self._mirror is not None
         if self._calling:  # the run's begin waits for it
             return _CALLED_LOOK_S
-        return _LOOK_S if waits or self._held.keys() - self._told else LEASE_S
+        return _LOOK_S if waits or self._to_join or self._held.keys() - self._told else LEASE_S
 
     def close(self) -> None:
         """End whatever still lives."""
@@ -243,12 +246,9 @@ class HostAgent:
 
     def _follow(self, order: Order) -> None:
         match order:
-            case Listen(agent, key):
-                _, ports = self._wire.listen(agent, key.encode(), self._address, joined=False)
-                self._report(Listening(agent, ports))
-            case CallHost(agent, address, ports, key):
-                self._wire.call(agent, key.encode(), address, ports, joined=False)
-                self._calling[agent] = monotonic() + _CALL_S
+            case Listen(agent) | CallHost(agent):
+                self._to_join[agent] = order, monotonic() + _FREED_S
+                self._join()
             case RunEnds(ends):
                 self._run_ends = ends
                 if ends:
@@ -269,6 +269,7 @@ class HostAgent:
                 if agent in self._held:
                     self._let_go(agent)
             case ForgetAgent(agent):
+                self._to_join.pop(agent, None)
                 if agent in self._wire.others:
                     self._wire.drop(agent)
             case Measure():
@@ -332,6 +333,25 @@ class HostAgent:
         if self._measurement is not None and self._measurement.measured is not None:
             self._report(self._measurement.measured)
             self._measurement = None
+
+    def _join(self) -> None:
+        """Let those agents in, and call those, that it was told to. While no more files
+        may be open it is tried again: what belongs to a lost host is closed soon."""
+        for agent, (order, deadline) in list(self._to_join.items()):
+            key = order.key.encode()
+            try:
+                if isinstance(order, Listen):
+                    _, ports = self._wire.listen(agent, key, self._address, joined=False)
+                    self._report(Listening(agent, ports))
+                else:
+                    self._wire.call(agent, key, order.address, order.ports, joined=False)
+                    self._calling[agent] = monotonic() + _CALL_S
+            except ConfigError as error:
+                if isinstance(error, TooManyFiles) and monotonic() < deadline:
+                    continue
+                told = Listening(agent, error=str(error)) if isinstance(order, Listen) else None
+                self._report(told or Called(agent, str(error), own=True))
+            del self._to_join[agent]
 
     def _look_at_calls(self) -> None:
         """Report which agents have answered, and which have not in time."""
