@@ -41,6 +41,7 @@ from tidemill.hosts.orders import (
     Listening,
     Logged,
     Measure,
+    Part,
     Parted,
     Report,
     RunEnds,
@@ -56,6 +57,7 @@ from tidemill.hosts.wire import Wire
 from tidemill.launchers import agents, host
 from tidemill.launchers.agents import Agents
 from tidemill.launchers.engine import CommandEngine, StartedAgent
+from tidemill.launchers.host_workers import HostWorkers
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.known_agents import HostLink, KnownAgent, Share
 from tidemill.launchers.report_checks import ReportChecks, check_here
@@ -277,6 +279,20 @@ def test_where_a_host_can_let_no_other_in_no_other_holder_is_tried(
     with pytest.raises(RunError, match="host c cannot let host b in"):
         list(told.agents._seat(share, "runner"))
     assert not share.refused
+
+
+def test_all_hosts_know_which_one_is_lost_also_those_that_have_not_met_it(told: Told) -> None:
+    """It may hand something on between two of them."""
+    orders = list[bytes]()
+    other = told.meet("c", None)
+    other.home = other.share = "c"
+    other.peer.words.tell = orders.append  # type: ignore[method-assign]
+    told.agents.shares["c"] = Share("c", other, given=True)
+    told.agents._lose(told.agent, "its agent ended")
+    assert orders == [pack(Part("b"))]
+    crossing = SimpleNamespace(part=lambda host: host)
+    workers: Any = SimpleNamespace(_crossing=crossing, _wire=SimpleNamespace(others={}))
+    assert HostWorkers.part(workers, "b") is None
 
 
 def test_who_is_lost_as_all_have_answered_has_not_joined(

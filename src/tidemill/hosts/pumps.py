@@ -175,8 +175,20 @@ class OutgoingChannel(Outgoing):
         return self.slots
 
     def _release(self, released: int, after: tuple[tuple[int, int], ...]) -> None:
-        if released > (self._released[-1][0] if self._released else self._freed):
+        last, awaited = self._released[-1] if self._released else (self._freed, ())
+        if released > last:
             self._released.append((released, after))
+        elif released == last and awaited:
+            # it may wait for less by now: a cell that a lost host would hand on is left
+            # out, and one whose writer lives again, from lower versions on, has a lower
+            # one, or none yet
+            now = dict(after)
+            less = (
+                (cell, least if now[cell] < 0 else min(least, now[cell]))
+                for cell, least in awaited
+                if cell in now
+            )
+            self._released[-1] = released, tuple(less)
 
     def settle(self, version_of: Callable[[int], int]) -> None:
         # the last one says all that is to be waited for: what is not to come is left out
@@ -383,8 +395,7 @@ class IncomingChannel(Incoming):
     def position(self) -> Position:
         released = 0 if self.offered is None else self._released()
         # looked at after the release: who released had written them
-        newest = ((cell.number, cell.newest()) for cell in self.after)
-        after = tuple(each for each in newest if each[1] >= 0)
+        after = tuple((cell.number, cell.newest()) for cell in self.after)
         return Position(self.number, self.epoch, self.received, released, after, self.offered is not None)
 
 

@@ -483,9 +483,8 @@ class Agents:
             for link in share.links.values():
                 link.gone = True
             self.part(share.host)
-            for host in neighbours(self.edges, self._places, share.host):
-                if host in self.shares:
-                    self.tell_share(self.shares[host], Part(share.host))
+            for other in self.shares.values():  # it may hand on between two that have not met it
+                self.tell_share(other, Part(share.host))
         if agent.holder is None:
             self.tell(agent, Vacate())
         else:

@@ -99,10 +99,11 @@ class HostWorkers:
 
     def part(self, host: str) -> str | None:
         """Have nothing more to do with the agent that has the share of another host;
-        return its name, None where nobody has it."""
+        return its name, None where nobody has it, or this host has not met it."""
         agent = self._crossing.part(host)
-        if agent is not None:
-            self._wire.do(partial(self._part, host, self._wire.others[agent]))
+        if agent is None or (peer := self._wire.others.get(agent)) is None:
+            return None
+        self._wire.do(partial(self._part, host, peer))
         return agent
 
     def _part(self, host: str, peer: Peer) -> None:  # in the wire's thread
@@ -115,7 +116,7 @@ class HostWorkers:
         them writes carried anew. `moved`: who has the shares of hosts now that were lost.
         Return their links."""
         met = [host for host in moved if host in self._others]
-        self._crossing.agents |= {host: moved[host] for host in met}
+        self._crossing.agents |= moved
         numbers = self._crossing.of(workers)
         edges = [self._crossing.edges[number].name for number in numbers]
         links = self._join(self.launcher.restart(workers, edges), numbers)
