@@ -295,7 +295,7 @@ def test_where_a_host_is_lost_that_hands_a_cell_on_its_stand_in_does(tmp_path: P
     assert {event.worker for event in read_events(run) if event.what == "died"} == {"actor-0"}
 
 
-@pytest.mark.parametrize("dies", ["host", "worker"])
+@pytest.mark.parametrize("dies", ["host", "worker", "leaving host"])
 def test_an_exact_run_that_loses_a_host_or_a_worker_there_is_the_one_that_lost_none_in_every_bit(
     dies: str, tmp_path: Path
 ) -> None:
@@ -308,7 +308,8 @@ def test_an_exact_run_that_loses_a_host_or_a_worker_there_is_the_one_that_lost_n
     def on_update(metrics: dict[str, float], control: RunControl) -> None:
         if not killed and metrics["update"] >= 20:
             agent = agents_of(psutil.Process().children())["b"]
-            (agent if dies == "host" else worker_of(agent)).kill()
+            died = worker_of(agent) if dies == "worker" else agent
+            died.terminate() if dies == "leaving host" else died.kill()
             killed.append(metrics["update"])
 
     result = train(made, launch=ThreeHosts, layout="given", run_dir=run, quiet=True, on_update=on_update)
