@@ -9,7 +9,7 @@ from tidemill.core.control_groups import MemoryKills
 from tidemill.launchers import processes
 from tidemill.launchers.cause_of_end import killer
 from tidemill.launchers.processes import layer_threads
-from tidemill.layouts.layout import apply, layout_of
+from tidemill.layouts.experiment_layout import apply, layout_of
 
 
 @pytest.mark.parametrize(
