@@ -90,6 +90,10 @@ def train(
     max_steps: Annotated[
         int | None, typer.Option(help="End with the update that reaches so many env steps.")
     ] = None,
+    max_updates: Annotated[int | None, typer.Option(help="End with this update.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="End so many seconds after training has begun, pauses not counted.")
+    ] = None,
     stop_at_return: Annotated[
         float | None, typer.Option(help="End when the last 100 episodes' mean return reaches this.")
     ] = None,
@@ -160,7 +164,7 @@ def train(
         experiment = changed(experiment, set_)
     if seed is not None:
         experiment = experiment.replace(seed=seed)
-    limits = _limits(max_steps, stop_at_return, return_of)
+    limits = _limits(max_steps, max_updates, max_seconds, stop_at_return, return_of)
     experiment = experiment.replace(limits=experiment.limits.replace(**limits))
     if print_config:
         from tidemill.run.config_file import config_text
@@ -186,9 +190,21 @@ def train(
     _exit(result.summary)
 
 
-def _limits(steps: int | None, mean_return: float | None, return_of: str | None) -> dict[str, Any]:
+def _limits(
+    steps: int | None,
+    updates: int | None,
+    seconds: float | None,
+    mean_return: float | None,
+    return_of: str | None,
+) -> dict[str, Any]:
     """Return the limits that were given."""
-    given = {"steps": steps, "mean_return": mean_return, "return_of": return_of}
+    given = {
+        "steps": steps,
+        "updates": updates,
+        "seconds": seconds,
+        "mean_return": mean_return,
+        "return_of": return_of,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -220,6 +236,8 @@ def resume(
     script: Script = False,
     file: File = None,
     max_steps: Annotated[int | None, typer.Option(help="A new limit of env steps.")] = None,
+    max_updates: Annotated[int | None, typer.Option(help="A new limit of updates.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="A new limit of seconds, of all starts.")] = None,
     stop_at_return: Annotated[float | None, typer.Option(help="A new mark for the mean return.")] = None,
     return_of: ReturnOf = None,
     log: Annotated[
@@ -230,7 +248,7 @@ def resume(
     """Go on with a run from its last checkpoint."""
     from tidemill.training.train import resume as go_on
 
-    limits = _limits(max_steps, stop_at_return, return_of)
+    limits = _limits(max_steps, max_updates, max_seconds, stop_at_return, return_of)
     job = JobOptions(time, partition, cpus_per_host, gpus_per_host, sbatch or (), script)
     job.check(launch)
     options = {"hosts": hosts, "address": ray_address, "insecure": insecure or None, "place": places(place)}
