@@ -67,16 +67,13 @@ def hangs_in_a_process(launch: str, draw: Random) -> Iterator[Seen]:
 
 def hangs_where_nobody_can_end_it(launch: str, draw: Random) -> Iterator[Seen]:
     """Likewise in threads and inline: it is told, and a signal ends the run. What hangs
-    in the main thread is broken off by another one."""
+    in the main thread is left."""
     with run_of("lanes", launch) as run:
         time.sleep(draw.uniform(0.5, 2.0))
         at = run.suffer("hang")
         noticed = run.event("told", "has not come back.*lane \\d", at).time
         asked = time.time()
         run.main.send_signal(signal.SIGTERM)
-        if launch == "inline":
-            time.sleep(1.5)
-            run.main.send_signal(signal.SIGTERM)
         run.ended()
         ended = time.time() - asked
         lost = run.updates_told()[-1] - int(run.checkpoint().facts["updates"])
@@ -200,11 +197,7 @@ ROWS = {
     ),
     "thread-hangs": Row(
         "a step hangs in the actor's own thread, which nobody can end", hangs_where_nobody_can_end_it,
-        {"told": SILENT + LOOK, "ended": 20.0}, {"updates undone": 0}, ("threads",),
-    ),
-    "inline-hangs": Row(
-        "… in the main thread", hangs_where_nobody_can_end_it, {"told": SILENT + LOOK, "ended": 20.0}, {},
-        ("inline",),
+        {"told": SILENT + LOOK, "ended": 20.0}, {"updates undone": 0}, ("threads", "inline"),
     ),
     "lane-hangs-again": Row(
         f"steps hang in a lane's thread, {LIVES} times (deadline {AGAIN:.0f} s)", hangs_until_all_is_spent,

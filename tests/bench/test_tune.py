@@ -19,7 +19,9 @@ from tidemill.cli import measuring
 from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, Interrupted, RunError
 from tidemill.core.user_code_loading import load_attribute
-from tidemill.layouts.layout import Costs, Layout, apply, layout_of, why_unchanged
+from tidemill.layouts.costs import Costs
+from tidemill.layouts.experiment_layout import apply, layout_of, why_unchanged
+from tidemill.layouts.layout import Layout
 
 CARTPOLE = Costs(4.5e-6, 4.5e-6, 0.3e-6, 17e-6, 3.6e-6, 1, True)
 SLEEPS = Costs(74e-6, 5.1e-3, 0.3e-6, 17e-6, 3.6e-6, 1, True, True)

@@ -42,6 +42,20 @@ def test_version_tells_the_version() -> None:
     assert result.exit_code == 0 and result.output == f"tidemill {version('tidemill')}\n"
 
 
+def test_a_run_at_a_limit_goes_on_with_a_higher_one_of_its_kind(tmp_path: Path) -> None:
+    small = ("--launch", "inline", "--layout", "given", "--set", "workers.trainer.algorithm.epochs=1")
+    assert tidemill("train", "CartPole-v1", "--max-updates", 2, "--run-dir", tmp_path, *small).exit_code == 0
+    said = refused("resume", tmp_path)
+    assert (
+        "has already reached its limit of 2 updates (2); go further with a higher one: --max-updates N"
+        in said
+    )
+    assert tidemill("resume", tmp_path, "--max-updates", 3).exit_code == 0
+    assert json.loads((tmp_path / "summary.json").read_bytes())["updates"] == 3
+    said = refused("resume", tmp_path, "--max-updates", 9, "--max-seconds", 0.001)
+    assert "its limit of 0.001 seconds" in said and "--max-seconds N" in said
+
+
 def test_a_layout_that_was_shown_runs_again(tmp_path: Path) -> None:
     text = "actors=1,trainers=1,together,lanes=4,sample_steps=16,ring=1,slots=1,threads=0"
     small = ("--set", "workers.trainer.algorithm.epochs=1", "--max-steps", 200)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from benchmarks.memory_groups import NoGroup, memory_group
 
-from tidemill.core.control_groups import MemoryKills, free_memory, memory_kills, processors
+from tidemill.core.control_groups import MemoryKills, free_memory, free_processes, memory_kills, processors
 
 V1 = (
     "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755",
@@ -115,6 +115,17 @@ def test_a_group_outside_of_the_namespace_is_no_way_out_of_what_is_mounted(tmp_p
     system.memory("", 3_000, 1_000)
     (tmp_path / "sys/above").mkdir()
     assert free_memory(tmp_path) == 2_000
+
+
+def test_the_group_with_fewest_processes_left_counts(tmp_path: Path) -> None:
+    system = System(tmp_path, 2, "/batch/job")
+    assert free_processes(tmp_path) is None
+    for group, most, now in (("batch", 500, 460), ("batch/job", "max", 12)):
+        system._write(f"sys/fs/cgroup/{group}/pids.max", f"{most}\n")
+        system._write(f"sys/fs/cgroup/{group}/pids.current", f"{now}\n")
+    assert free_processes(tmp_path) == 40
+    system._write("sys/fs/cgroup/batch/job/pids.max", "11\n")  # it was set afterwards
+    assert free_processes(tmp_path) == 0
 
 
 def test_version_1_tells_of_limits_above_what_is_mounted(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import threading
+import time
 from pathlib import Path
 
 import gymnasium
@@ -5,8 +7,11 @@ import numpy as np
 import pytest
 from tests.envs import games
 from tests.envs.driver import Driver
+from tests.run.hanging_halves import InHalves
+from tests.run.watching import wait_until
 
 from tidemill.core.errors import ConfigError, EnvironmentFault
+from tidemill.envs import vector
 from tidemill.envs.vector import GymnasiumVector, VectorLanes
 
 GAMES = str(Path(games.__file__))
@@ -209,3 +214,26 @@ def test_infos_that_are_none_at_an_end_are_named():
     driver.tick()
     with pytest.raises(EnvironmentFault, match='finished in same-step mode, but infos has no "final_obs"'):
         driver.tick()
+
+
+def test_where_somebody_looks_at_the_time_the_thread_of_recv_waits_for_what_takes_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(vector, "_AHEAD_S", 0.05)
+    monkeypatch.setattr(vector, "_CLOSING_S", 0.05)
+    flag, rung = tmp_path / "hung", threading.Event()
+    lanes = InHalves(flag=str(flag)).build(2, 0)
+    driver = Driver(lanes)
+    lanes.on_ready(rung.set)
+    for _ in range(20):  # the first one resets
+        driver.tick()
+    rung.clear()
+    lanes.send([{"action": np.zeros(2, np.int64)}], np.zeros(2, bool))
+    try:
+        wait_until(flag.exists, 60, "it hangs")
+        time.sleep(0.1)
+        assert not lanes.ready()  # nobody does: others have that thread
+        lanes.watch(None)
+        assert lanes.ready()
+        lanes.close()
+        assert lanes.env is None and not rung.is_set()
+    finally:
+        Path(f"{flag}.over").touch()

@@ -127,6 +127,13 @@ class ServerOnB(ThreeHosts):
         super().__init__({"actor": "b", "actor-1": "c", "server": "b"})
 
 
+class BufferOnB(TwoHosts):
+    """A buffer worker stands on the other host, and the first of its actors."""
+
+    def __init__(self) -> None:
+        super().__init__({"buffers": "b", "actor-0": "b", "actor-1": "runner"})
+
+
 class IdleRunner(HostsLauncher):
     """A host beside the runner's, which has no cores for workers: a login node."""
 

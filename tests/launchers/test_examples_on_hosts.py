@@ -15,6 +15,7 @@ from tests.run.watching import EXPERIMENTS
 import tidemill
 from tidemill.core.user_code_loading import load_attribute
 from tidemill.metrics.json_lines import read_metrics
+from tidemill.run.folder import RunFolder
 from tidemill.store.checkpoint import read_newest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,6 +50,7 @@ def test_an_example_runs_on_two_hosts(name: str, tmp_path: Path) -> None:
         experiment, launch=TwoHosts, layout="given", run_dir=tmp_path / "run", source=file, quiet=True
     )
     assert result.summary["status"] == "completed" and result.summary["env_steps"] >= 1200
+    assert RunFolder.open(result.folder).read("placement.json")["b"]["workers"]
     beyond = [record for record in read_metrics(result.folder) if record["step"] >= 1200]
     if len(experiment.trained()) == 1:  # else each has a last update of its own
         assert len(beyond) == 1  # nobody trains on

@@ -18,6 +18,7 @@ from benchmarks.networked import NETWORK
 from tests.launchers.host_launchers import (
     LOOPBACK,
     ActorOnB,
+    BufferOnB,
     OneTellsNonsense,
     ServerOnB,
     SixHosts,
@@ -25,9 +26,11 @@ from tests.launchers.host_launchers import (
 )
 from tests.launchers.test_hosts import LAUNCHERS, agents_of, events, experiment, weights, worker_of
 from tests.run.experiments import ENVIRONMENTS
-from tests.run.watching import Run, wait_until
+from tests.run.test_deaths import acted_rows
+from tests.run.watching import EXPERIMENTS, Run, wait_until
 
-from tidemill import AgentSpec, Gymnasium, train
+from tidemill import AgentSpec, Gymnasium, Limits, train
+from tidemill.core.user_code_loading import load_attribute
 from tidemill.launchers.stand_in import StandIn
 from tidemill.metrics.json_lines import read_metrics
 from tidemill.run.events import read_events
@@ -273,6 +276,26 @@ def test_what_a_policy_worker_held_is_asked_of_its_next_life(tmp_path: Path) -> 
     assert (result.summary["status"], result.summary["updates"], len(killed)) == ("completed", 100, 1)
     died = {event.worker for event in read_events(run) if event.what == "died"}
     assert died == {"actor-0", "actor-2", "server-0"}
+
+
+def test_rows_behind_a_buffer_worker_of_a_lost_host_are_whole_and_trained_once(tmp_path: Path) -> None:
+    """One actor is lost with it, and the other one's samples go to its next life."""
+    run, killed = tmp_path / "run", list[float]()
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if not killed and metrics["update"] >= 10:
+            agents_of(psutil.Process().children())["b"].kill()
+            killed.append(metrics["update"])
+
+    made = load_attribute(f"{EXPERIMENTS}:numbered_behind_buffers", "experiment")(str(tmp_path / "sample"))
+    made = made.replace(limits=Limits(updates=40))
+    result = train(made, launch=BufferOnB, run_dir=run, source=EXPERIMENTS, quiet=True, on_update=on_update)
+    assert (result.summary["status"], result.summary["updates"]) == ("completed", 40) and killed[0] < 30
+    died = sorted(event.worker for event in read_events(run) if event.what == "died")
+    assert died == ["actor-0", "buffers-0"]
+    count = int(read_newest(run / "checkpoints" / "policy").arrays["algorithm"]["count"])
+    rows = [row for n in range(count) for row in acted_rows(tmp_path / f"sample-{n}.npz", set())]
+    assert len(rows) == len(set(rows)) >= 40 * 64
 
 
 def test_where_a_host_is_lost_that_hands_a_cell_on_its_stand_in_does(tmp_path: Path) -> None:

@@ -1,15 +1,22 @@
-"""How many threads may compute in the processes of an experiment."""
+"""How many threads may compute in the processes of an experiment, and how these end."""
 
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from benchmarks.works import cartpole_small
 
 from tidemill.core.control_groups import MemoryKills
+from tidemill.core.folder_thread import FolderThread
 from tidemill.launchers import processes
 from tidemill.launchers.cause_of_end import killer
-from tidemill.launchers.processes import layer_threads
-from tidemill.layouts.layout import apply, layout_of
+from tidemill.launchers.processes import ProcessesLauncher, WorkerGroup, layer_threads
+from tidemill.layouts.experiment_layout import apply, layout_of
 
 
 @pytest.mark.parametrize(
@@ -45,3 +52,67 @@ def test_cores_whose_workers_wait_compute_for_those_who_learn(monkeypatch, cores
 )
 def test_who_sends_sigkill_is_told_by_what_the_system_counts(here: int, anywhere: int, told: str) -> None:
     assert told in killer(MemoryKills(2, 7), MemoryKills(2 + here, 7 + anywhere))
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A launcher of two processes, `first` and `second`, and what the system has killed
+    (`kills`)."""
+    found = SimpleNamespace(launcher=ProcessesLauncher(), kills=MemoryKills(0, 0))
+    monkeypatch.setattr(processes, "memory_kills", lambda: found.kills)
+    found.launcher._disk = FolderThread(tmp_path, 2.0)
+    for name in ("first", "second"):
+        group = WorkerGroup([name], tmp_path / f"{name}.log", None, 0.0, -1, -1, 0)
+        group.process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        group.pidfd = os.pidfd_open(group.process.pid)
+        found.launcher._groups.append(group)
+        found.launcher._group_of[name] = group
+        setattr(found, name, group)
+    yield found
+    for group in (found.first, found.second):
+        group.process.kill()
+        group.process.wait()
+        os.close(group.pidfd)
+
+
+def test_a_kill_for_want_of_memory_explains_one_end_alone(dying: SimpleNamespace) -> None:
+    for name, kills, told in [
+        ("first", MemoryKills(1, 1), "out of memory"),
+        ("second", MemoryKills(1, 1), "by hand"),
+    ]:
+        dying.kills = kills
+        getattr(dying, name).process.kill()
+        for _ in range(2):  # of workers that take turns each is asked for
+            assert told in dying.launcher.obituary(name)
+
+
+def test_two_kills_for_want_of_memory_explain_two_ends(dying: SimpleNamespace) -> None:
+    dying.kills = MemoryKills(2, 2)
+    for name in ("first", "second"):
+        getattr(dying, name).process.kill()
+        assert "out of memory" in dying.launcher.obituary(name)
+
+
+def test_a_dead_process_keeps_its_number_until_it_is_forgotten(dying: SimpleNamespace) -> None:
+    process = dying.first.process
+    process.send_signal(signal.SIGKILL)
+    assert "SIGKILL" in dying.launcher.obituary("first")
+    os.killpg(process.pid, 0)  # raises where nobody has the number
+    assert process.returncode is None
+    assert "SIGKILL" in dying.launcher.obituary("first")
+
+
+def test_a_process_that_has_hung_up_and_runs_is_told_as_that(
+    dying: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_ENDING_S", 0.05)
+    assert dying.launcher.obituary("first") == "it hung up, but its process still runs"
+
+
+def test_the_status_is_told_of_who_ignores_its_children(dying: SimpleNamespace) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        dying.second.process.kill()
+        assert "its process ended with status 0" in dying.launcher.obituary("second")
+    finally:
+        signal.signal(signal.SIGCHLD, before)

@@ -28,7 +28,7 @@ from tidemill.core.errors import RunError
 from tidemill.launchers.kinds import instructions
 from tidemill.layouts import auto_layout
 from tidemill.layouts.auto_layout import costs_of, lay_out
-from tidemill.layouts.layout import Costs
+from tidemill.layouts.costs import Costs
 from tidemill.layouts.probe import NO_TRAINING, PlayerCosts, changes, quickest
 from tidemill.presets.experiments import experiment_for
 

@@ -46,23 +46,14 @@ from tidemill.core.errors import ConfigError, RunError
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.measuring import Measurement, order_of, read_answer
 from tidemill.layouts import auto_layout as arranging
-from tidemill.layouts import layout as laying_out
+from tidemill.layouts import experiment_layout
 from tidemill.layouts import probe as probing
 from tidemill.layouts.auto_layout import cache, costs_of, kept_paces, lay_out
+from tidemill.layouts.choice import COLD, choose, promises, trained
 from tidemill.layouts.cost_measurement import TimeSpent
-from tidemill.layouts.layout import (
-    COLD,
-    Costs,
-    Layout,
-    apply,
-    by_turns,
-    choose,
-    layout_of,
-    parse,
-    promises,
-    trained,
-    why_unchanged,
-)
+from tidemill.layouts.costs import Costs
+from tidemill.layouts.experiment_layout import apply, by_turns, layout_of, why_unchanged
+from tidemill.layouts.layout import Layout, parse
 from tidemill.layouts.probe import measure_environment, threads_serve
 from tidemill.native.library import choices
 from tidemill.presets import experiments as presets
@@ -509,9 +500,9 @@ def test_a_gpu_if_there_is_one_leaves_layouts_to_be_chosen_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = experiment(device="auto")
-    monkeypatch.setattr(laying_out, "choose_device", lambda device, _: "cpu")
+    monkeypatch.setattr(experiment_layout, "choose_device", lambda device, _: "cpu")
     assert why_unchanged(made) == ""
-    monkeypatch.setattr(laying_out, "choose_device", lambda device, _: "cuda:0")
+    monkeypatch.setattr(experiment_layout, "choose_device", lambda device, _: "cuda:0")
     assert why_unchanged(made) == "workers.trainer.device is cuda:0"
     assert why_unchanged(experiment(device="cuda")) == "workers.trainer.device is cuda"
 

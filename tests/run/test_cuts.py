@@ -708,6 +708,8 @@ def test_what_was_trained_stays_where_a_run_began_anew_for_a_death_and_failed_th
     (undone,) = (folder / "checkpoints" / "policy").glob("later-*")
     assert read_checkpoint(undone)[1]["updates"] == 3
     assert "policy begins anew, since there is no checkpoint to go back to yet" in capsys.readouterr().err
+    shown = CliRunner().invoke(app, ["status", str(folder)]).output
+    assert "policy to its beginning, since there is no checkpoint" in " ".join(shown.split())
     assert "tidemill resume" not in str(failed.value)
 
 

@@ -111,7 +111,12 @@ Supervisor._revive = revive_late
 # and those that hang have a minute, in which a second signal is certain to come
 HANGING = f"""{PATIENT}
 from tidemill.replay_training import trainer
-ending.CLOSE_DEADLINE = trainer.DRAIN = 60.0
+ending.CLOSE_DEADLINE = trainer.DRAIN = interrupts.HURRY = 60.0
+"""
+# and inline what hangs is left at once
+LEFT = """
+from tidemill.run import interrupts, silence
+interrupts.GRACE, interrupts.HURRY, silence.LEAST = 180.0, 0.5, 0.5
 """
 
 
@@ -511,6 +516,23 @@ def test_a_second_signal_breaks_off_at_once(start: Callable[..., Run], function:
     status, text = run.ended()
     assert status == 1 and "Ctrl-C for the second time" in text and "Traceback" not in text, text
     assert run.summary()["status"] == "failed"
+    run.nothing_is_left()
+
+
+def test_inline_what_hangs_is_left_once_a_signal_is_to_end_the_run(start: Callable[..., Run]) -> None:
+    run = start("hangs", launch="inline", code=LEFT)
+    run.wait_for_file(run.folder / "hanging", "the environment hangs")
+    run.main.send_signal(signal.SIGTERM)
+    status, text = run.ended()
+    assert status == 143 and "Traceback" not in text, text
+    assert re.search(
+        r"an environment has not come back for \d+ s: lane 0 of target 0 of actor-0: .* it is left", text
+    )
+    assert "ended by force" not in text, text
+    assert run.summary()["status"] == "interrupted"
+    # no update is undone
+    told = [int(record["update"]) for record in read_metrics(run.path) if "update" in record]
+    assert read_newest(run.path / "checkpoints" / "policy").facts["updates"] == told[-1]
     run.nothing_is_left()
 
 

@@ -52,11 +52,16 @@ def test_what_is_lacking_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(examined, "unavailable", lambda setting: "there is no libkernels")
     monkeypatch.setattr(examined, "LITTLE_SHARED", 1 << 60)
     monkeypatch.setattr(examined, "FEW_FILES", 1 << 60)
+    monkeypatch.setattr(examined, "free_processes", lambda: 199)
     monkeypatch.setattr("shutil.which", lambda name: None)
     findings = found()
     assert "hosts" in findings["extras"].message and "hosts" in findings["extras"].cure
     assert "built without CUDA, beside a driver (NVRM version: a driver)" in findings["torch"].message
     assert findings["memory"].level == findings["shared memory"].level == findings["limits"].level == "warn"
+    assert (
+        findings["threads"].level == "warn"
+        and "199 more in this control group" in findings["threads"].message
+    )
     assert "no libkernels" in findings["native core"].message
     assert findings["native core"].cure.startswith("install a compiler")
     monkeypatch.setattr(examined, "memory_kills", lambda: MemoryKills(3, 4))

@@ -27,7 +27,8 @@ from tidemill import (
 from tidemill.bench.tune import Trial, Tuning, source_text
 from tidemill.cli.main import app
 from tidemill.core.errors import ConfigError, RunError
-from tidemill.layouts.layout import Costs, layout_of
+from tidemill.layouts.costs import Costs
+from tidemill.layouts.experiment_layout import layout_of
 
 SECRET = "hunter2-of-the-sea"
 ENVIRONMENT = f"""

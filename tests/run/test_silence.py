@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from tests.envs.driver import Driver
 from tests.envs.games import Counter, Hanging
-from tests.run import hanging_evaluation
+from tests.run import hanging_evaluation, hanging_halves
 from tests.run.watching import EXPERIMENTS, ended_well, leftovers, wait_until
 
 from tidemill import (
@@ -543,6 +543,23 @@ def test_an_evaluation_that_hangs_costs_it_a_life(tmp_path: Path, monkeypatch: p
     assert died.cause.startswith("its thread has not come back for 400 s: ") and " ← _conclude" in died.cause
     lives = [(event.worker, event.life) for event in read_events(run) if event.what == "lives"]
     assert lives == [("evaluation-0", 2)]
+    assert leftovers(run) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes need Linux")
+def test_what_hangs_where_it_steps_elsewhere_costs_its_actor_s_process_a_life(tmp_path: Path) -> None:
+    run, flag = tmp_path / "run", tmp_path / "hung"
+
+    def on_update(metrics: dict[str, float], control: RunControl) -> None:
+        if flag.exists() and metrics["update"] > 30:  # it is not reached without the actor
+            control.stop("the run went on")
+
+    made = hanging_halves.hangs_once(str(flag)).replace(limits=Limits(seconds=1000))
+    train(made, run_dir=run, source=hanging_halves.__file__, quiet=True, on_update=on_update)
+    (died,) = (event for event in read_events(run) if event.what == "died")
+    assert (
+        died.cause.startswith("its environment has not come back for ") and "recv (vector.py:" in died.cause
+    )
     assert leftovers(run) == []
 
 

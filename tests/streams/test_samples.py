@@ -1,5 +1,7 @@
 """The sample stream: who gets which sample, and that nobody drops one."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,11 +25,13 @@ class Silent(Bell):
         raise AssertionError("nothing waits here")
 
 
-def joined(*groups: int, slots: int = 2) -> tuple[ChannelSampleProducer, list[list[ChannelSampleConsumer]]]:
+def joined(
+    *groups: int, slots: int = 2, by_room: Sequence[int] = ()
+) -> tuple[ChannelSampleProducer, list[list[ChannelSampleConsumer]]]:
     """A producer and its groups of so many consumers."""
     segments = [[LocalSegment() for _ in range(count)] for count in groups]
     producer = ChannelSampleProducer(
-        [[SlotProducer(segment, Silent()) for segment in group] for group in segments]
+        [[SlotProducer(segment, Silent()) for segment in group] for group in segments], by_room=by_room
     )
     consumers = [
         [ChannelSampleConsumer([SlotConsumer(segment, Silent())], 0, 1) for segment in group]
@@ -80,6 +84,19 @@ def test_within_a_group_consumers_take_turns() -> None:
         assert send(producer, mark)
         assert take(alone) == mark
         assert [take(consumer) for consumer in three] == [mark if i == mark % 3 else None for i in range(3)]
+
+
+def test_where_turns_go_by_room_who_takes_nothing_holds_nobody_up() -> None:
+    producer, ((dead, living), (third,)) = joined(2, 1, by_room=[0])
+    marks = list[int]()
+    for mark in range(8):
+        assert send(producer, mark)
+        assert take(third) == mark
+        if (mark := take(living)) is not None:  # type: ignore[assignment]
+            marks.append(mark)
+    assert marks == [1, 3, 4, 5, 6, 7]  # the other one has two slots
+    assert [take(dead), take(dead), take(dead)] == [0, 2, None]
+    assert send(producer, 8) and take(dead) == 8  # it has its turn again
 
 
 @pytest.mark.parametrize("slow", [0, 1])

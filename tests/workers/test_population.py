@@ -335,15 +335,15 @@ def one(**trainer: Any) -> Experiment:
     return made
 
 
-def two(until: str) -> Experiment:
+def two(until: str, steps: int = 200, sample_steps: int = 16) -> Experiment:
     """Member 0 adds 1 and is paid 2, member 1 adds 2⁻¹⁰ and is paid 1: it goes on from
     member 0 again and again, and adds ½ from then on."""
     starts = [{"amount": 1.0}, {"amount": 2**-10}]
     made = populate(
-        one(database_seconds=0.03),
+        one(database_seconds=0.03, sample_steps=sample_steps),
         starts,
         explore={"amount": (2**-10, 1.0)},
-        steps=200,
+        steps=steps,
         factors=(0.5,),
         resample=0.0,
     )

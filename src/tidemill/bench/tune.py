@@ -28,7 +28,10 @@ from tidemill.core.secrets import hide
 from tidemill.core.user_code_loading import refuse_while_loading
 from tidemill.launchers.kinds import processor
 from tidemill.layouts.auto_layout import costs_of, decided
-from tidemill.layouts.layout import Costs, Layout, apply, choose, layout_of, promises, why_unchanged
+from tidemill.layouts.choice import choose, promises
+from tidemill.layouts.costs import Costs
+from tidemill.layouts.experiment_layout import apply, layout_of, why_unchanged
+from tidemill.layouts.layout import Layout
 from tidemill.workers.trainer_config import Trainer
 
 MOST = 10  # layouts to try

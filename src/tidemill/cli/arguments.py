@@ -54,6 +54,21 @@ Lay = Annotated[
         "given (the experiment's own), or all of one, as it is shown at the start.",
     ),
 ]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        help="The experiment's file, when it has changed or is elsewhere: your word for this file, not for "
+        "what else the folder names."
+    ),
+]
+TrustFlag = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run what the folder names (code, programs, addresses) though you never have: only where you "
+        "know who made it. Without it, you are told what that is.",
+    ),
+]
 
 
 def pairs(what: str, items: list[str]) -> dict[str, str]:

@@ -133,16 +133,20 @@ class Config:
         self.check_deadlines(*names)
         for name in names:
             if getattr(self, name) == math.inf:
-                raise ConfigError(f"{name} = inf must be finite")
+                raise ConfigError(f"{name} = inf must be finite{self._or_null(name)}")
 
     def check_deadlines(self, *names: str) -> None:
         """Raise `ConfigError` for a setting, None aside, that is neither a number above 0
         nor inf: any time."""
         for name in names:
             if isinstance(value := getattr(self, name), str):
-                raise ConfigError(f"{name} = {value!r} must be a number above 0")
+                raise ConfigError(f"{name} = {value!r} must be a number above 0{self._or_null(name)}")
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} = {value} must be above 0")
+                raise ConfigError(f"{name} = {value} must be above 0{self._or_null(name)}")
+
+    def _or_null(self, name: str) -> str:
+        """Return words for a setting that may be None."""
+        return ", or null" * (type(None) in typing.get_args(typing.get_type_hints(type(self))[name]))
 
     def check_shares(self, *names: str) -> None:
         """Raise `ConfigError` for a setting that is not between 0 and 1."""

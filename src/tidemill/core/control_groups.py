@@ -1,5 +1,5 @@
-"""Linux's control groups, of version 1, 2 or both: the limits of memory and processors
-that this process, and all above it, are under."""
+"""Linux's control groups, of version 1, 2 or both: the limits of memory, processors and
+processes that this process, and all above it, are under."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -58,6 +58,19 @@ def processors(root: Path = ROOT) -> float | None:
     without one."""
     quotas = [_quota(group, version) for group, version in _groups(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def free_processes(root: Path = ROOT) -> int | None:
+    """Return how many more processes and threads may be started in the group that has
+    least left, None without a limit."""
+    rooms = [_left(group) for group, _ in _groups(root, "pids")]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _left(group: Path) -> int | None:
+    with suppress(OSError, ValueError):  # the root has no such files, and an unlimited one says "max"
+        return max(int((group / "pids.max").read_text()) - int((group / "pids.current").read_text()), 0)
+    return None
 
 
 def _room(group: Path, version: int) -> int | None:

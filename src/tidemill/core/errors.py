@@ -35,7 +35,7 @@ TidemillError
     ├── Overtaken      a run that another runner leads by now, which began later
     └── NoProgress     a worker whose others did not do their part for long
 
-`BrokenOff` and `ClosingLeft` are none of them, and no `Exception`: a signal raises them.
+`BrokenOff` and `HangLeft` are none of them, and no `Exception`: a signal raises them.
 """
 
 import traceback
@@ -233,12 +233,13 @@ class BrokenOff(BaseException):
     begins by the first. No `Exception`: nothing catches it."""
 
 
-class ClosingLeft(BaseException):
-    """Raised in the main thread where an environment does not let itself be closed. No
-    `Exception`: nothing catches it but who leads the run."""
+class HangLeft(BaseException):
+    """Raised in the main thread where an environment hangs that the run's end does not
+    need: as it is closed, or in a step. No `Exception`: nothing catches it but who leads
+    the run."""
 
 
-SIGNALLED = (KeyboardInterrupt, BrokenOff, ClosingLeft)
+SIGNALLED = (KeyboardInterrupt, BrokenOff, HangLeft)
 """What signals raise, wherever the main thread is."""
 
 

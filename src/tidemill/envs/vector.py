@@ -1,7 +1,7 @@
 """Native vector environments: whole arrays in, whole arrays out, no Python per lane."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tidemill.api.environment import AgentInfo, Environment, EnvironmentConfig, Tick
 from tidemill.api.external_code import Outside
 from tidemill.api.spaces import Dict, Spaces, Tuple, leaves
+from tidemill.core.clock import awake
 from tidemill.core.config import check_counts
 from tidemill.core.cut import Part
 from tidemill.core.errors import ConfigError, EnvironmentFault, raised_by
@@ -27,6 +28,8 @@ Autoreset = Literal["next-step", "same-step", "disabled"]
 # values of Gymnasium's AutoresetMode
 _PUBLISHED: dict[str, Autoreset] = {"NextStep": "next-step", "SameStep": "same-step", "Disabled": "disabled"}
 _MODES = {mode: published for published, mode in _PUBLISHED.items()}
+_AHEAD_S = 1.0  # seconds of a step after which its thread's waiting is its actor's
+_CLOSING_S = 5.0  # seconds that a step under way has to end before the environment is left
 QUICKER = {
     "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv": (
         "tidemill.envs.classic_control:CartPoleVector"
@@ -176,7 +179,9 @@ class VectorLanes(Environment):
     `partial_resets`: a next-step environment that takes ``options={"reset_mask": mask}``
     as well, so that any lane can be reset. `halves`: the environment has `send` and
     `recv`, and works on threads of its own in between; a thread here waits for it and
-    rings. `picture` makes lane 0's picture from the observation where the environment
+    rings. Where somebody looks at the time (`watch`), `recv` waits for what takes longer
+    than a second: so one that hangs is seen where others are, in its actor's thread.
+    `picture` makes lane 0's picture from the observation where the environment
     draws none.
     """
 
@@ -221,6 +226,7 @@ class VectorLanes(Environment):
         self._halves = halves
         self._waiter = ThreadPoolExecutor(1, f"{name} waiter") if halves else None
         self._pending: Future[Any] | None = None
+        self._sent_at, self._watched = 0.0, False
         self._wake: Callable[[], None] | None = None
 
     def send(self, actions: Sequence[Arrays], reset: NDArray[np.bool_]) -> None:
@@ -245,6 +251,7 @@ class VectorLanes(Environment):
             self._result = self._ask("stepping", lambda: self._step(self.env.step(given), mask))
             return
         self._ask("stepping", lambda: self.env.send(given))
+        self._sent_at = awake()
         self._pending = self._waiter.submit(lambda: self._step(self.env.recv(), mask))
         if self._wake is not None:
             wake = self._wake
@@ -270,9 +277,14 @@ class VectorLanes(Environment):
         return forced
 
     def ready(self) -> bool:
-        """True when the step is done, or when nobody asked to be rung: then `recv` waits
-        for it."""
-        return self._pending is None or self._wake is None or self._pending.done()
+        """True when the step is done, when it takes too long for others to be served
+        meanwhile, or when nobody asked to be rung: then `recv` waits for it."""
+        if self._pending is None or self._wake is None or self._pending.done():
+            return True
+        return self._watched and awake() - self._sent_at > _AHEAD_S
+
+    def watch(self, deadline_s: float | None) -> None:
+        self._watched = True
 
     def on_ready(self, wake: Callable[[], None]) -> None:
         if self._halves:
@@ -282,8 +294,10 @@ class VectorLanes(Environment):
         """Write what the environment returned. Raises `EnvironmentFault` for what its
         spaces forbid."""
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._result = self._ask("stepping", pending.result)
+            try:
+                self._result = self._ask("stepping", self._pending.result)
+            finally:
+                self._pending = None
         tick = ticks[0]
         observation, reward, terminated, truncated, infos = self._result
         tick.reward[...], tick.done[...], tick.truncated[...] = reward, terminated, truncated
@@ -368,7 +382,10 @@ class VectorLanes(Environment):
 
     def close(self) -> None:
         if self._waiter is not None:
-            self._waiter.shutdown(wait=True)
+            hangs = self._pending is not None and not wait([self._pending], _CLOSING_S).done
+            self._waiter.shutdown(wait=not hangs)
+            if hangs:  # it is not to be closed while it steps
+                self.env = None
         if self.env is not None:
             self.env.close()
             self.env = None

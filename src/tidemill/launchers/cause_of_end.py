@@ -2,19 +2,20 @@
 
 import signal
 
-from tidemill.core.control_groups import MemoryKills, memory_kills
+from tidemill.core.control_groups import MemoryKills
 
 _CAUSES: dict[int, str] = {  # of a process that a signal ended
     signal.SIGBUS: " (a file that it had mapped became shorter: a simulator cut its memory, say)",
 }
 
 
-def cause_of_end(code: int, before: MemoryKills) -> str:
+def cause_of_end(code: int, before: MemoryKills, now: MemoryKills) -> str:
     """Return how a process ended that left the status `code`, below 0 that of a signal.
-    `before`: what the system had killed for want of memory when it began."""
+    `before`, `now`: what the system had killed for want of memory when it began, and has
+    now."""
     if code >= 0:
         return f"its process ended with status {code}"
-    more = killer(before, memory_kills()) if code == -signal.SIGKILL else _CAUSES.get(-code, "")
+    more = killer(before, now) if code == -signal.SIGKILL else _CAUSES.get(-code, "")
     return f"its process was killed by {_signal_name(-code)}{more}"
 
 

@@ -7,6 +7,7 @@ from tidemill.api.launcher import Job, Launcher
 from tidemill.api.transport import Link
 from tidemill.api.worker import WorkerHandle
 from tidemill.core.blas_threads import limit_threads
+from tidemill.core.errors import HangLeft
 from tidemill.core.memory import own_bytes
 from tidemill.transports.local import LocalLink, local_endpoints
 
@@ -22,6 +23,7 @@ class InlineLauncher(Launcher):
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerHandle] = {}
+        self._left = set[str]()  # whose environment has not come back from a step: they have no more turns
         self._links: list[LocalLink] = []
 
     def launch(self, job: Job) -> dict[str, Link]:
@@ -47,7 +49,16 @@ class InlineLauncher(Launcher):
         return links
 
     def wait(self, seconds: float, least: float = 0.0) -> None:
-        if not sum(worker.run_once() for worker in self._workers.values()):
+        done = False
+        for name, worker in self._workers.items():
+            if name not in self._left:
+                try:
+                    done |= worker.run_once()
+                except HangLeft:
+                    if not worker.ended:
+                        self._left.add(name)
+                    raise
+        if not done:
             self._bell.wait(min(seconds, _NAP))
 
     def own_bytes(self, worker: str) -> int | None:
@@ -59,6 +70,7 @@ class InlineLauncher(Launcher):
     def close(self, seconds: float) -> None:
         for link in self._links:
             link.close()
-        for worker in self._workers.values():
-            worker.run_once()  # finds the link closed, and frees what it holds
+        for name, worker in self._workers.items():
+            if name not in self._left:
+                worker.run_once()  # finds the link closed, and frees what it holds
         self._workers.clear()

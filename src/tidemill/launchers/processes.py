@@ -11,6 +11,8 @@ import contextlib
 import errno
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +63,7 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what the system lacks, an
 AWAY_S = 2.0
 """Seconds that the disk, or share, has on which logs are."""
 _AFTER = 1.0  # seconds that what an environment started has to end once its worker is gone
+_ENDING_S = 1.0  # seconds that a process has to end once it has hung up
 
 
 @dataclass
@@ -75,7 +78,9 @@ class WorkerGroup:
         share that hangs, as may whoever is asked
     mark: how the marks of its lives begin
     pidfd: what tells of its end
-    kills: what the system had killed for want of memory when it began
+    kills: what the system had killed for want of memory when it began, and of others
+        since
+    cause: how it ended, in words, once that has been asked
     """
 
     names: list[str]
@@ -89,6 +94,23 @@ class WorkerGroup:
     process: "subprocess.Popen[bytes] | None" = None
     pidfd: int = -1
     kills: MemoryKills = field(default_factory=memory_kills)
+    cause: str = ""
+
+    def status(self) -> int | None:
+        """Return the status with which the process ended, below 0 that of a signal; None
+        where it still runs. It keeps its number, as a zombie, until `_forget`: else that
+        could be another process's by then, which would be killed in its place."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            if not poll.poll(1000 * _ENDING_S):
+                return None
+            with contextlib.suppress(ChildProcessError):  # who ignores SIGCHLD has no zombies
+                ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is not None:
+                    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return self.process.poll()
 
 
 @dataclass(frozen=True)
@@ -239,7 +261,7 @@ class ProcessesLauncher(Launcher):
         )
         for name, (ours, _) in zip(names, pairs, strict=True):
             self._links[name] = RunnerLink(ours, self._bells[name], self._bell)
-        group.kills = memory_kills()
+        group.kills, group.cause = memory_kills(), ""
         try:
             process = group.process = self._spawn(order, group.log)
         finally:
@@ -306,7 +328,8 @@ class ProcessesLauncher(Launcher):
         for name in group.names:
             self._links[name].close()
         if (process := group.process) is not None:
-            kill_session(process.pid)
+            if process.returncode is None:  # else its number may be another process's by now
+                kill_session(process.pid)
             await_end(process, ", ".join(group.names))
             self._notices += [
                 f"{stray}, which an environment of {', '.join(group.names)} had started, was ended with it"
@@ -377,24 +400,33 @@ class ProcessesLauncher(Launcher):
 
     def obituary(self, worker: str) -> str:
         group = self._group_of[worker]
-        if (process := group.process) is None:
+        if group.process is None:
             return "its process could not be started"
-        try:
-            code = process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return "it hung up, but its process still runs"
-        how = cause_of_end(code, group.kills)
+        if not group.cause:
+            if (status := group.status()) is None:
+                return "it hung up, but its process still runs"
+            group.cause = self._cause_of_end(group, status)
         try:
             tail = self._disk.do(partial(_tail, group.log))
         except OSError as error:
-            return f"{how}; its output cannot be read: {group.log}: {error.strerror}"
-        return how + (f"; its last output:\n{tail}" if tail else "")
+            return f"{group.cause}; its output cannot be read: {group.log}: {error.strerror}"
+        return group.cause + (f"; its last output:\n{tail}" if tail else "")
+
+    def _cause_of_end(self, group: WorkerGroup, status: int) -> str:
+        """Return how a process ended, once for each. A kill for want of memory that
+        explains it explains no other one's end."""
+        before, now = group.kills, memory_kills()
+        if status == -signal.SIGKILL:
+            here, anywhere = now.here > before.here, now.anywhere > before.anywhere
+            for each in self._groups:
+                each.kills = MemoryKills(each.kills.here + here, each.kills.anywhere + anywhere)
+        return cause_of_end(status, before, now)
 
     def stack(self, worker: str) -> Sequence[Call]:
         group = self._group_of[worker]
-        if (process := group.process) is None:
+        if group.process is None:
             return ()
-        return stack_of(process, group.asked, group.stacks)
+        return stack_of(group.pidfd, group.asked, group.stacks)
 
     def own_bytes(self, worker: str) -> int | None:
         process = self._group_of[worker].process
@@ -440,8 +472,12 @@ class ProcessesLauncher(Launcher):
         deadline = monotonic() + _AFTER
         for process in processes:
             # What its environment started, and what that left to itself (a resource
-            # tracker, say) ends by itself.
-            while _session_lives(process.pid) and monotonic() < deadline:
+            # tracker, say), ends by itself, or is ended: as long as it lives, nobody else
+            # has the number.
+            while _session_lives(process.pid):
+                if monotonic() > deadline:
+                    kill_session(process.pid)
+                    break
                 sleep(0.005)
         held: list[DeadlineError] = []
         for group in self._groups:

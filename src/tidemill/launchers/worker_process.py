@@ -27,6 +27,7 @@ ASK_FOR_STACK = getattr(signal, "SIGRTMIN", 0) + 7
 in the midst of what holds Python's lock. None of those that environments and batch
 systems use."""
 _BATCH = 250  # descriptors in a message, of which Linux allows 253
+_ORDER_S = 20.0  # seconds that a process has to take its order
 _LENGTH = 8  # bytes of each of the two numbers that an order begins with
 
 _early: list["WorkerProcess"] = []
@@ -55,7 +56,9 @@ class WorkerProcess:
         """Send the process its order, and descriptors, of which it gets copies."""
         import resource  # no module of every system's
 
-        with self._socket, contextlib.suppress(OSError):  # it died at once: its links say so
+        # it died at once, or is stopped and finds the end of its order: its links say so
+        with self._socket, contextlib.suppress(OSError):
+            self._socket.settimeout(_ORDER_S)
             resource.prlimit(  # this process may have raised its own since
                 self.process.pid, resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)
             )

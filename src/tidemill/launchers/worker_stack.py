@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-import subprocess
+import signal
 from collections.abc import Sequence
 from time import monotonic, sleep
 
@@ -14,10 +14,11 @@ _ANSWER = 0.5  # seconds that a process has to write down where its threads are
 _LONGEST_ANSWER = 1 << 20  # bytes of that which are read
 
 
-def stack_of(process: "subprocess.Popen[bytes]", asked: int, stacks: int) -> Sequence[Call]:
+def stack_of(process: int, asked: int, stacks: int) -> Sequence[Call]:
     """Return the calls in which the thread of a process's workers is, the innermost
     first; () where it does not tell.
 
+    process: pidfd of it
     asked: eventfd by which it is asked
     stacks: memfd that it writes them into
     """
@@ -26,7 +27,7 @@ def stack_of(process: "subprocess.Popen[bytes]", asked: int, stacks: int) -> Seq
             os.ftruncate(stacks, 0)
             os.lseek(stacks, 0, os.SEEK_SET)  # for the process, too
             if again:
-                process.send_signal(ASK_FOR_STACK)
+                signal.pidfd_send_signal(process, ASK_FOR_STACK)
             else:  # a thread of it knows more, where Python's lock is not held
                 os.eventfd_write(asked, 1)
             deadline, written = monotonic() + _ANSWER, b""

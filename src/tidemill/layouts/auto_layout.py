@@ -34,18 +34,10 @@ from tidemill.envs.fault_tolerant import Slots
 from tidemill.launchers.kinds import own_kind
 from tidemill.launchers.measuring import order_of, read_answer
 from tidemill.launchers.measuring import probe as measure_here
-from tidemill.layouts.layout import (
-    Costs,
-    Layout,
-    apply,
-    by_turns,
-    choose,
-    layout_of,
-    of_layout,
-    pace,
-    parse,
-    why_unchanged,
-)
+from tidemill.layouts.choice import choose, pace
+from tidemill.layouts.costs import Costs
+from tidemill.layouts.experiment_layout import apply, by_turns, layout_of, of_layout, why_unchanged
+from tidemill.layouts.layout import Layout, parse
 from tidemill.layouts.memory_plan import check_least_memory
 from tidemill.layouts.probe import SECONDS
 from tidemill.native.library import INSTRUCTION_SETS

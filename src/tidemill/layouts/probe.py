@@ -35,8 +35,9 @@ from tidemill.core.errors import ConfigError, RunError, TidemillError, fault_of,
 from tidemill.core.schema import allocate
 from tidemill.envs.lanes import LaneLoop
 from tidemill.launchers.measuring import PROBE, obey, order_of, read_answer, start
+from tidemill.layouts.choice import COLD, NEARLY
 from tidemill.layouts.cost_measurement import RandomPlay, random_rows, timed, undisturbed
-from tidemill.layouts.layout import COLD, NEARLY, Costs, waits
+from tidemill.layouts.costs import Costs, waits
 from tidemill.nets.weights import placeholder_weights
 from tidemill.replay.limiter import parse_ratio
 from tidemill.replay_training.trainer_config import ReplayTrainer

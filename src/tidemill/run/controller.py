@@ -15,11 +15,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from tidemill.api.control_messages import ENDED, Pause, Save, Start, TryAgain
+from tidemill.api.control_messages import ENDED, Pause, Save, Start, State, TryAgain
 from tidemill.api.experiment import Experiment
 from tidemill.api.launcher import Job, Launcher
 from tidemill.core.clock import awake, noticing_stops
-from tidemill.core.errors import BrokenOff, ClosingLeft, RunError
+from tidemill.core.errors import BrokenOff, HangLeft, RunError
 from tidemill.core.resource_shortage import cause_of
 from tidemill.core.run_marks import marking_own
 from tidemill.run.beginning import Beginning
@@ -135,6 +135,7 @@ class Controller:
             self._ending.hurry,
             lambda: state.running,
             state.interrupts,
+            lambda worker: worker in state.members and not state.members[worker].config.limited,
         )
         if launcher.takes_turns:
             state.interrupts.tell = alarm
@@ -204,7 +205,7 @@ class Controller:
         try:
             self._ending.await_closed()
             self.launcher.close(self._ending.patience)
-        except ClosingLeft:
+        except HangLeft:
             self._close_launcher()  # the others' environments are still to be closed
         except Exception as error:
             self.state.report.notify(f"{type(self.launcher).__name__} could not tidy up: {cause_of(error)}")
@@ -252,8 +253,10 @@ class Controller:
     def _wait(self, seconds: float, least: float = 0.0) -> None:
         try:
             self.launcher.wait(seconds, least)
-        except ClosingLeft:  # that was told
+        except HangLeft:  # that was told
             self._turns.turn()
+            for name in self._turns.left:
+                self.state.members[name].state = State.FAILED
             return
         except Exception as error:
             raise RunError(f"{type(self.launcher).__name__} cannot wait: {cause_of(error)}") from error

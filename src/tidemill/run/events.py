@@ -29,7 +29,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     what: "began": every worker runs, for the first time in this command; "died": a worker
         did, of `cause`; "lost": what is lost with it, as far as that is known by
         now; "lives": it runs again; "went back": the trainers of `policy`
-        begin anew at their newest checkpoint, since `worker` died; "told":
+        begin anew at their newest checkpoint, since `worker` died; where there
+        was none yet from the beginning, and `cause` says so; "told":
         the user was told `cause`, of `worker` where it is of one; "ended": the run did,
         for `cause`
     worker: its name

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tidemill
 from tidemill.bridge.protocol.files import folders_of_the_dead, remove_folders_of_the_dead
-from tidemill.core.control_groups import memory_kills, processors
+from tidemill.core.control_groups import free_processes, memory_kills, processors
 from tidemill.core.cores import cores
 from tidemill.core.memory import available, size
 from tidemill.core.run_marks import end_left_alone, left_alone
@@ -23,6 +23,7 @@ from tidemill.testing.check_env import Finding
 LITTLE_MEMORY = 2 << 30  # bytes: less than a run of a few processes with torch takes
 LITTLE_SHARED = 64 << 20  # bytes of /dev/shm: what a container has by itself
 FEW_FILES = 4096  # that may be open: a run of some hundred workers needs more
+FEW_PROCESSES = 200  # and threads, that may be started besides: a worker has a dozen
 BUSY = 0.5  # processes that would compute now, for each core
 _DRIVER = Path("/proc/driver/nvidia/version")
 EXTRAS = {
@@ -60,6 +61,7 @@ def examine_machine(mend: bool = False) -> Iterator[Finding]:
     if sys.platform.startswith("linux"):
         yield from _shared_memory()
         yield _files()
+        yield _processes()
         yield from _leftovers(mend)
     yield _core_of_c()
     yield _blas()
@@ -122,12 +124,28 @@ def _files() -> Finding:
     import resource  # no module of every system's
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
-    of_processes = "any number of" if processes == resource.RLIM_INFINITY else f"{processes:,}"
-    text = f"{'any number of' if hard == resource.RLIM_INFINITY else f'{hard:,}'} open files, {of_processes}"
+    text = f"{'any number of' if hard == resource.RLIM_INFINITY else f'{hard:,}'} open files"
     if 0 <= hard < FEW_FILES:
-        return Finding("limits", "warn", f"{text} processes", "ulimit -Hn 65536, or LimitNOFILE= of systemd")
-    return Finding("limits", "ok", f"{text} processes")
+        cure = (
+            "as root: ulimit -Hn 65536, or a line in /etc/security/limits.conf (* hard nofile 65536); of a "
+            "service LimitNOFILE=, of a container --ulimit nofile=65536"
+        )
+        return Finding("limits", "warn", text, cure)
+    return Finding("limits", "ok", text)
+
+
+def _processes() -> Finding:
+    import resource  # no module of every system's
+
+    _, user = resource.getrlimit(resource.RLIMIT_NPROC)
+    free = free_processes()
+    text = f"{'any number of' if user == resource.RLIM_INFINITY else f'{user:,}'} processes and threads"
+    if free is not None:
+        text += f" of this user, {free:,} more in this control group"
+        if free < FEW_PROCESSES:
+            cure = "give the container more (--pids-limit=-1), or the service (TasksMax=infinity)"
+            return Finding("threads", "warn", text, cure)
+    return Finding("threads", "ok", text)
 
 
 def _core_of_c() -> Finding:

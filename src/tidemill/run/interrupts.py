@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, Self
 
 from tidemill.core.clock import awake
-from tidemill.core.errors import BrokenOff, ClosingLeft
+from tidemill.core.errors import BrokenOff, HangLeft
 from tidemill.launchers.worker_process import ENDING
 
 HURRY = 6.0  # seconds from the first signal until who is in a long update is told to end it
@@ -102,7 +102,7 @@ class Interrupts:
         signal.signal(signal.SIGTSTP, noting)
 
     def leave(self, still: Callable[[], bool]) -> None:
-        """Raise `ClosingLeft` in the main thread, whatever it waits for there, as long as
+        """Raise `HangLeft` in the main thread, whatever it waits for there, as long as
         `still` says there that it is to leave that. Called in another thread; does
         nothing where signals are not taken."""
         main = threading.main_thread().ident
@@ -114,7 +114,7 @@ class Interrupts:
         if (still := self._still) is not None:
             self._still = None
             if still():
-                raise ClosingLeft
+                raise HangLeft
         elif not self.first:
             self.first, self._at = number, awake()
             if self._abrupt:

@@ -90,10 +90,11 @@ class NextLives:
             self._conditions.look_at_rounds()
             self._conditions.tell_all_stages()
         undone = max(before.steps - point.steps, 0)
-        names = " and ".join(policies)
-        self._state.report.events.append(replace(event, policy=names, steps=undone))
+        names, why = " and ".join(policies), ""
         several = len(policies) > 1
         where = "go back to their newest checkpoints" if several else "goes back to its newest checkpoint"
         if not point.policy_updates:
-            where = f"begin{'s' * (not several)} anew, since there is no checkpoint to go back to yet"
+            why = "there is no checkpoint to go back to yet"
+            where = f"begin{'s' * (not several)} anew, since {why}"
+        self._state.report.events.append(replace(event, policy=names, steps=undone, cause=why))
         self._state.report.notify_of_event(f"{names} {where}: {undone:,} env steps are undone")

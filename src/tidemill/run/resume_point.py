@@ -125,8 +125,8 @@ class ResumePoint:
             steps, updates = map(min, zip(*progress.updated.values(), strict=True))
         for setting, option, done in (
             ("steps", "--max-steps N", steps),
-            ("updates", "limits={'updates': N} (Python)", updates),
-            ("seconds", "limits={'seconds': N} (Python)", progress.seconds),
+            ("updates", "--max-updates N", updates),
+            ("seconds", "--max-seconds N", progress.seconds),
         ):
             limit = getattr(limits, setting)
             if limit is not None and done >= limit and not (setting == "steps" and self.unfinished):
@@ -170,7 +170,7 @@ def before_torn_end(folder: RunFolder, experiment: Experiment, ended: str) -> di
             raise CheckpointError(
                 f"{folder.path} was {ended} between the last checkpoints of its policies: {place.name} had "
                 f"reached the limit, {behind} had not, and there is none before {last.path} to go back to. "
-                "Go on from the newest of each with a higher limit (--max-steps N, limits={…} in Python), or "
+                "Go on from the newest of each with a higher limit (--max-steps N, --max-updates N), or "
                 "train anew (--anew)"
             )
         before[place] = path

@@ -192,23 +192,36 @@ def resetting(calls: Sequence[Call]) -> bool:
     return any("reset" in call.name or "restart" in call.name for call in calls)
 
 
+def whose_turn(calls: Sequence[Call]) -> str:
+    """Return the worker that has its turn, by the calls of the thread that it has it in;
+    "" for none."""
+    return next((call.about for call in calls if call.name == "_turn"), "")
+
+
 def who_closes(calls: Sequence[Call]) -> str:
     """Return the worker that closes its environments, for good, by the calls of the
     thread in which it has its turn; "" of all others."""
     closes = any(call.name == "_close" and call.file.endswith(_ACTOR) for call in calls)
-    return next((call.about for call in calls if closes and call.name == "_turn"), "")
+    return whose_turn(calls) if closes else ""
+
+
+def who_steps(calls: Sequence[Call]) -> str:
+    """Return likewise the worker whose environment has a step, or a reset, to do."""
+    return "" if who_closes(calls) or not in_environment(calls) else whose_turn(calls)
 
 
 class TurnWatch:
     """A turn watch tells where a run hangs whose workers take turns in the main thread:
     from another one, since nobody else is there to tell it. Environments that hang as
-    they are closed at their worker's end it has left. Use it as a context manager.
+    they are closed at their worker's end it has left, and those that hang in a step once
+    a signal is to end the run. Use it as a context manager.
 
     alarm: function that tells the user at once, from that thread
     look: function that is called there now and then
     turns: function that returns whether workers have turns by now: before, environments
         are made
     interrupts: who has the main thread leave what hangs
+    spares: function that returns whether the run's end can do without such a worker
     """
 
     def __init__(
@@ -217,12 +230,15 @@ class TurnWatch:
         look: Callable[[], None] = lambda: None,
         turns: Callable[[], bool] = lambda: True,
         interrupts: Interrupts | None = None,
+        spares: Callable[[str], bool] = lambda worker: False,
     ) -> None:
-        self._alarm, self._look, self._turns = alarm, look, turns
+        self._alarm, self._look, self._turns, self._spares = alarm, look, turns, spares
         self._interrupts = interrupts or Interrupts()
         self._thread = threading.get_ident()
         self._since, self._longest = awake(), 0.0
         self._told = False
+        self.left = set[str]()
+        """Workers that were left in a step: they have no more turns."""
         self._over, self._leaving = threading.Event(), threading.Lock()
 
     def __enter__(self) -> "TurnWatch":
@@ -255,7 +271,12 @@ class TurnWatch:
                 most = min(CLOSING, BRIEF) if left or self._interrupts.urgent else CLOSING
                 if closing not in left and (seconds := awake() - begun) > most:
                     left.add(closing)
-                    self._leave(seconds, calls)
+                    self._leave(f"does not let itself be closed, for {seconds:.0f} s", calls, who_closes)
+                continue
+            if silent > LEAST and self._interrupts.urgent and (who := who_steps(calls)):
+                if who not in self.left and self._turns() and self._spares(who):
+                    self.left.add(who)
+                    self._leave(f"has not come back for {silent:.0f} s", calls, who_steps)
                 continue
             if self._told or silent <= max(LEAST, TIMES * self._longest):
                 continue
@@ -268,12 +289,13 @@ class TurnWatch:
                     "take turns in one thread (--launch processes can)"
                 )
 
-    def _leave(self, seconds: float, calls: Sequence[Call]) -> None:
+    def _leave(self, what: str, calls: Sequence[Call], who: Callable[[Sequence[Call]], str]) -> None:
+        """Have the main thread leave what a worker is in, by `who`."""
         self._alarm(
-            f"an environment does not let itself be closed, for {seconds:.0f} s: {whereabouts(calls)}; it is "
-            "left as it is, and the run ends without it (where it is not in Python's code, or the run not in "
-            "the main thread, only kill -9 does that)"
+            f"an environment {what}: {whereabouts(calls)}; it is left as it is, and the run ends without it "
+            "(where it is not in Python's code, or the run not in the main thread, only kill -9 does that)"
         )
         with self._leaving:
             if not self._over.is_set():
-                self._interrupts.leave(lambda: bool(who_closes(stack_of(self._thread))))
+                whose = who(calls)
+                self._interrupts.leave(lambda: who(stack_of(self._thread)) == whose)

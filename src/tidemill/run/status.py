@@ -281,7 +281,8 @@ def _events(events: list[Event]) -> Table:
         if event.what == "lives":
             cause = f"it did not run for {event.seconds:.1f} s"
         elif event.what == "went back":
-            cause = f"{event.policy} to its newest checkpoint: {event.steps:,} env steps are undone"
+            where = f"to its beginning, since {cause}" if cause else "to its newest checkpoint"
+            cause = f"{event.policy} {where}: {event.steps:,} env steps are undone"
         elif event.what == "told":
             cause = _shortly(event.cause.removeprefix(f"{event.worker}: "))
             if event.steps:

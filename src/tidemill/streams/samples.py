@@ -26,11 +26,19 @@ class ChannelSampleProducer(SampleProducer):
     groups: for each group of consumers, of whichever stream, the channels to those of
         them that this producer serves
     lockstep: those of the channels whose consumers go in lockstep with it
+    by_room: numbers of groups in which one that has no room (which is dead, say) is
+        passed over
     """
 
-    def __init__(self, groups: Sequence[Sequence[Producer]], lockstep: Sequence[Producer] = ()) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Sequence[Producer]],
+        lockstep: Sequence[Producer] = (),
+        by_room: Sequence[int] = (),
+    ) -> None:
         # the next in turn is the first
         self._groups, self._lockstep = [deque(channels) for channels in groups], lockstep
+        self._by_room = [self._groups[number] for number in by_room]
         self._slots = self._sent = 0
 
     def offer(self, schema: Schema, rows: int, seats: int, slots: int) -> None:
@@ -40,6 +48,11 @@ class ChannelSampleProducer(SampleProducer):
                 channel.offer(schema, (rows, seats), slots)
 
     def reserve(self) -> Arrays | None:
+        for channels in self._by_room:
+            for _ in range(len(channels)):
+                if channels[0].reserve() is not None:
+                    break
+                channels.rotate(-1)
         first, *others = (channels[0].reserve() for channels in self._groups)
         return None if any(slot is None for slot in others) else first
 
@@ -117,15 +130,23 @@ def sample_producer(context: Context, streams: Sequence[str], outlet: int = 0) -
         return NullSampleProducer()
     groups: dict[tuple[str, str], list[Producer]] = {}
     lockstep: list[Producer] = []
+    by_room = set[tuple[str, str]]()  # equal trainers, and what is to be repeated, have strict turns
     for stream in streams:
         awaited = context.experiment.in_lockstep(stream)
         for edge in context.edges(f"samples/{stream}/{context.name}/{outlet}/"):
             (consumer,) = edge.targets
             channel = context.endpoints.producer(edge.name)
-            groups.setdefault((stream, group_of(consumer)), []).append(channel)
+            group = stream, group_of(consumer)
+            groups.setdefault(group, []).append(channel)
+            if (
+                context.experiment.workers[group_of(consumer)].forwards()
+                and not context.experiment.exact_resume
+            ):
+                by_room.add(group)
             if consumer in awaited:
                 lockstep.append(channel)
-    return ChannelSampleProducer(list(groups.values()), lockstep)
+    numbers = [number for number, group in enumerate(groups) if group in by_room]
+    return ChannelSampleProducer(list(groups.values()), lockstep, numbers)
 
 
 class ChannelSampleConsumer(SampleConsumer):
